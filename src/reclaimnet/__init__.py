@@ -1,0 +1,1 @@
+"""ReclaimNet: every GPU is on loan, and the owner's reclaim is a contract."""

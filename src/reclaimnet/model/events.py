@@ -1,0 +1,318 @@
+"""Events: what happened, in the past tense. A message between nodes is an event at its receiver."""
+
+from dataclasses import dataclass
+
+from reclaimnet.model.market import Card, Cause, GpuId, JobId, NodeId, NoticeId, Offer
+from reclaimnet.model.probing import Probe, ProbeId, Ticket
+from reclaimnet.model.work import JobRecord, Manifest, ManifestId
+
+# --- the provider speaks -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LendAsked:
+    """The provider lends, or changes what is lent. `request` is echoed in the answer."""
+
+    request: str
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReclaimAsked:
+    """GPUs are to be given back: by the provider, or by whoever else may end the loan."""
+
+    request: str
+    gpus: tuple[GpuId, ...] = ()
+    """Empty means all of them."""
+    grace: int | None = None
+    """None means the grace of the terms; 0 means now."""
+    cause: Cause = Cause.RECLAIM
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithdrawAsked:
+    """The provider takes a notice back: the loan goes on."""
+
+    request: str
+    notice: NoticeId | None = None
+    """None means all notices."""
+
+
+# --- probing -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeArrived:
+    probe: Probe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAnswered:
+    """Either a ticket, or the reasons why not."""
+
+    probe: ProbeId
+    node: NodeId
+    ticket: Ticket | None = None
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TicketRedeemed:
+    """The asker holds the node to its promise: take this job."""
+
+    ticket: Ticket
+    record: JobRecord
+    source: NodeId | None = None
+    """The node the job is moving away from; None if it is waiting in the queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TicketReturned:
+    """The asker does not need the promise any more."""
+
+    ticket: Ticket
+
+
+# --- moving --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverOffered:
+    """The source has stopped at its last checkpoint: the destination may take the job over."""
+
+    record: JobRecord
+    manifest: ManifestId
+    source: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverDone:
+    """The destination holds the next epoch and has the job's state."""
+
+    job: JobId
+    epoch: int
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverFailed:
+    job: JobId
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyAsked:
+    """A node is asked to keep a copy of a checkpoint, for a job that may come to it one day."""
+
+    job: JobId
+    manifest: ManifestId
+    source: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyHeld:
+    job: JobId
+    manifest: ManifestId
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyRefused:
+    job: JobId
+    manifest: ManifestId
+    node: NodeId
+    reason: str
+
+
+# --- records -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A compare-and-set succeeded; the record carries its new revision."""
+
+    record: JobRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteRefused:
+    """Someone else wrote first; `current` is what is stored now (None: no such job)."""
+
+    job: JobId
+    current: JobRecord | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteFailed:
+    """The store did not answer, so nobody knows whether the write happened."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordSeen:
+    """A record as it is stored now: read on demand, or because it changed."""
+
+    job: JobId
+    record: JobRecord | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelAsked:
+    job: JobId
+
+
+# --- the running process -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStarted:
+    """The job's process runs, from the given step on."""
+
+    job: JobId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """The newest step the process has reported. Reports are sampled, not one for each step."""
+
+    job: JobId
+    epoch: int
+    step: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTaken:
+    """The job's state is in this node's vault. If `final`, the process waits since then."""
+
+    job: JobId
+    epoch: int
+    manifest: ManifestId
+    step: int
+    size: int
+    final: bool
+    pause: int
+    """How long the process stood still for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFailed:
+    job: JobId
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessExited:
+    """No process of the attempt is left. `killed` if the minder ended it on our word."""
+
+    job: JobId
+    epoch: int
+    code: int
+    killed: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFound:
+    """After a restart of the agent: this attempt's process is still there."""
+
+    record: JobRecord
+    gpus: tuple[GpuId, ...]
+
+
+# --- transfers -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """Every chunk of the checkpoint is here, verified and on disk."""
+
+    job: JobId
+    manifest: ManifestId
+    step: int
+    size: int
+    moved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullFailed:
+    job: JobId
+    manifest: ManifestId
+    reason: str
+    damaged: bool = False
+    """The bytes were there but were not what was saved; another try is useless."""
+
+
+# --- the node itself -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatHeard:
+    """Another node's card arrived."""
+
+    card: Card
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatAcked:
+    """Our own card was stored; the lease runs from the moment it was sent."""
+
+    sent_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleWon:
+    """This node now dispatches the queue of the zone."""
+
+    role: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleLost:
+    role: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Woke:
+    """Time has passed: the moment `next_wake` asked for has come."""
+
+
+Event = (
+    LendAsked
+    | ReclaimAsked
+    | WithdrawAsked
+    | ProbeArrived
+    | ProbeAnswered
+    | TicketRedeemed
+    | TicketReturned
+    | HandoverOffered
+    | HandoverDone
+    | HandoverFailed
+    | CopyAsked
+    | CopyHeld
+    | CopyRefused
+    | Written
+    | WriteRefused
+    | WriteFailed
+    | RecordSeen
+    | CancelAsked
+    | ProcessStarted
+    | StepDone
+    | SnapshotTaken
+    | SaveFailed
+    | ProcessExited
+    | ProcessFound
+    | Pulled
+    | PullFailed
+    | BeatHeard
+    | BeatAcked
+    | RoleWon
+    | RoleLost
+    | Woke
+)

@@ -1,0 +1,173 @@
+"""Orders: what to do, in the imperative. A world carries them out, and may have to do so twice."""
+
+from dataclasses import dataclass
+
+from reclaimnet.model.events import Event
+from reclaimnet.model.market import Card, GpuId, JobId, NodeId, Notice
+from reclaimnet.model.work import Decision, JobRecord, JobSpec, ManifestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Deliver an event to another node, at most once."""
+
+    to: NodeId
+    event: Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Answer the person who asked."""
+
+    request: str
+    ok: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """Compare-and-set: store the record if the stored revision is the record's.
+
+    Answered by Written, WriteRefused or WriteFailed.
+    """
+
+    record: JobRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Answered by RecordSeen."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """Publish the card. Answered by BeatAcked if it was stored."""
+
+    card: Card
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldLease:
+    """All attempts of this node may make progress until then, and stand still afterwards."""
+
+    until: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """Start the job's process ahead of its state: it loads, then waits for `Start`."""
+
+    job: JobId
+    epoch: int
+    spec: JobSpec
+    gpus: tuple[GpuId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Run the job, from the checkpoint if there is one. Answered by ProcessStarted, or by
+    ProcessExited if it could not be."""
+
+    job: JobId
+    epoch: int
+    spec: JobSpec
+    gpus: tuple[GpuId, ...]
+    manifest: ManifestId | None
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Ask the process for its state. If `final`, it waits afterwards, until `Resume` or `End`.
+
+    Answered by SnapshotTaken or SaveFailed.
+    """
+
+    job: JobId
+    epoch: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Let a process that waits after a final save go on."""
+
+    job: JobId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warn:
+    """Tell the process that it has to leave, or (None) that it need not."""
+
+    job: JobId
+    epoch: int
+    notice: Notice | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The process ends at `at`, whoever is alive then; None lifts the limit."""
+
+    job: JobId
+    epoch: int
+    at: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """End every process of the attempt now and free its memory. Answered by ProcessExited."""
+
+    job: JobId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """Fetch what is missing of a checkpoint from any of the sources.
+
+    Answered by Pulled or PullFailed. `deadline` is when it is needed at the latest.
+    """
+
+    job: JobId
+    manifest: ManifestId
+    sources: tuple[NodeId, ...]
+    deadline: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """Drop the job's checkpoints from this node's vault, except the ones to keep."""
+
+    job: JobId
+    keep: tuple[ManifestId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explain:
+    """Write a decision into the journal."""
+
+    job: JobId
+    decision: Decision
+
+
+Order = (
+    Tell
+    | Answer
+    | Write
+    | Read
+    | Beat
+    | HoldLease
+    | WarmUp
+    | Start
+    | Save
+    | Resume
+    | Warn
+    | Limit
+    | End
+    | Pull
+    | Forget
+    | Explain
+)

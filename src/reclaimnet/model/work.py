@@ -1,0 +1,179 @@
+"""Work: jobs, their records, and the checkpoints that let them go on elsewhere."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NewType
+
+from reclaimnet.model.market import JobId, NodeId
+
+ManifestId = NewType("ManifestId", str)
+ChunkId = NewType("ChunkId", str)
+
+REQUEUE_EXIT_CODE: Final = 85
+"""A job that exits with this code says: "saved, run me again"."""
+
+
+class JobState(StrEnum):
+    """Slurm's words, plus CHECKPOINTING and MIGRATING."""
+
+    PENDING = "PENDING"
+    CONFIGURING = "CONFIGURING"
+    RUNNING = "RUNNING"
+    CHECKPOINTING = "CHECKPOINTING"
+    MIGRATING = "MIGRATING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def code(self) -> str:
+        return _STATE_CODES[self]
+
+    @property
+    def terminal(self) -> bool:
+        return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+
+
+_STATE_CODES: Final = {
+    JobState.PENDING: "PD",
+    JobState.CONFIGURING: "CF",
+    JobState.RUNNING: "R",
+    JobState.CHECKPOINTING: "CK",
+    JobState.MIGRATING: "MG",
+    JobState.SUSPENDED: "S",
+    JobState.COMPLETED: "CD",
+    JobState.FAILED: "F",
+    JobState.CANCELLED: "CA",
+}
+
+
+class Saving(StrEnum):
+    """How a job can be saved."""
+
+    SDK = "sdk"
+    """The script calls our SDK."""
+    SIGNAL = "signal"
+    """The script writes its checkpoint directory on SIGUSR1 and SIGTERM."""
+    NONE = "none"
+    """It cannot: a move starts it from the beginning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What a user asked for. It never changes after submission."""
+
+    name: str
+    user: str
+    command: tuple[str, ...]
+    gpus: int = 1
+    priority: int = 0
+    """Higher goes first."""
+    saving: Saving = Saving.SDK
+    env: tuple[tuple[str, str], ...] = ()
+    bundle: str | None = None
+    """The content id of the working directory that was sent along."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One stream of bytes within a checkpoint: the SDK's state, or one file of a directory."""
+
+    name: str
+    size: int
+    chunks: tuple[ChunkId, ...]
+    mode: int = 0o644
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The list of a checkpoint's content-addressed pieces."""
+
+    job: JobId
+    epoch: int
+    step: int
+    taken_at: int
+    saving: Saving
+    chunk_bytes: int
+    parts: tuple[Part, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A state from which a job can go on, and who holds it."""
+
+    manifest: ManifestId
+    epoch: int
+    step: int
+    size: int
+    taken_at: int
+    holders: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """All that is true of a job, in one value that is only ever replaced by compare-and-set.
+
+    The holder of the current epoch writes it. Others may only ask (cancel), requeue a job whose
+    holder's lease has lapsed, or take it over when `handover_to` names them.
+    """
+
+    id: JobId
+    spec: JobSpec
+    submitted_at: int
+    revision: int = 0
+    """What compare-and-set compares; 0 means not stored yet."""
+    state: JobState = JobState.PENDING
+    reason: str = ""
+    epoch: int = 0
+    holder: NodeId | None = None
+    handover_to: NodeId | None = None
+    cancel: bool = False
+    checkpoints: tuple[Checkpoint, ...] = ()
+    """Newest first, bounded by KEPT_CHECKPOINTS."""
+    standby: NodeId | None = None
+    step: int = 0
+    """The last step the holder has seen done."""
+    last_step_at: int | None = None
+    started_at: int | None = None
+    ended_at: int | None = None
+    exit_code: int | None = None
+    moves: int = 0
+    steps_lost: int = 0
+    downtime: int = 0
+
+    @property
+    def newest(self) -> Checkpoint | None:
+        return self.checkpoints[0] if self.checkpoints else None
+
+
+KEPT_CHECKPOINTS: Final = 2
+"""The newest, and the one before it in case the newest turns out damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a job needs of a node."""
+
+    gpus: int
+    user: str = ""
+    gpu_memory_bytes: int = 0
+
+
+def shape_of(spec: JobSpec) -> Shape:
+    return Shape(gpus=spec.gpus, user=spec.user)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a policy chose and why, for the journal and for `rn why`."""
+
+    question: str
+    chosen: str
+    reasons: tuple[str, ...] = ()
+    refused: tuple[str, ...] = field(default=())
+    """What was considered and turned down, each with its reason."""

@@ -1,0 +1,95 @@
+"""The one format for events and orders: on the wire between nodes, and in journals and traces."""
+
+import typing
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from reclaimnet.errors import Damaged
+from reclaimnet.model import events, orders
+from reclaimnet.model.events import Event
+from reclaimnet.model.orders import Order, Tell
+from reclaimnet.model.work import JobRecord, Manifest
+
+MAX_MESSAGE_BYTES: Final = 1 << 20
+"""Nothing larger is ever sent or accepted; bulk bytes travel as chunks."""
+
+_EVENTS: Final[dict[str, type]] = {kind.__name__: kind for kind in typing.get_args(events.Event)}
+_ORDERS: Final[dict[str, type]] = {kind.__name__: kind for kind in typing.get_args(orders.Order)}
+T = typing.TypeVar("T")
+_encoder: Final = msgspec.json.Encoder(order="deterministic")
+
+
+def event_to_dict(event: Event) -> dict[str, Any]:
+    return {"kind": type(event).__name__, **msgspec.to_builtins(event)}
+
+
+def event_from_dict(fields: Mapping[str, Any]) -> Event:
+    return typing.cast(Event, _from_dict(fields, _EVENTS))
+
+
+def order_to_dict(order: Order) -> dict[str, Any]:
+    if isinstance(order, Tell):
+        return {"kind": "Tell", "to": order.to, "event": event_to_dict(order.event)}
+    return {"kind": type(order).__name__, **msgspec.to_builtins(order)}
+
+
+def order_from_dict(fields: Mapping[str, Any]) -> Order:
+    if fields.get("kind") == "Tell":
+        return Tell(to=fields["to"], event=event_from_dict(fields["event"]))
+    return typing.cast(Order, _from_dict(fields, _ORDERS))
+
+
+def encode_event(event: Event) -> bytes:
+    return _encoder.encode(event_to_dict(event))
+
+
+def decode_event(data: bytes) -> Event:
+    """Raises Damaged for anything that is not exactly one of our events."""
+    return event_from_dict(_decode_object(data))
+
+
+def encode_record(record: JobRecord) -> bytes:
+    return _encoder.encode(record)
+
+
+def decode_record(data: bytes) -> JobRecord:
+    return _convert(_decode_object(data), JobRecord)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Deterministic, since a manifest is named by the hash of these bytes."""
+    return _encoder.encode(manifest)
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    return _convert(_decode_object(data), Manifest)
+
+
+def encode_json(value: object) -> bytes:
+    return _encoder.encode(value)
+
+
+def _decode_object(data: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Damaged(f"not a message of ours: {error}") from error
+    if not isinstance(value, dict):
+        raise Damaged("not a message of ours: expected an object")
+    return value
+
+
+def _from_dict(fields: Mapping[str, Any], kinds: dict[str, type]) -> object:
+    kind = kinds.get(str(fields.get("kind")))
+    if kind is None:
+        raise Damaged(f"unknown kind {fields.get('kind')!r}: is the sender newer than this node?")
+    return _convert({key: value for key, value in fields.items() if key != "kind"}, kind)
+
+
+def _convert(fields: Mapping[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(fields, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise Damaged(f"{kind.__name__} is malformed: {error}") from error

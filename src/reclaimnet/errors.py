@@ -1,13 +1,13 @@
 """The tree of errors: what can go wrong outside of us, each with a sentence for people.
 
-    ReclaimNetError
-    ├── UsageError          the person asked for something that cannot be        exit 2
-    ├── Unavailable         the campus, an agent or a server does not answer     exit 69
-    ├── NotFound            no such job, node, GPU or file                       exit 66
-    ├── Forbidden           not theirs to ask for                                exit 77
-    ├── BadConfig           a configuration or scenario file is wrong            exit 78
-    ├── VaultFull           no room left for a checkpoint                        exit 73
-    └── Damaged             bytes are not what was saved                         exit 65
+ReclaimNetError
+├── UsageError          the person asked for something that cannot be        exit 2
+├── Unavailable         the campus, an agent or a server does not answer     exit 69
+├── NotFound            no such job, node, GPU or file                       exit 66
+├── Forbidden           not theirs to ask for                                exit 77
+├── BadConfig           a configuration or scenario file is wrong            exit 78
+├── VaultFull           no room left for a checkpoint                        exit 73
+└── Damaged             bytes are not what was saved                         exit 65
 """
 
 from typing import ClassVar

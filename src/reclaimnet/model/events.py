@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from reclaimnet.model.market import Card, Cause, GpuId, JobId, NodeId, NoticeId, Offer
 from reclaimnet.model.probing import Probe, ProbeId, Ticket
-from reclaimnet.model.work import JobRecord, Manifest, ManifestId
+from reclaimnet.model.work import JobRecord, ManifestId
 
 # --- the provider speaks -------------------------------------------------------------------
 

@@ -7,8 +7,10 @@ from typing import Any, Final
 import msgspec
 
 from reclaimnet.errors import Damaged
-from reclaimnet.model import events, orders
+from reclaimnet.model import asking, events, orders
+from reclaimnet.model.asking import Reply, Request
 from reclaimnet.model.events import Event
+from reclaimnet.model.market import Card
 from reclaimnet.model.orders import Order, Tell
 from reclaimnet.model.work import JobRecord, Manifest
 
@@ -17,6 +19,9 @@ MAX_MESSAGE_BYTES: Final = 1 << 20
 
 _EVENTS: Final[dict[str, type]] = {kind.__name__: kind for kind in typing.get_args(events.Event)}
 _ORDERS: Final[dict[str, type]] = {kind.__name__: kind for kind in typing.get_args(orders.Order)}
+_REQUESTS: Final[dict[str, type]] = {
+    kind.__name__: kind for kind in typing.get_args(asking.Request)
+}
 T = typing.TypeVar("T")
 _encoder: Final = msgspec.json.Encoder(order="deterministic")
 
@@ -48,6 +53,30 @@ def encode_event(event: Event) -> bytes:
 def decode_event(data: bytes) -> Event:
     """Raises Damaged for anything that is not exactly one of our events."""
     return event_from_dict(_decode_object(data))
+
+
+def encode_request(request: Request) -> bytes:
+    return _encoder.encode({"kind": type(request).__name__, **msgspec.to_builtins(request)})
+
+
+def decode_request(data: bytes) -> Request:
+    return typing.cast(Request, _from_dict(_decode_object(data), _REQUESTS))
+
+
+def encode_reply(reply: Reply) -> bytes:
+    return _encoder.encode(reply)
+
+
+def decode_reply(data: bytes) -> Reply:
+    return _convert(_decode_object(data), Reply)
+
+
+def encode_card(card: Card) -> bytes:
+    return _encoder.encode(card)
+
+
+def decode_card(data: bytes) -> Card:
+    return _convert(_decode_object(data), Card)
 
 
 def encode_record(record: JobRecord) -> bytes:

@@ -1,0 +1,42 @@
+"""Asking: what a person may ask of an agent, locally or through the gateway."""
+
+from dataclasses import dataclass
+
+from reclaimnet.model.units import MINUTE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LendRequest:
+    gpus: int | None = None
+    """How many; None means all that the machine has."""
+    notice: int = MINUTE
+    users: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReclaimRequest:
+    gpus: tuple[str, ...] = ()
+    """Indices or UUIDs; empty means all."""
+    grace: int | None = None
+    """None means as the terms say; 0 means now."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithdrawRequest:
+    """Take every notice back: the loan goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusRequest:
+    """How is the node? Answered with its card."""
+
+
+Request = LendRequest | ReclaimRequest | WithdrawRequest | StatusRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    ok: bool
+    text: str
+    """One sentence for the person; for a StatusRequest, the card as JSON."""

@@ -110,7 +110,7 @@ def _decode_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _from_dict(fields: Mapping[str, Any], kinds: dict[str, type]) -> object:
+def _from_dict(fields: Mapping[str, Any], kinds: Kinds) -> object:
     kind = kinds.get(str(fields.get("kind")))
     if kind is None:
         raise Damaged(f"unknown kind {fields.get('kind')!r}: is the sender newer than this node?")

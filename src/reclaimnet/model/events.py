@@ -226,6 +226,13 @@ class ProcessFound:
     gpus: tuple[GpuId, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesFound:
+    """After a restart of the agent: the vault holds checkpoints of these jobs."""
+
+    jobs: tuple[JobId, ...]
+
+
 # --- transfers -----------------------------------------------------------------------------
 
 
@@ -308,6 +315,7 @@ Event = (
     | SaveFailed
     | ProcessExited
     | ProcessFound
+    | CopiesFound
     | Pulled
     | PullFailed
     | BeatHeard

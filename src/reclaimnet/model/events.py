@@ -103,6 +103,14 @@ class HandoverFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverWithdrawn:
+    """The source does not need the destination any more, and gives its place back."""
+
+    job: JobId
+    source: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyAsked:
     """A node is asked to keep a copy of a checkpoint, for a job that may come to it one day."""
 
@@ -301,6 +309,7 @@ Event = (
     | HandoverOffered
     | HandoverDone
     | HandoverFailed
+    | HandoverWithdrawn
     | CopyAsked
     | CopyHeld
     | CopyRefused

@@ -58,6 +58,7 @@ from reclaimnet.model.work import (
     JobState,
     ManifestId,
     Saving,
+    Writer,
     shape_of,
 )
 from reclaimnet.policy.cadence import Savable
@@ -119,6 +120,9 @@ class Attempt:
         self.due_at: int | None = None
         self._verdict: JobState | None = None
         """What the job becomes when its process is gone, if we are the ones who end it."""
+        self.trusted = True
+        """The store has confirmed our epoch since the lease last lapsed."""
+        self._proving = False
         self._writing = False
         self._dirty = False
         self._write_at: int | None = None
@@ -499,6 +503,14 @@ class Attempt:
         self.departure = Departure(self, self.notice)
         return self.departure.begin(now)
 
+    def doubt(self, now: int) -> list[Order]:
+        """The lease has lapsed: somebody may hold the next epoch. The process stands still until
+        a write of ours has succeeded, which nobody else's older write can then undo."""
+        if self.phase not in (Phase.STARTING, Phase.RUNNING):
+            return []
+        self.trusted = False
+        return self._store(self.record, now)
+
     # --- the record ------------------------------------------------------------------------
 
     def change(self, now: int, **changes: Any) -> list[Order]:
@@ -516,7 +528,8 @@ class Attempt:
             return []
         self._writing = True
         self._write_at = None
-        return [Write(record=self.record)]
+        self._proving = not self.trusted
+        return [Write(record=self.record, writer=Writer.ATTEMPT)]
 
     def _close(self, state: JobState, reason: str, now: int, **changes: Any) -> list[Order]:
         self.phase = Phase.CLOSING
@@ -533,6 +546,7 @@ class Attempt:
 
     def written(self, event: Written, now: int) -> list[Order]:
         self._writing = False
+        self.trusted = self.trusted or self._proving
         self.record = replace(self.record, revision=event.record.revision)
         if self.phase == Phase.CLAIMING:
             return self._won(now)

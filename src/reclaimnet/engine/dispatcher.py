@@ -7,23 +7,24 @@ dispatcher by mistake costs only messages, since nodes claim jobs by compare-and
 from dataclasses import dataclass, replace
 from typing import Final
 
-from reclaimnet.engine.neighbourhood import LEASE, LEASE_MARGIN, Neighbourhood
+from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.prober import Prober
 from reclaimnet.model.events import ProbeAnswered, TicketRedeemed, WriteRefused, Written
 from reclaimnet.model.market import JobId, NodeId
-from reclaimnet.model.orders import Explain, Order, Tell, Write
+from reclaimnet.model.orders import Check, Explain, Order, Tell, Write
 from reclaimnet.model.probing import Purpose
 from reclaimnet.model.units import MILLISECOND, SECOND
-from reclaimnet.model.work import Decision, JobRecord, JobState, shape_of
+from reclaimnet.model.work import Decision, JobRecord, JobState, Writer, shape_of
 from reclaimnet.policy.place import Need
 from reclaimnet.policy.suite import Suite
 
 WIDTH: Final = 16
 """Searches under way at once."""
-TICK: Final = 250 * MILLISECOND
 SHORTEST_WAIT: Final = 500 * MILLISECOND
 LONGEST_WAIT: Final = 5 * SECOND
 """A job that found no place is tried again after a wait that doubles between these."""
+CHECK_AGAIN: Final = SECOND
+"""How soon the store is asked again about a silent node, should it not answer."""
 CLAIM_PATIENCE: Final = 5 * SECOND
 """A node that redeemed a ticket must have claimed the job by then, or it is placed again."""
 
@@ -46,11 +47,15 @@ class Dispatcher:
         self.waiting: dict[JobId, _Waiting] = {}
         self._searches: dict[JobId, Prober] = {}
         self._writing: set[JobId] = set()
-        self._tick_at = now
+        self._try_at: int | None = None
+        """When the next waiting job is due; derived in `_search`."""
+        self._lost_at: int | None = None
+        """When the next holder would be given up; derived in `_look_for_the_lost`."""
 
     def next_wake(self) -> int | None:
-        times = [wake for p in self._searches.values() if (wake := p.next_wake()) is not None]
-        return min([*times, self._tick_at])
+        times = [prober.next_wake() for prober in self._searches.values()]
+        times += [self._try_at, self._lost_at]
+        return min((time for time in times if time is not None), default=None)
 
     def expects(self, event: ProbeAnswered) -> bool:
         return any(prober.expects(event.probe) for prober in self._searches.values())
@@ -66,6 +71,7 @@ class Dispatcher:
         if record.holder is not None:
             self.waiting.pop(record.id, None)
             self.held[record.id] = record
+            self._watch(record.holder)
             return []
         self.held.pop(record.id, None)
         if record.cancel:
@@ -93,39 +99,51 @@ class Dispatcher:
 
     def written(self, event: Written, now: int) -> list[Order]:
         self._writing.discard(event.record.id)
-        return self.record_seen(event.record, now)
+        return self.record_seen(event.record, now) + self._search(now)
 
     def write_refused(self, event: WriteRefused, now: int) -> list[Order]:
         self._writing.discard(event.job)
-        return self.record_seen(event.current, now) if event.current is not None else []
+        seen = self.record_seen(event.current, now) if event.current is not None else []
+        return seen + self._search(now)
 
-    def write_failed(self, job: JobId) -> None:
+    def write_failed(self, job: JobId, now: int) -> list[Order]:
         self._writing.discard(job)
+        if job in self.held:
+            # Whoever holds it may be lost still: look again soon.
+            self._lost_at = now + SHORTEST_WAIT
+        return self._search(now)
 
     def woke(self, now: int) -> list[Order]:
         orders: list[Order] = []
         for job in sorted(self._searches):
             orders += self._searches[job].woke(now)
             orders += self._if_sought(job, now)
-        if now < self._tick_at:
-            return orders
-        self._tick_at = now + TICK
-        return orders + self._take_from_the_lost(now) + self._search(now)
+        if self._lost_at is not None and now >= self._lost_at:
+            orders += self._look_for_the_lost(now)
+        if self._try_at is not None and now >= self._try_at:
+            orders += self._search(now)
+        return orders
 
     # --- placing ---------------------------------------------------------------------------
 
     def _search(self, now: int) -> list[Order]:
+        self._try_at = None
         room = WIDTH - len(self._searches)
-        if room <= 0:
-            return []
-        ready = [
-            waiting.record
+        idle = [
+            waiting
             for job, waiting in self.waiting.items()
-            if now >= waiting.try_at and job not in self._searches and job not in self._writing
+            if job not in self._searches and job not in self._writing
         ]
+        ready = [waiting.record for waiting in idle if now >= waiting.try_at]
         orders: list[Order] = []
-        for record in self.suite.rank(ready, now)[:room]:
+        for record in self.suite.rank(ready, now)[: max(room, 0)]:
             orders += self._search_for(record, now)
+        later = [
+            waiting.try_at
+            for job, waiting in self.waiting.items()
+            if waiting.try_at > now and job not in self._searches
+        ]
+        self._try_at = min(later, default=None)
         return orders
 
     def _search_for(self, record: JobRecord, now: int) -> list[Order]:
@@ -180,15 +198,30 @@ class Dispatcher:
 
     # --- the lost --------------------------------------------------------------------------
 
-    def _take_from_the_lost(self, now: int) -> list[Order]:
-        """Jobs whose holder has been silent for longer than its lease go back into the queue."""
+    def _look_for_the_lost(self, now: int) -> list[Order]:
+        """Holders that have been silent for longer than their lease; the store has the last word,
+        since it may be our own ears that fail."""
+        self._lost_at = None
+        silent: set[NodeId] = set()
+        for holder in sorted({r.holder for r in self.held.values() if r.holder is not None}):
+            heard = self.around.silent_since(holder, since=self.listening_since)
+            if now - heard < self.around.timing.given_up_after:
+                self._watch(holder)
+            else:
+                silent.add(holder)
+        if silent:
+            self._lost_at = min(self._lost_at or now + CHECK_AGAIN, now + CHECK_AGAIN)
+        return [Check(node=node) for node in sorted(silent)]
+
+    def confirmed_silent(self, node: NodeId, now: int) -> list[Order]:
+        """The jobs of a node that is lost go back into the queue. Should it come back this very
+        moment, its own write or ours is refused, never both accepted."""
+        heard = self.around.silent_since(node, since=self.listening_since)
+        if now - heard < self.around.timing.given_up_after:
+            return []
         orders: list[Order] = []
-        for job in sorted(self.held):
+        for job in sorted(job for job, record in self.held.items() if record.holder == node):
             record = self.held[job]
-            assert record.holder is not None, "a held job has a holder"
-            heard = self.around.silent_since(record.holder, since=self.listening_since)
-            if record.holder == self.node or now - heard < LEASE + LEASE_MARGIN:
-                continue
             orders.append(
                 Explain(
                     job=job,
@@ -196,7 +229,7 @@ class Dispatcher:
                         question="does its node live?",
                         chosen=f"no, {record.holder} has been silent for "
                         f"{(now - heard) // SECOND} s",
-                        reasons=(f"its lease is {LEASE // SECOND} s",),
+                        reasons=(f"its lease is {self.around.timing.lease // SECOND} s",),
                     ),
                 )
             )
@@ -211,8 +244,13 @@ class Dispatcher:
             )
         return orders
 
+    def _watch(self, holder: NodeId) -> None:
+        heard = self.around.silent_since(holder, since=self.listening_since)
+        lost_at = heard + self.around.timing.given_up_after
+        self._lost_at = lost_at if self._lost_at is None else min(self._lost_at, lost_at)
+
     def _write(self, record: JobRecord) -> list[Order]:
         if record.id in self._writing:
             return []
         self._writing.add(record.id)
-        return [Write(record=record)]
+        return [Write(record=record, writer=Writer.DISPATCHER)]

@@ -4,19 +4,20 @@ It owns the provider's book, the attempts that run here, the shelf of copies kep
 it has heard of its neighbours, and, while it holds that role, the zone's dispatcher.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from reclaimnet.engine.attempt import Attempt, Phase
 from reclaimnet.engine.dispatcher import Dispatcher
-from reclaimnet.engine.neighbourhood import BEAT_INTERVAL, LEASE, Neighbourhood
+from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood, Timing
 from reclaimnet.engine.provider import Provider
 from reclaimnet.engine.shelf import Shelf
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import Address, Card, JobId, NodeId, Notice, Terms
-from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Tell
+from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Tell, Write
 from reclaimnet.model.probing import Ticket
 from reclaimnet.model.units import MILLISECOND, MINUTE
+from reclaimnet.model.work import JobState, Writer
 from reclaimnet.policy.suite import Suite
 
 DISPATCHER: Final = "dispatcher"
@@ -26,6 +27,9 @@ REPLAN: Final = MINUTE
 """How often the cadence is asked again when nothing else prompts it."""
 
 
+NOWHERE: Final = Address()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
     """What is fixed about a node while its agent runs."""
@@ -33,11 +37,12 @@ class Body:
     node: NodeId
     provider: str = ""
     zone: str = "campus"
-    address: Address = Address()
+    address: Address = NOWHERE
     uplink_bps: int = 125_000_000
     shelf_bytes: int = 1 << 34
     hazard_per_h: float = 0.5
     """Until departures have been observed: once in two hours, a careful guess."""
+    timing: Timing = LIVELY
 
 
 class Node:
@@ -47,9 +52,11 @@ class Node:
         self.provider = Provider(body.node)
         self.attempts: dict[JobId, Attempt] = {}
         self.shelf = Shelf(body.node)
-        self.around = Neighbourhood(body.node)
+        self.around = Neighbourhood(body.node, body.timing)
         self.dispatcher: Dispatcher | None = None
         self._beat_at = 0
+        self.lease_until = 0
+        self._leases: dict[JobId, int] = {}
         self._told: Card | None = None
         self._plan_at = 0
         self._cadence_told: dict[JobId, str] = {}
@@ -71,10 +78,11 @@ class Node:
             times.append(self._plan_at)
         return min(time for time in times if time is not None)
 
-    def card(self) -> Card:
+    def card(self, beat: int = 0) -> Card:
         offer = self.provider.offer
         return Card(
             node=self.body.node,
+            beat=beat,
             provider=self.body.provider,
             zone=self.body.zone,
             address=self.body.address,
@@ -172,7 +180,9 @@ class Node:
             case ev.BeatHeard():
                 return self._beat_heard(event, now)
             case ev.BeatAcked():
-                return [HoldLease(until=event.sent_at + LEASE)]
+                return self._beat_acked(event, now)
+            case ev.BeatChecked():
+                return self._beat_checked(event, now)
             case ev.RoleWon():
                 if event.role == DISPATCHER and self.dispatcher is None:
                     self.dispatcher = Dispatcher(
@@ -310,32 +320,41 @@ class Node:
     # --- records ---------------------------------------------------------------------------
 
     def _written(self, event: ev.Written, now: int) -> list[Order]:
+        if event.writer == Writer.DISPATCHER:
+            return self.dispatcher.written(event, now) if self.dispatcher else []
         attempt = self.attempts.get(event.record.id)
-        if attempt is not None and event.record.epoch == attempt.record.epoch:
-            return attempt.written(event, now)
-        return self.dispatcher.written(event, now) if self.dispatcher else []
+        return attempt.written(event, now) if attempt else []
 
     def _write_refused(self, event: ev.WriteRefused, now: int) -> list[Order]:
+        if event.writer == Writer.DISPATCHER:
+            return self.dispatcher.write_refused(event, now) if self.dispatcher else []
         attempt = self.attempts.get(event.job)
-        if attempt is not None:
-            return attempt.write_refused(event, now)
-        return self.dispatcher.write_refused(event, now) if self.dispatcher else []
+        return attempt.write_refused(event, now) if attempt else []
 
     def _write_failed(self, event: ev.WriteFailed, now: int) -> list[Order]:
+        if event.writer == Writer.DISPATCHER:
+            return self.dispatcher.write_failed(event.job, now) if self.dispatcher else []
         attempt = self.attempts.get(event.job)
-        if attempt is not None:
-            return attempt.write_failed(now)
-        if self.dispatcher is not None:
-            self.dispatcher.write_failed(event.job)
-        return []
+        return attempt.write_failed(now) if attempt else []
 
     def _record_seen(self, event: ev.RecordSeen, now: int) -> list[Order]:
         orders: list[Order] = []
         if self.dispatcher is not None and event.record is not None:
             orders += self.dispatcher.record_seen(event.record, now)
-        if event.job not in self.attempts:
-            orders += self.shelf.record_seen(event)
-        return orders
+        if event.job in self.attempts:
+            return orders
+        record = event.record
+        if record is not None and record.holder == self.body.node and not record.state.terminal:
+            # The record says it runs here, but it does not: this node must have restarted.
+            lost = replace(
+                record,
+                state=JobState.PENDING,
+                reason=f"NodeFail: {self.body.node} was restarted",
+                holder=None,
+                handover_to=None,
+            )
+            orders.append(Write(record=lost, writer=Writer.DISPATCHER))
+        return orders + self.shelf.record_seen(event)
 
     # --- beats and time --------------------------------------------------------------------
 
@@ -346,6 +365,33 @@ class Node:
             return []
         gained = set(event.card.vacant) - set(before.vacant if before else ())
         return self.dispatcher.vacancy(now) if gained else []
+
+    def _beat_acked(self, event: ev.BeatAcked, now: int) -> list[Order]:
+        lapsed = now >= self.lease_until
+        self.lease_until = max(self.lease_until, event.sent_at + self.body.timing.lease)
+        orders: list[Order] = []
+        if lapsed:
+            for job in sorted(self.attempts):
+                orders += self.attempts[job].doubt(now)
+        return orders
+
+    def _beat_checked(self, event: ev.BeatChecked, now: int) -> list[Order]:
+        if event.card is not None and self.around.heard(event.card, now):
+            return []
+        return self.dispatcher.confirmed_silent(event.node, now) if self.dispatcher else []
+
+    def _hold_leases(self) -> list[Order]:
+        """Every process whose epoch is certain shares the node's lease."""
+        jobs = tuple(
+            job
+            for job in sorted(self.attempts)
+            if self.attempts[job].trusted and self._leases.get(job) != self.lease_until
+        )
+        self._leases = {job: until for job, until in self._leases.items() if job in self.attempts}
+        if not jobs:
+            return []
+        self._leases.update(dict.fromkeys(jobs, self.lease_until))
+        return [HoldLease(until=self.lease_until, jobs=jobs)]
 
     def _woke(self, now: int) -> list[Order]:
         self.provider.expire(now)
@@ -365,7 +411,7 @@ class Node:
             if attempt.phase == Phase.GONE:
                 del self.attempts[job]
                 self.shelf.found((job,), now)
-        return self._plan_saves(now)
+        return self._hold_leases() + self._plan_saves(now)
 
     def _plan_saves(self, now: int) -> list[Order]:
         """Ask the cadence, jointly for all that share this node's uplink."""
@@ -389,9 +435,9 @@ class Node:
     def _maybe_beat(self, now: int) -> list[Order]:
         card = self.card()
         if now >= self._beat_at:
-            self._beat_at = now + BEAT_INTERVAL
+            self._beat_at = now + self.body.timing.beat
             self._told = card
-            return [Beat(card=card)]
+            return [Beat(card=self.card(beat=now))]
         if card != self._told:
             self._beat_at = min(self._beat_at, now + EARLY_BEAT)
         return []

@@ -1,4 +1,4 @@
-"""The shelf: copies of other nodes' checkpoints that this node keeps, so that jobs outlive theirs."""
+"""The shelf: copies of checkpoints that this node keeps, so that jobs outlive their nodes."""
 
 from dataclasses import dataclass
 from typing import Final

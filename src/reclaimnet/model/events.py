@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from reclaimnet.model.market import Card, Cause, GpuId, JobId, NodeId, NoticeId, Offer
 from reclaimnet.model.probing import Probe, ProbeId, Ticket
-from reclaimnet.model.work import JobRecord, ManifestId
+from reclaimnet.model.work import JobRecord, ManifestId, Writer
 
 # --- the provider speaks -------------------------------------------------------------------
 
@@ -142,6 +142,7 @@ class Written:
     """A compare-and-set succeeded; the record carries its new revision."""
 
     record: JobRecord
+    writer: Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +151,7 @@ class WriteRefused:
 
     job: JobId
     current: JobRecord | None
+    writer: Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,7 @@ class WriteFailed:
 
     job: JobId
     reason: str
+    writer: Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +278,14 @@ class BeatHeard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeatChecked:
+    """What the store holds as the node's newest card at this moment; None if nothing."""
+
+    node: NodeId
+    card: Card | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BeatAcked:
     """Our own card was stored; the lease runs from the moment it was sent."""
 
@@ -328,6 +339,7 @@ Event = (
     | Pulled
     | PullFailed
     | BeatHeard
+    | BeatChecked
     | BeatAcked
     | RoleWon
     | RoleLost

@@ -93,6 +93,8 @@ class Card:
     """What a node tells the campus about itself with every beat; slightly stale by nature."""
 
     node: NodeId
+    beat: int = 0
+    """When the node sent it, by the node's clock: only equality means anything to others."""
     provider: str = ""
     zone: str = "campus"
     address: Address = Address()

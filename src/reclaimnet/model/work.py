@@ -48,6 +48,13 @@ _STATE_CODES: Final = {
 }
 
 
+class Writer(StrEnum):
+    """Which engine of a node asked for a write, so that the answer finds its way back."""
+
+    ATTEMPT = "attempt"
+    DISPATCHER = "dispatcher"
+
+
 class Saving(StrEnum):
     """How a job can be saved."""
 

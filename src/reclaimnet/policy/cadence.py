@@ -13,8 +13,6 @@ SHORTEST: Final = 10 * SECOND
 """Saving more often than this would show in the job's speed whatever the hazard."""
 LONGEST: Final = 30 * MINUTE
 """Hazards are estimates: no job goes longer than this without a checkpoint."""
-UNKNOWN_COST: Final = 200 * MILLISECOND
-"""Assumed pause of a save before the first one has been seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +45,17 @@ def young(jobs: Sequence[Savable], uplink_bps: int, now: int) -> tuple[Due, ...]
 
 
 def _young(job: Savable) -> Due:
-    cost = UNKNOWN_COST if job.cost is None else max(job.cost, MILLISECOND)
+    if job.cost is None:
+        return Due(
+            job=job.job,
+            at=job.saved_at + SHORTEST,
+            decision=Decision(
+                question="when to save?",
+                chosen=f"first after {show_duration(SHORTEST)}",
+                reasons=("to learn what a save costs, and to have a copy elsewhere soon",),
+            ),
+        )
+    cost = max(job.cost, MILLISECOND)
     hazard = max(job.hazard_per_h, 1e-6) / HOUR
     interval = min(max(round(math.sqrt(2 * cost / hazard)), SHORTEST), LONGEST)
     return Due(

@@ -59,7 +59,7 @@ def test_a_pulled_plug_costs_only_what_was_done_since_the_last_copy() -> None:
     world = campus()
     Promises(world)
     world.submit(J, spec("train"), WORK)
-    world.run(45 * SECOND)
+    world.run(36 * SECOND)
     saved = world.store.records[J].newest
     assert saved is not None
     assert len(saved.holders) == 2

@@ -33,7 +33,7 @@ from reclaimnet.model.events import (
     WriteRefused,
     Written,
 )
-from reclaimnet.model.market import GpuId, NodeId, Notice
+from reclaimnet.model.market import GpuId, NodeId, Notice, Progress
 from reclaimnet.model.orders import (
     End,
     Explain,
@@ -65,8 +65,6 @@ from reclaimnet.policy.cadence import Savable
 from reclaimnet.policy.place import Need
 from reclaimnet.policy.suite import Suite
 
-PROGRESS_INTERVAL: Final = 5 * SECOND
-"""How often the record learns of steps, if nothing else is written."""
 WRITE_AGAIN: Final = SECOND
 """Pause before a write is repeated that the store did not answer."""
 BOOKED_PATIENCE: Final = 2 * MINUTE
@@ -126,7 +124,6 @@ class Attempt:
         self._writing = False
         self._dirty = False
         self._write_at: int | None = None
-        self._progress_at: int | None = None
         self._booked_until = 0
         self._offered: ManifestId | None = None
         self._fetching = 0
@@ -318,10 +315,16 @@ class Attempt:
                 idle = max(event.at - self.record.last_step_at, 0)
                 changes["downtime"] = self.record.downtime + idle
         changes["last_step_at"] = event.at
+        # Steps travel with the node's beats; the record learns of them with its next write.
         self.record = replace(self.record, **changes)
-        if self._progress_at is None:
-            self._progress_at = now + PROGRESS_INTERVAL
         return []
+
+    def progress(self) -> Progress | None:
+        if self.phase != Phase.RUNNING:
+            return None
+        return Progress(
+            job=self.job, epoch=self.epoch, step=self.record.step, at=self.record.last_step_at
+        )
 
     def snapshot_taken(self, event: SnapshotTaken, now: int) -> list[Order]:
         if self.phase != Phase.RUNNING or event.epoch != self.epoch:
@@ -522,7 +525,6 @@ class Attempt:
 
     def _store(self, record: JobRecord, now: int) -> list[Order]:
         self.record = record
-        self._progress_at = None
         if self._writing:
             self._dirty = True
             return []
@@ -605,7 +607,7 @@ class Attempt:
     # --- time ------------------------------------------------------------------------------
 
     def next_wake(self) -> int | None:
-        times = [self._write_at, self._fetch_at, self._progress_at]
+        times = [self._write_at, self._fetch_at]
         if self.phase == Phase.BOOKED:
             times.append(self._booked_until)
         if self.phase == Phase.RUNNING and self.departure is None and not self._saving:
@@ -627,8 +629,6 @@ class Attempt:
                 return self._fetch()
         orders: list[Order] = []
         if self._write_at is not None and now >= self._write_at:
-            orders += self._store(self.record, now)
-        if self._progress_at is not None and now >= self._progress_at:
             orders += self._store(self.record, now)
         if self.departure is not None:
             orders += self.departure.woke(now)

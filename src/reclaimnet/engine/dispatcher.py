@@ -233,6 +233,7 @@ class Dispatcher:
                     ),
                 )
             )
+            step, at = self._last_step(record)
             orders += self._write(
                 replace(
                     record,
@@ -240,9 +241,20 @@ class Dispatcher:
                     reason=f"NodeFail: {record.holder} is silent",
                     holder=None,
                     handover_to=None,
+                    step=step,
+                    last_step_at=at,
                 )
             )
         return orders
+
+    def _last_step(self, record: JobRecord) -> tuple[int, int | None]:
+        """The last sign of progress, from the record or from the holder's last beat."""
+        card = self.around.card(record.holder) if record.holder else None
+        for progress in card.jobs if card else ():
+            same = progress.job == record.id and progress.epoch == record.epoch
+            if same and progress.step > record.step:
+                return progress.step, progress.at
+        return record.step, record.last_step_at
 
     def _watch(self, holder: NodeId) -> None:
         heard = self.around.silent_since(holder, since=self.listening_since)

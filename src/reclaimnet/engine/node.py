@@ -13,16 +13,18 @@ from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood, Timing
 from reclaimnet.engine.provider import Provider
 from reclaimnet.engine.shelf import Shelf
 from reclaimnet.model import events as ev
-from reclaimnet.model.market import Address, Card, JobId, NodeId, Notice, Terms
-from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Tell, Write
+from reclaimnet.model.market import Address, Card, JobId, NodeId, Notice, Progress, Terms
+from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Read, Tell, Write
 from reclaimnet.model.probing import Ticket
-from reclaimnet.model.units import MILLISECOND, MINUTE
+from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import JobState, Writer
 from reclaimnet.policy.suite import Suite
 
 DISPATCHER: Final = "dispatcher"
 EARLY_BEAT: Final = 50 * MILLISECOND
 """A change of what is vacant is told this soon, and not more often than this."""
+STRAY_AGAIN: Final = 2 * SECOND
+"""How often a record that names this node by mistake is looked at until it is mended."""
 REPLAN: Final = MINUTE
 """How often the cadence is asked again when nothing else prompts it."""
 
@@ -58,6 +60,8 @@ class Node:
         self.lease_until = 0
         self._leases: dict[JobId, int] = {}
         self._told: Card | None = None
+        self._strays: dict[JobId, int] = {}
+        """Jobs whose records name this node though it does not run them, until that is mended."""
         self._plan_at = 0
         self._cadence_told: dict[JobId, str] = {}
 
@@ -74,15 +78,16 @@ class Node:
         times += [attempt.next_wake() for attempt in self.attempts.values()]
         if self.dispatcher is not None:
             times.append(self.dispatcher.next_wake())
+        times += self._strays.values()
         if self.attempts:
             times.append(self._plan_at)
         return min(time for time in times if time is not None)
 
-    def card(self, beat: int = 0) -> Card:
+    def card(self) -> Card:
+        """What is told with every beat, but for the progress of jobs, which is always news."""
         offer = self.provider.offer
         return Card(
             node=self.body.node,
-            beat=beat,
             provider=self.body.provider,
             zone=self.body.zone,
             address=self.body.address,
@@ -95,7 +100,13 @@ class Node:
             shelf_bytes=self.body.shelf_bytes,
             hazard_per_h=self.body.hazard_per_h,
             lending_since=self.provider.lending_since,
-            busy=tuple(sorted(self.provider.contracts)),
+        )
+
+    def _progress(self) -> tuple[Progress, ...]:
+        return tuple(
+            progress
+            for job in sorted(self.attempts)
+            if (progress := self.attempts[job].progress()) is not None
         )
 
     # --- one event -------------------------------------------------------------------------
@@ -346,6 +357,7 @@ class Node:
         record = event.record
         if record is not None and record.holder == self.body.node and not record.state.terminal:
             # The record says it runs here, but it does not: this node must have restarted.
+            self._strays[record.id] = now + STRAY_AGAIN
             lost = replace(
                 record,
                 state=JobState.PENDING,
@@ -354,6 +366,8 @@ class Node:
                 handover_to=None,
             )
             orders.append(Write(record=lost, writer=Writer.DISPATCHER))
+        else:
+            self._strays.pop(event.job, None)
         return orders + self.shelf.record_seen(event)
 
     # --- beats and time --------------------------------------------------------------------
@@ -396,6 +410,9 @@ class Node:
     def _woke(self, now: int) -> list[Order]:
         self.provider.expire(now)
         orders = self.shelf.woke(now)
+        for job in [job for job, at in sorted(self._strays.items()) if now >= at]:
+            self._strays[job] = now + STRAY_AGAIN
+            orders.append(Read(job=job))
         for job in sorted(self.attempts):
             orders += self.attempts[job].woke(now)
         if self.dispatcher is not None:
@@ -437,7 +454,7 @@ class Node:
         if now >= self._beat_at:
             self._beat_at = now + self.body.timing.beat
             self._told = card
-            return [Beat(card=self.card(beat=now))]
+            return [Beat(card=replace(card, beat=now, jobs=self._progress()))]
         if card != self._told:
             self._beat_at = min(self._beat_at, now + EARLY_BEAT)
         return []

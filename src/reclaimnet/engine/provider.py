@@ -190,7 +190,9 @@ class Provider:
             self._stop_lending(set(notice.gpus))
 
     def _stop_lending(self, gpus: set[GpuId]) -> None:
-        assert self.offer is not None, "a notice without an offer"
+        if self.offer is None:
+            # An earlier deadline took the last GPU already.
+            return
         left = tuple(gpu for gpu in self.offer.gpus if gpu.id not in gpus)
         self.offer = replace(self.offer, gpus=left) if left else None
         if self.offer is None:

@@ -62,6 +62,8 @@ class Machine:
     offer: Offer | None = None
     """What the agent reads from its disk when it restarts."""
     notices: dict[str, ev.ReclaimAsked] = field(default_factory=dict)
+    exits: dict[tuple[JobId, int], tuple[Process, ev.ProcessExited]] = field(default_factory=dict)
+    """What minders wrote down of processes that ended, until an agent has read it."""
     incarnation: int = 0
     wake_at: int | None = None
 
@@ -161,6 +163,12 @@ class SimWorld:
             self._deliver(node, ev.LendAsked(request=self._mint("q"), offer=machine.offer))
         for asked in list(machine.notices.values()):
             self._deliver(node, asked)
+        for (job, epoch), (process, exited) in sorted(machine.exits.items()):
+            record = self.store.records[job]
+            if record.epoch == epoch and record.holder == node:
+                self._deliver(node, ev.ProcessFound(record=record, gpus=process.gpus))
+                self._deliver(node, exited)
+        machine.exits.clear()
         for (job, epoch), process in sorted(machine.processes.items()):
             record = self.store.records[job]
             if process.mode in (Mode.RUNNING, Mode.WAITING) and record.epoch == epoch:
@@ -546,7 +554,14 @@ class SimWorld:
         exited = ev.ProcessExited(
             job=process.job, epoch=process.epoch, code=code, killed=killed, reason=reason
         )
-        self._later(machine, MILLISECOND, exited)
+        machine.exits[process.job, process.epoch] = (process, exited)
+
+        def tell() -> None:
+            if machine.mind is not None and (process.job, process.epoch) in machine.exits:
+                del machine.exits[process.job, process.epoch]
+                self._deliver(machine.body.node, exited)
+
+        self.kernel.after(MILLISECOND, tell)
 
     # --- transfers -------------------------------------------------------------------------
 

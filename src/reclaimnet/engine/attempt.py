@@ -226,6 +226,8 @@ class Attempt:
         ]
         if self.record.cancel:
             return orders + self._close(JobState.CANCELLED, "cancelled by its user", now)
+        if self.notice is not None and now >= self.notice.deadline:
+            return orders + self._close(JobState.PENDING, f"Reclaimed: {self.notice.cause}", now)
         if self._offered is not None:
             offered = next(c for c in self.record.checkpoints if c.manifest == self._offered)
             return orders + self._start(offered, now)

@@ -152,6 +152,11 @@ class ChunkServer:
         """Where it listens, once started; a port of 0 was replaced by a free one."""
         return Address(host=self._host, port=self._port)
 
+    @property
+    def connections(self) -> int:
+        with self._lock:
+            return len(self._connections)
+
     def start(self) -> None:
         try:
             family = socket.AF_INET6 if ":" in self._host else socket.AF_INET

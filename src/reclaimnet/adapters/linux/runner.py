@@ -44,7 +44,7 @@ from reclaimnet.adapters.linux import cgroup, minder
 from reclaimnet.adapters.linux.page import make_page, open_page
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.market import GpuId, JobId, Notice
-from reclaimnet.model.page import AT_ONCE, SLOTS, Word
+from reclaimnet.model.page import AT_ONCE, SLOTS, PageState, Word
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import REQUEUE_EXIT_CODE, JobSpec, Saving
 
@@ -72,6 +72,14 @@ KEPT_ENVIRONMENT: Final = (
 
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MINDER: Final = Path(minder.__file__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A job that was started ahead has loaded, and waits for its state."""
+
+    job: JobId
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +138,7 @@ class LogLines:
     text: bytes
 
 
-RunnerReport = Started | Stepped | Snapshot | SaveFailed | Exited | LogLines
+RunnerReport = Ready | Started | Stepped | Snapshot | SaveFailed | Exited | LogLines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +184,8 @@ class _Attempt:
     main: int = 0
     """The command's pid, once it runs."""
     warm: bool = False
+    ready: bool = False
+    """Ready was reported."""
     gone: bool = False
     """The minder has exited."""
     over: bool = False
@@ -627,6 +637,9 @@ class Runner:
         if not attempt.main:
             self._see_main(attempt)
         words = attempt.words
+        if attempt.warm and not attempt.ready and words[Word.STATE] == PageState.READY:
+            attempt.ready = True
+            self._on(Ready(job=attempt.job, epoch=attempt.epoch))
         step_at = words[Word.STEP_AT]
         if step_at != attempt.step_at and not attempt.warm:
             attempt.step_at = step_at

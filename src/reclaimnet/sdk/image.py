@@ -32,6 +32,8 @@ MAGIC: Final = b"RNSTATE1"
 ALIGN: Final = 64
 INLINE_BYTES: Final = 1024
 """Shorter byte strings are part of the header."""
+SLACK: Final = 1 << 20
+"""An image may have holes of this size, and as many again as it has contents."""
 PLAIN_INT_BITS: Final = 64
 """Larger integers are written in hexadecimal, which has no limit on digits."""
 
@@ -71,6 +73,12 @@ def pack(state: Any, layout: Layout) -> Packed:
     """Raises UsageError, with the path to it, if the state holds something that cannot be saved."""
     packer = _Packer(layout)
     tree = packer.pack(state, "state")
+    if layout.end > 2 * packer.used + SLACK:
+        # Things that grew or went away have left too many holes: begin a new layout.
+        layout.places.clear()
+        layout.end = 0
+        packer = _Packer(layout)
+        tree = packer.pack(state, "state")
     return Packed(tree=tree, pieces=packer.pieces, size=layout.end)
 
 
@@ -160,6 +168,7 @@ class _Packer:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self.pieces: list[tuple[int, Any]] = []
+        self.used = 0
 
     def pack(self, value: Any, path: str) -> Any:
         kind = type(value)
@@ -208,7 +217,7 @@ class _Packer:
     def _pack_bytes(self, value: bytes, kind: str, path: str) -> Any:
         if len(value) <= INLINE_BYTES:
             return {_KIND: kind, "base64": base64.b64encode(value).decode()}
-        offset, room = self._layout.place(path, len(value))
+        offset, room = self._place(path, len(value))
         self.pieces.append((offset, value))
         return {_KIND: kind, "at": offset, "room": room, "size": len(value)}
 
@@ -216,13 +225,17 @@ class _Packer:
         dtype = _dtype_name(value.dtype, path)
         # The order of the axes in memory is part of the state: sums depend on it to the last bit.
         axes = sorted(range(value.ndim), key=lambda axis: -abs(value.strides[axis]))
-        offset, room = self._layout.place(path, value.nbytes)
+        offset, room = self._place(path, value.nbytes)
         if value.size:
             self.pieces.append((offset, value.transpose(axes)))
         packed = {_KIND: "array", "dtype": dtype, "shape": list(value.shape)}
         if axes != list(range(value.ndim)):
             packed["axes"] = axes
         return {**packed, "at": offset, "room": room}
+
+    def _place(self, path: str, size: int) -> tuple[int, int]:
+        self.used += size
+        return self._layout.place(path, size)
 
 
 class _Unpacker:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from reclaimnet.adapters.linux import cgroup
 from reclaimnet.adapters.linux import runner as runner_module
 from reclaimnet.adapters.linux.page import open_page
 from reclaimnet.adapters.linux.runner import (
@@ -378,14 +379,35 @@ def test_the_job_dies_with_its_minder_and_that_is_told(bench, tmp_path):
     os.kill(who["pid"], signal.SIGKILL)
     exited = bench.wait(Exited)
     assert "minder died" in exited.reason
-    eventually(lambda: not alive(who["main"]), "the death of the job")
-    if bench.runner._parent is not None:
-        eventually(lambda: not any(alive(pid) for pid in pids), "the death of its daemons")
-    for pid in pids:
-        # Without a control group, daemons of a job whose minder was killed are out of reach.
-        with contextlib.suppress(ProcessLookupError):
-            if b"os.getpid()" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not any(alive(pid) for pid in pids), "the death of its daemons")
+
+
+def test_the_freezer_of_version_1_does_when_version_2_is_not_there(tmp_path, monkeypatch):
+    every = cgroup._candidates
+    monkeypatch.setattr(
+        cgroup,
+        "_candidates",
+        lambda *texts: [path for path in every(*texts) if (path / "tasks").exists()],
+    )
+    bench = Bench(tmp_path / "runs")
+    try:
+        if bench.runner._parent is None:
+            pytest.skip("no freezer of version 1 here")
+        bench.start(script(tmp_path, BROOD))
+        pids = brood_of(bench.log)
+        group = bench.runner._attempts[JOB, 1].group
+        bench.runner.hold_lease(time.monotonic_ns())
+        eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "the freezing")
+        bench.runner.hold_lease(FOREVER)
+        eventually(lambda: (group / "freezer.state").read_text() == "THAWED\n", "the thawing")
+        bench.runner.hold_lease(time.monotonic_ns())
+        eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "the freezing")
+        bench.runner.end(JOB, 1)
+        assert bench.wait(Exited).killed
+        assert not any(alive(pid) for pid in pids)
+        assert not group.exists()
+    finally:
+        bench.close()
 
 
 # --- standing still ---------------------------------------------------------------------------

@@ -42,6 +42,8 @@ class Word(IntEnum):
     """Nanoseconds since 1970 by which the job has to leave; file `notice.json` says more."""
     SAVE_SEEN = 9
     """The SAVE_COUNT that was reported last, so that a new agent reports no more and no less."""
+    LEAVING = 10
+    """1: the job was told to leave by SIGTERM, so that its exit does not mean that it is done."""
 
     # Written by the job.
     STATE = 16

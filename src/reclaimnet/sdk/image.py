@@ -11,6 +11,7 @@ The standard library is enough until an array appears.
 """
 
 import base64
+import ctypes
 import importlib
 import json
 import math
@@ -34,6 +35,7 @@ INLINE_BYTES: Final = 1024
 """Shorter byte strings are part of the header."""
 SLACK: Final = 1 << 20
 """An image may have holes of this size, and as many again as it has contents."""
+MADV_POPULATE_WRITE: Final = 23
 PLAIN_INT_BITS: Final = 64
 """Larger integers are written in hexadecimal, which has no limit on digits."""
 
@@ -113,6 +115,14 @@ def map_image(directory: Path, size: int) -> mmap.mmap | None:
         return mmap.mmap(fd, size)
     finally:
         os.close(fd)
+
+
+def populate(buffer: mmap.mmap) -> None:
+    """Make all of the mapping present, without holding up other threads; older kernels decline."""
+    libc = ctypes.CDLL(None)
+    start = ctypes.c_char.from_buffer(buffer)
+    size = ctypes.c_size_t(len(buffer))
+    libc.madvise(ctypes.c_void_p(ctypes.addressof(start)), size, MADV_POPULATE_WRITE)
 
 
 def load(directory: Path) -> tuple[Any, Layout]:

@@ -6,6 +6,7 @@ import mmap
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from reclaimnet.sdk import image
 
 POLL_S: Final = 0.005
 """How often a job that waits looks whether it may go on."""
+WORTH_PREPARING: Final = 16 << 20
+"""Smaller images are made when they are needed."""
 KEPT_LOCALLY: Final = 2
 """The newest, and the one before it in case the newest turns out damaged."""
 SPARE_MEMORY: Final = 0.05
@@ -54,12 +57,16 @@ def job(*, local: str | os.PathLike[str] | None = None, every: int = 100) -> "Jo
 
 
 class Job:
-    """Made by `job()`. Its methods are for one thread: the one that runs the training loop."""
+    """Made by `job()`. Its methods are for one thread: the one that runs the training loop.
+
+    Where a launcher runs several processes of the job (RANK is set), the first one reports and
+    saves for all; the others restore the same state, and stand still with it.
+    """
 
     def __init__(self, *, link: "_Link | None", shelf: "_Shelf | None") -> None:
         self._link = link
         self._shelf = shelf
-        self._words = None if link is None else link.words
+        self._words = link.words if link is not None and link.leads else None
         self._answered = 0 if link is None else link.words[Word.SAVE_ANSWERED]
         """The last wanted save that was answered: our own copy, to keep `step` fast."""
         self._restored = False
@@ -74,8 +81,8 @@ class Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._link is not None and kind is None:
-            self._link.words[Word.STATE] = PageState.FINISHED
+        if self._words is not None and kind is None:
+            self._words[Word.STATE] = PageState.FINISHED
 
     @property
     def id(self) -> str:
@@ -98,11 +105,12 @@ class Job:
             saved = self._link.await_state()
         elif self._shelf is not None:
             saved = self._shelf.newest()
-        if saved is not None:
-            return saved[0]
-        state = default() if callable(default) else default
+        state = _value(default) if saved is None else saved[0]
         # A state that cannot be saved is better found now than when the owner comes back.
-        image.pack(state, image.Layout())
+        if self._link is not None and self._link.leads:
+            self._link.prepare(state)
+        else:
+            image.pack(state, image.Layout())
         return state
 
     def step(self, step: int, state: Any | Callable[[], Any] = None) -> None:
@@ -127,7 +135,8 @@ class Job:
         """Save now, asked for or not. `step` does it when it is needed, which is nearly always
         better. Raises UsageError if the state cannot be saved, OSError if there is no room."""
         if self._link is not None:
-            self._serve(self._link, step, state)
+            if self._link.leads:
+                self._serve(self._link, step, state)
         elif self._shelf is not None:
             self._shelf.save(step, _value(state))
 
@@ -173,6 +182,7 @@ class _Link:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
+        self.leads = os.environ.get("RANK", "0") == "0"
         try:
             with (run_dir / "page").open("r+b") as file:
                 self.words = words_of(memoryview(mmap.mmap(file.fileno(), PAGE_BYTES)))
@@ -192,6 +202,7 @@ class _Link:
         self._layout = image.Layout()
         self._buffers: dict[int, tuple[int, int, mmap.mmap | None]] = {}
         """Place, size and memory of each slot's image."""
+        self._slot_locks = [threading.Lock() for _ in range(SLOTS)]
 
     # --- starting ---------------------------------------------------------------------------
 
@@ -216,14 +227,31 @@ class _Link:
 
     # --- saving -----------------------------------------------------------------------------
 
+    def prepare(self, state: Any) -> None:
+        """Get the memory for images in the background: its first touch takes longer than a save,
+        and the first save may be the one that is in a hurry."""
+        size = image.pack(state, self._layout).size
+        if size >= WORTH_PREPARING:
+            first = self.words[Word.SAVE_COUNT] + 1
+            slots = [(first + i) % SLOTS for i in range(SLOTS)]
+            threading.Thread(target=self._prepare, args=(slots, size), daemon=True).start()
+
+    def _prepare(self, slots: list[int], size: int) -> None:
+        for slot in slots:
+            with self._slot_locks[slot], contextlib.suppress(OSError):
+                _, buffer = self._buffer(slot, size)
+                if buffer is not None:
+                    image.populate(buffer)
+
     def save(self, step: int, state: Any, *, begun: int, wanted: int) -> None:
         words = self.words
         packed = image.pack(state, self._layout)
         count = words[Word.SAVE_COUNT] + 1
         # From here on the image before the last one is no longer whole.
         words[Word.SAVE_BEGUN] = count
-        place, buffer = self._buffer(count % SLOTS, packed.size)
-        image.write(packed, self._slot(place, count % SLOTS), buffer)
+        with self._slot_locks[count % SLOTS]:
+            place, buffer = self._buffer(count % SLOTS, packed.size)
+            image.write(packed, self._slot(place, count % SLOTS), buffer)
         final = words[Word.SAVE_FINAL]
         words[Word.SAVE_STEP] = step
         words[Word.SAVE_PLACE] = place

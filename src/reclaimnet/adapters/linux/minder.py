@@ -26,6 +26,7 @@ POLL_S: Final = 0.02
 KILL_POLL_S: Final = 0.002
 STOP_ROUNDS: Final = 50
 """A tree that forks faster than it can be stopped is tried again at the next poll."""
+MINDER_OOM_SCORE: Final = -900
 GUEST_OOM_SCORE: Final = 800
 """When memory runs out, the guest dies before anything of the owner's."""
 LOG_CHECK_S: Final = 1.0
@@ -156,6 +157,7 @@ class Minder:
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAKES)
+        write_control("/proc/self/oom_score_adj", str(MINDER_OOM_SCORE))
         # Known before the command is: should both the agent and we die in between, nothing runs.
         self._tell_who()
         failure = self._start()

@@ -60,6 +60,7 @@ SIGNAL_PATIENCE: Final = 300 * SECOND
 """A save by signal that is not answered for so long has failed."""
 CATCH_PATIENCE: Final = 10 * SECOND
 """A process may not have come to installing its handler yet."""
+ORPHAN_ROUNDS: Final = 50
 COPY_TRIES: Final = 3
 ADOPT_PATIENCE: Final = 2 * SECOND
 CALL_PATIENCE_S: Final = 30.0
@@ -197,7 +198,6 @@ class _Attempt:
     log_next: int = 0
     failed_seen: int = 0
     signal_save: _SignalSave | None = None
-    told_to_leave: bool = False
     taken_mark: tuple[int, int] | None = None
     """What `.saved` was in the newest snapshot."""
     taken: int = 0
@@ -300,6 +300,9 @@ class Runner:
         attempt = self._attempts.get((snapshot.job, snapshot.epoch))
         if attempt is None:
             return False
+        if snapshot.path == attempt.checkpoint:
+            stands = attempt.over or attempt.words[Word.HOLD] == 1
+            return stands and attempt.taken == snapshot.serial
         begun = attempt.words[Word.SAVE_BEGUN] if attempt.saving is Saving.SDK else attempt.taken
         return begun < snapshot.serial + SLOTS and snapshot.path.exists()
 
@@ -492,7 +495,7 @@ class Runner:
     def _environment(
         self, attempt: _Attempt, spec: JobSpec, resume: Path | None, restarts: int
     ) -> dict[str, str]:
-        env = {key: os.environ[key] for key in KEPT_ENVIRONMENT if key in os.environ}
+        env = _kept_environment()
         env["PYTHONUNBUFFERED"] = "1"
         env["WANDB_RUN_ID"] = attempt.job
         env["WANDB_RESUME"] = "allow"
@@ -546,11 +549,20 @@ class Runner:
             order()
 
     def _launch(self, attempt: _Attempt) -> None:
+        try:
+            pid = self._spawn_minder(attempt)
+        except OSError as error:
+            self._exited(attempt, 126, False, f"no process can be started: {error}")
+            return
+        # Our own child that nobody has waited for: its pid cannot have been recycled.
+        self._watch(attempt, pid, os.pidfd_open(pid))
+
+    def _spawn_minder(self, attempt: _Attempt) -> int:
         with (attempt.dir / "minder.err").open("wb") as err:
-            pid = os.posix_spawn(
+            return os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-I", "-S", str(_MINDER), str(attempt.dir)],
-                {},
+                _kept_environment(),
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
@@ -560,8 +572,6 @@ class Runner:
                 # Blocked from its first moment on, so that an early nudge cannot kill it.
                 setsigmask=[signal.SIGUSR1, signal.SIGCHLD],
             )
-        # Our own child that nobody has waited for: its pid cannot have been recycled.
-        self._watch(attempt, pid, os.pidfd_open(pid))
 
     def _watch(self, attempt: _Attempt, pid: int, pidfd: int) -> None:
         attempt.minder, attempt.pidfd = pid, pidfd
@@ -612,8 +622,11 @@ class Runner:
         attempt.words[Word.RESUME] = attempt.words[Word.SAVE_WANTED]
         if attempt.saving is Saving.SIGNAL:
             attempt.signal_save = None
-            attempt.words[Word.HOLD] = 0
-            self._nudge(attempt)
+            self._release(attempt)
+
+    def _release(self, attempt: _Attempt) -> None:
+        attempt.words[Word.HOLD] = 0
+        self._nudge(attempt)
 
     def _warn(self, attempt: _Attempt, notice: Notice | None) -> None:
         file = attempt.dir / "notice.json"
@@ -711,6 +724,11 @@ class Runner:
     def _see_exit(self, attempt: _Attempt) -> None:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(attempt.minder, os.WNOHANG)
+        code, killed, reason = self._read_exit(attempt)
+        self._exited(attempt, code, killed, reason)
+
+    def _read_exit(self, attempt: _Attempt) -> tuple[int, bool, str]:
+        """How an attempt ended whose minder is gone; reports the checkpoint it may have left."""
         try:
             end = json.loads((attempt.dir / "exit").read_text())
             code, killed, reason = end["code"], end["killed"], end["reason"]
@@ -721,7 +739,7 @@ class Runner:
             reason = " ".join(["its minder died before it did", *why])
         if attempt.saving is Saving.SIGNAL and not killed:
             code, reason = self._see_leaving(attempt, code, reason)
-        self._exited(attempt, code, killed, reason)
+        return code, killed, reason
 
     def _exited(self, attempt: _Attempt, code: int, killed: bool, reason: str) -> None:
         self._unwatch(attempt)
@@ -738,16 +756,15 @@ class Runner:
             self._scrub(attempt.job, attempt.epoch)
 
     def _end_orphans(self, attempt: _Attempt) -> None:
-        """Without its minder the command is dead already; end what it had started."""
+        """Without its minder the command is dead already; end what it had started, known by its
+        group, or else by its environment."""
         if attempt.group is not None:
             cgroup.end_group(attempt.group)
-        if attempt.main:
-            # A session keeps its number as long as one of its processes lives.
-            for name in os.listdir("/proc"):
-                if name.isdigit():
-                    with contextlib.suppress(OSError):
-                        if os.getsid(int(name)) == attempt.main:
-                            os.kill(int(name), signal.SIGKILL)
+        sign = f"RN_RUN_DIR={attempt.dir}".encode()
+        for _ in range(ORPHAN_ROUNDS):
+            pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+            if not [pid for pid in pids if _kill_if_signed(pid, sign)]:
+                return
 
     # --- saving by signal -------------------------------------------------------------------
 
@@ -758,11 +775,16 @@ class Runner:
         if mark is not None and mark != save.mark and _settled(attempt.checkpoint, mark):
             self._take(attempt, save, mark)
             return
+        if attempt.words[Word.HOLD] and attempt.words[Word.STILL]:
+            # It had begun to write again before it stood still: let it, and ask once more.
+            self._release(attempt)
+            save.mark, save.signalled = mark, False
         waited = now - save.asked_at
         if not save.signalled:
             save.signalled = _signal_catcher(attempt.main, signal.SIGUSR1)
         if save.final and not save.terminated and waited >= self._term_after(attempt, save):
-            save.terminated = attempt.told_to_leave = _signal_catcher(attempt.main, signal.SIGTERM)
+            save.terminated = _signal_catcher(attempt.main, signal.SIGTERM)
+            attempt.words[Word.LEAVING] = int(save.terminated)
         if waited >= SIGNAL_PATIENCE or (
             waited >= CATCH_PATIENCE and not save.signalled and not save.terminated
         ):
@@ -772,8 +794,9 @@ class Runner:
                     self._take(attempt, save, mark)
                 return
             attempt.signal_save = None
+            self._release(attempt)
             why = "did not touch .saved after SIGUSR1" if save.signalled else "ignores SIGUSR1"
-            self._save_failed(attempt, f"the job {why}; see RN_CHECKPOINT_DIR")
+            self._save_failed(attempt, f"the job {why}")
 
     def _term_after(self, attempt: _Attempt, save: _SignalSave) -> int:
         """A job that has heard SIGUSR1 may take half of its grace to save."""
@@ -839,7 +862,7 @@ class Runner:
     def _see_leaving(self, attempt: _Attempt, code: int, reason: str) -> tuple[int, str]:
         mark = _mark(attempt.checkpoint)
         marked = mark is not None and mark != attempt.taken_mark
-        left = code == REQUEUE_EXIT_CODE or attempt.told_to_leave
+        left = code == REQUEUE_EXIT_CODE or attempt.words[Word.LEAVING] == 1
         saved = marked or code in (0, REQUEUE_EXIT_CODE)
         if left and saved and any(attempt.checkpoint.iterdir()):
             attempt.taken += 1
@@ -885,13 +908,10 @@ class Runner:
             self._watch(attempt, pid, fd)
         else:
             attempt.over = True
-            code, killed, reason = 128 + signal.SIGKILL, False, "the machine was started anew"
-            if same_boot:
-                self._end_orphans(attempt)
-                reason = "its minder died before it did"
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                end = json.loads((attempt.dir / "exit").read_text())
-                code, killed, reason = end["code"], end["killed"], end["reason"]
+            unseen = attempt.words[Word.SAVE_COUNT] != attempt.words[Word.SAVE_SEEN]
+            if unseen and attempt.images.exists():
+                self._see_image(attempt)
+            code, killed, reason = self._read_exit(attempt)
             exited = Exited(
                 job=attempt.job, epoch=attempt.epoch, code=code, killed=killed, reason=reason
             )
@@ -924,6 +944,10 @@ class Runner:
         shutil.rmtree(attempt.dir, ignore_errors=True)
 
 
+def _kept_environment() -> dict[str, str]:
+    return {key: os.environ[key] for key in KEPT_ENVIRONMENT if key in os.environ}
+
+
 def _boot_id() -> str:
     return _text(Path("/proc/sys/kernel/random/boot_id")).strip()
 
@@ -952,6 +976,23 @@ def _pidfd_of_minder(directory: Path) -> tuple[int, int, int] | None:
         os.close(pidfd)
         return None
     return who["pid"], pidfd, who["main"]
+
+
+def _kill_if_signed(pid: int, sign: bytes) -> bool:
+    """Kill the process if it was started with the sign in its environment."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if sign not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return False
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
 
 
 def _signal_catcher(main: int, number: signal.Signals) -> bool:

@@ -74,10 +74,7 @@ def from_tree(tree: Any) -> Any:
     """Tensors, on the CPU, in place of arrays; `load_state_dict` moves them where they belong."""
     if isinstance(tree, dict):
         if _TENSOR in tree:
-            tensor = torch.from_numpy(
-                np.ascontiguousarray(tree["array"]).reshape(tree["array"].shape)
-            )
-            return tensor.view(getattr(torch, tree[_TENSOR]))
+            return torch.from_numpy(tree["array"]).view(getattr(torch, tree[_TENSOR]))
         return {key: from_tree(item) for key, item in tree.items()}
     if isinstance(tree, list | tuple):
         return type(tree)(from_tree(item) for item in tree)

@@ -44,6 +44,8 @@ class Word(IntEnum):
     """The SAVE_COUNT that was reported last, so that a new agent reports no more and no less."""
     LEAVING = 10
     """1: the job was told to leave by SIGTERM, so that its exit does not mean that it is done."""
+    LOG_READ = 11
+    """How many bytes of the file `log` were reported."""
 
     # Written by the job.
     STATE = 16

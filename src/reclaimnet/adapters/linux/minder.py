@@ -11,19 +11,25 @@ Its rules, checked at least every POLL_S:
 - whatever happened is written to RUNDIR/exit before the minder exits.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import json
 import mmap
 import os
-import shutil
 import signal
 import sys
 import time
-from typing import Any, Final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # Only type checkers read this: at run time it would be a fifth of the time to start.
+    from typing import Any, Final
 
 POLL_S: Final = 0.02
 KILL_POLL_S: Final = 0.002
+CHILD_ROUNDS: Final = 100
 STOP_ROUNDS: Final = 50
 """A tree that forks faster than it can be stopped is tried again at the next poll."""
 MINDER_OOM_SCORE: Final = -900
@@ -222,7 +228,7 @@ class Minder:
             if end_at and now >= end_at:
                 asked = end_at == self._attempt["at_once"]
                 self._end()
-                shutil.rmtree(self._attempt["images"], ignore_errors=True)
+                self._free_images()
                 reason = "ended on request" if asked else "its time here was over"
                 self._leave(code=128 + signal.SIGKILL, killed=True, reason=reason)
                 return
@@ -261,10 +267,30 @@ class Minder:
                     os.killpg(group, signal.SIGKILL)
             for pid in below:
                 send(pid, signal.SIGKILL)
+            self._end_children()
             self._reap()
             if self._alone:
                 return
             signal.sigtimedwait({signal.SIGCHLD}, KILL_POLL_S)
+
+    def _end_children(self) -> None:
+        """Kill our own children, again and again: a process that forks and exits all the time has
+        no other parent than us, and is gone by the time a longer look is over."""
+        for _ in range(CHILD_ROUNDS):
+            with contextlib.suppress(OSError), open("/proc/thread-self/children") as file:
+                children = [int(pid) for pid in file.read().split()]
+                if not children:
+                    return
+                for pid in children:
+                    send(pid, signal.SIGKILL)
+            self._reap()
+
+    def _free_images(self) -> None:
+        for folder, _, names in os.walk(self._attempt["images"], topdown=False):
+            with contextlib.suppress(OSError):
+                for name in names:
+                    os.unlink(os.path.join(folder, name))
+                os.rmdir(folder)
 
     def _reap(self) -> None:
         while True:
@@ -339,3 +365,5 @@ def _continue_tree() -> bool:
 
 if __name__ == "__main__":
     Minder(sys.argv[1]).run()
+    # Everything is written: the owner need not wait for the interpreter to tidy up.
+    os._exit(0)

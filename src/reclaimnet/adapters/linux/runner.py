@@ -56,8 +56,8 @@ LOG_BYTES: Final = 64 << 10
 LOG_BACKLOG: Final = 1 << 20
 """A log that is further ahead than this is skipped, and says so."""
 TERM_AFTER: Final = 5 * SECOND
-SIGNAL_PATIENCE: Final = 300 * SECOND
-"""A save by signal that is not answered for so long has failed."""
+SAVE_PATIENCE: Final = 300 * SECOND
+"""A save that is not answered for so long has failed."""
 CATCH_PATIENCE: Final = 10 * SECOND
 """A process may not have come to installing its handler yet."""
 ORPHAN_ROUNDS: Final = 50
@@ -72,6 +72,7 @@ KEPT_ENVIRONMENT: Final = (
 """What a job sees of the agent's own environment, which may hold secrets."""
 
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_RUN_NAME: Final = re.compile(_SAFE_NAME.pattern + r"\.\d+")
 _MINDER: Final = Path(minder.__file__)
 
 
@@ -194,9 +195,9 @@ class _Attempt:
     scrub: bool = False
     """Remove it as soon as it is over."""
     step_at: int = 0
-    log_read: int = 0
     log_next: int = 0
     failed_seen: int = 0
+    save_asked_at: int | None = None
     signal_save: _SignalSave | None = None
     taken_mark: tuple[int, int] | None = None
     """What `.saved` was in the newest snapshot."""
@@ -450,6 +451,10 @@ class Runner:
             if not spec.command:
                 raise UsageError("the job has no command")
             directory.mkdir(mode=0o700)
+        except (OSError, UsageError) as error:
+            self._refuse(job, epoch, error)
+            return None
+        try:
             for part in ("checkpoint", "output", "lib"):
                 (directory / part).mkdir()
             # Whatever Python the job uses, it finds the SDK, and nothing else of the agent's.
@@ -485,12 +490,25 @@ class Runner:
                 "at_once": AT_ONCE,
             }
             minder.write_whole(str(directory / "attempt.json"), json.dumps(text))
-        except (OSError, UsageError) as error:
-            reason = f"the run directory cannot be made: {error}"
-            self._on(Exited(job=job, epoch=epoch, code=126, killed=False, reason=reason))
+        except OSError as error:
+            self._remove(name)
+            self._refuse(job, epoch, error)
             return None
         self._attempts[job, epoch] = attempt
         return attempt
+
+    def _refuse(self, job: JobId, epoch: int, error: Exception) -> None:
+        reason = f"the run directory cannot be made: {error}"
+        self._on(Exited(job=job, epoch=epoch, code=126, killed=False, reason=reason))
+
+    def _remove(self, name: str) -> None:
+        """All that an attempt of that name has, or may have, on this machine."""
+        if self._parent is not None:
+            cgroup.end_group(self._parent / (cgroup.MARK + name))
+        shutil.rmtree(self._image_root / name, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._image_root.rmdir()
+        shutil.rmtree(self._root / name, ignore_errors=True)
 
     def _environment(
         self, attempt: _Attempt, spec: JobSpec, resume: Path | None, restarts: int
@@ -608,6 +626,7 @@ class Runner:
                 elif words[Word.SAVE_WANTED] > words[Word.SAVE_ANSWERED]:
                     return  # One is under way, and will be newer than this request.
                 words[Word.SAVE_WANTED] = wanted
+                attempt.save_asked_at = time.monotonic_ns()
             case Saving.SIGNAL:
                 if attempt.signal_save is None:
                     attempt.signal_save = _SignalSave(
@@ -663,6 +682,11 @@ class Runner:
         if words[Word.SAVE_FAILED] != attempt.failed_seen:
             attempt.failed_seen = words[Word.SAVE_FAILED]
             self._save_failed(attempt, _text(attempt.dir / "save-failed"))
+        if words[Word.SAVE_ANSWERED] == words[Word.SAVE_WANTED]:
+            attempt.save_asked_at = None
+        elif attempt.save_asked_at is not None and now > attempt.save_asked_at + SAVE_PATIENCE:
+            attempt.save_asked_at = None
+            self._save_failed(attempt, "the job has not come to job.step(step, state) since")
         if now >= attempt.log_next or gone:
             attempt.log_next = now + LOG_EVERY
             self._see_log(attempt)
@@ -700,17 +724,17 @@ class Runner:
         except OSError:
             return
         try:
-            behind = os.fstat(fd).st_size - attempt.log_read
+            behind = os.fstat(fd).st_size - attempt.words[Word.LOG_READ]
             if behind > LOG_BACKLOG:
                 skipped = behind - LOG_BYTES
-                attempt.log_read += skipped
+                attempt.words[Word.LOG_READ] += skipped
                 self._log(attempt, f"\n[{skipped} bytes of log skipped]\n".encode())
             # All of a finished job's log, which is no more than the backlog by now.
             for _ in range(LOG_BACKLOG // LOG_BYTES if attempt.gone else 1):
-                text = os.pread(fd, LOG_BYTES, attempt.log_read)
+                text = os.pread(fd, LOG_BYTES, attempt.words[Word.LOG_READ])
                 if not text:
                     return
-                attempt.log_read += len(text)
+                attempt.words[Word.LOG_READ] += len(text)
                 self._log(attempt, text)
         finally:
             os.close(fd)
@@ -785,7 +809,7 @@ class Runner:
         if save.final and not save.terminated and waited >= self._term_after(attempt, save):
             save.terminated = _signal_catcher(attempt.main, signal.SIGTERM)
             attempt.words[Word.LEAVING] = int(save.terminated)
-        if waited >= SIGNAL_PATIENCE or (
+        if waited >= SAVE_PATIENCE or (
             waited >= CATCH_PATIENCE and not save.signalled and not save.terminated
         ):
             if mark is not None and mark != attempt.taken_mark and not save.final:
@@ -804,7 +828,7 @@ class Runner:
             return TERM_AFTER
         deadline = attempt.words[Word.NOTICE_DEADLINE]
         if not deadline:
-            return SIGNAL_PATIENCE // 2
+            return SAVE_PATIENCE // 2
         asked_at = time.time_ns() - (time.monotonic_ns() - save.asked_at)
         return max(TERM_AFTER, (deadline - asked_at) // 2)
 
@@ -874,7 +898,12 @@ class Runner:
     # --- the past and the end ---------------------------------------------------------------
 
     def _adopt(self) -> list[Found]:
+        """Also removes what was left half made, or half removed."""
         found = []
+        for folder in (*self._root.iterdir(), *_subfolders(self._image_root)):
+            ours = _RUN_NAME.fullmatch(folder.name) is not None
+            if ours and not (self._root / folder.name / "attempt.json").exists():
+                self._remove(folder.name)
         for file in sorted(self._root.glob("*/attempt.json")):
             text = json.loads(file.read_text())
             words = open_page(file.parent / "page")
@@ -894,8 +923,6 @@ class Runner:
                 taken_mark=_mark(file.parent / "checkpoint"),
             )
             attempt.step_at = words[Word.STEP_AT]
-            with contextlib.suppress(OSError):
-                attempt.log_read = (file.parent / "log").stat().st_size
             self._attempts[attempt.job, attempt.epoch] = attempt
             found.append(self._find(attempt, same_boot=text["boot"] == _boot_id()))
         return found
@@ -938,10 +965,11 @@ class Runner:
         del self._attempts[job, epoch]
         if attempt.group is not None:
             cgroup.end_group(attempt.group)
-        shutil.rmtree(attempt.images, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            attempt.images.parent.rmdir()
-        shutil.rmtree(attempt.dir, ignore_errors=True)
+        self._remove(attempt.dir.name)
+
+
+def _subfolders(path: Path) -> list[Path]:
+    return list(path.iterdir()) if path.is_dir() else []
 
 
 def _kept_environment() -> dict[str, str]:

@@ -16,6 +16,7 @@ from reclaimnet.adapters.nats.campus import (
     MAX_BUNDLE_BYTES,
     Campus,
     Enrolment,
+    Heard,
     Refused,
     token,
 )
@@ -264,12 +265,20 @@ async def test_cards_are_stored_and_watched(campus: Campus) -> None:
     await campus.beat(Card(node=LAB, provider="ada"))
     await campus.beat(Card(node=LAB, provider="bob"))
     await campus.beat(Card(node=OFFICE))
-    seen = []
-    async for card in campus.watch_cards():
-        seen.append(card)
+    seen: list[Heard] = []
+    async for heard in campus.watch_cards():
+        seen.append(heard)
         if len(seen) == 2:
+            await campus.beat(Card(node=LAB, provider="eve"))
+        if len(seen) == 3:
             break
-    assert seen == [Card(node=LAB, provider="bob"), Card(node=OFFICE)]
+    assert [heard.card for heard in seen] == [
+        Card(node=LAB, provider="bob"),
+        Card(node=OFFICE),
+        Card(node=LAB, provider="eve"),
+    ]
+    assert seen[0].age > 0
+    assert seen[2].age == 0
 
 
 async def test_an_agent_answers_requests_and_refusals_are_replies(server) -> None:

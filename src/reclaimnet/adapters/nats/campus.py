@@ -83,6 +83,13 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    card: Card
+    age: int
+    """How old the card was when it came; its node may be gone since."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolment:
     certificate: str
     ca: str
@@ -197,15 +204,22 @@ class Campus:
 
     async def watch_cards(
         self, on_current: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[Card, None]:
+    ) -> AsyncGenerator[Heard, None]:
         """As watch_records: the newest card of every node, then every beat."""
-        async with contextlib.aclosing(
-            self._watch(streams.NODES, "$KV.nodes.>", on_current)
-        ) as changes:
+        # Only what was there before us can be old; so clocks that differ matter only there.
+        current = asyncio.Event()
+
+        def caught_up() -> None:
+            current.set()
+            on_current()
+
+        source = self._watch(streams.NODES, "$KV.nodes.>", caught_up)
+        async with contextlib.aclosing(source) as changes:
             async for stored in changes:
                 card = self._understood(decode_card, stored.data, stored.subject)
                 if card is not None:
-                    yield card
+                    age = 0 if current.is_set() else max(0, time.time_ns() - stored.stored_at)
+                    yield Heard(card=card, age=age)
 
     # --- roles -----------------------------------------------------------------------------
 
@@ -475,6 +489,14 @@ class Campus:
             except nats.js.errors.NotFoundError:
                 await store.put(bundle, data)
         return bundle
+
+    async def has_bundle(self, bundle: str) -> bool:
+        async with self._link.reach(f"look for bundle {bundle}"):
+            try:
+                await self._bundles().get_info(bundle)
+            except nats.js.errors.NotFoundError:
+                return False
+        return True
 
     async def get_bundle(self, bundle: str) -> bytes:
         if not re.fullmatch(r"[0-9a-f]{64}", bundle):

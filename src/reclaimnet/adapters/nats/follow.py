@@ -14,6 +14,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from reclaimnet.adapters.nats.link import Link
 from reclaimnet.errors import Unavailable
+from reclaimnet.model.units import SECOND
 
 HEARTBEAT_S: Final = 2.0
 MISSED_HEARTBEATS: Final = 3
@@ -34,6 +35,8 @@ class Stored:
     headers: Mapping[str, str]
     revision: int
     """Its place in the stream."""
+    stored_at: int
+    """By the server's clock."""
 
 
 async def read_stream(
@@ -93,6 +96,7 @@ async def read_stream(
                     data=message.data,
                     headers=headers,
                     revision=place.sequence.stream,
+                    stored_at=round(place.timestamp.timestamp() * SECOND),
                 )
                 if place.num_pending == 0:
                     yield None

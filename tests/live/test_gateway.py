@@ -323,6 +323,8 @@ async def test_nodes_are_listed_and_requests_reach_their_agent(running: Running)
         WithdrawRequest(),
     ]
     problem(await ask("lend", json={"gpus": "all"}), 400)
+    problem(await ask("lend", json={"gpus": "2"}), 400)
+    problem(await ask("lend"), 400)
     problem(await ask("reclaim", json={"now": True}), 400)
     await running.campus.beat(Card(node=NodeId("dead")))
     await until_listed(running, "dead")

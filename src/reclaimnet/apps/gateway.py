@@ -20,7 +20,7 @@ from litestar.exceptions import HTTPException
 from litestar.handlers.base import BaseRouteHandler
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
 from litestar.response import ServerSentEvent, Stream
 from litestar.response.sse import ServerSentEventMessage
 from litestar.types import ControllerRouterHandler
@@ -145,6 +145,7 @@ def build(
             Exception: _problem_of_a_bug,
         },
         request_max_body_size=MAX_BODY_BYTES,
+        logging_config=None,
         openapi_config=OpenAPIConfig(
             title="ReclaimNet",
             version=version,
@@ -220,9 +221,15 @@ async def health(state: State) -> Health:
 
 
 @post("/jobs")
-async def submit(state: State, request: Req, data: JSONBody[Submission]) -> Response[JobRecord]:
-    """With the header `Idempotency-Key`, sending the same job again gives the same job."""
-    record, is_new = await state.desk.submit(data, request.headers.get("Idempotency-Key"))
+async def submit(
+    state: State,
+    request: Req,
+    data: JSONBody[Submission],
+    key: Annotated[str | None, HeaderParameter(name="Idempotency-Key")] = None,
+) -> Response[JobRecord]:
+    """With an `Idempotency-Key`, sending the same job again gives the same job."""
+    await _refuse_guesses(request, Submission)
+    record, is_new = await state.desk.submit(data, key)
     status = HTTPStatus.CREATED if is_new else HTTPStatus.OK
     return Response(record, status_code=status, headers={"Location": f"/api/v1/jobs/{record.id}"})
 
@@ -277,12 +284,18 @@ async def list_nodes(state: State) -> Nodes:
 
 
 @post("/nodes/{node:str}/lend", dto=LendBody, return_dto=None, status_code=200)
-async def lend(state: State, node: FromPath[str], data: JSONBody[LendRequest]) -> Reply:
+async def lend(
+    state: State, request: Req, node: FromPath[str], data: JSONBody[LendRequest]
+) -> Reply:
+    await _refuse_guesses(request, LendRequest)
     return await _asked(state, node, data)
 
 
 @post("/nodes/{node:str}/reclaim", dto=ReclaimBody, return_dto=None, status_code=200)
-async def reclaim(state: State, node: FromPath[str], data: JSONBody[ReclaimRequest]) -> Reply:
+async def reclaim(
+    state: State, request: Req, node: FromPath[str], data: JSONBody[ReclaimRequest]
+) -> Reply:
+    await _refuse_guesses(request, ReclaimRequest)
     return await _asked(state, node, data)
 
 
@@ -296,6 +309,14 @@ async def _asked(state: State, node: str, request: Asked) -> Reply:
     if not reply.ok:
         raise HTTPException(detail=reply.text, status_code=HTTPStatus.CONFLICT)
     return reply
+
+
+async def _refuse_guesses(request: Req, kind: type) -> None:
+    """The framework would take "2" for 2; whoever sends that has a mistake to find."""
+    try:
+        msgspec.json.decode(await request.body(), type=kind)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"body: {error}") from error
 
 
 # --- watching --------------------------------------------------------------------------------

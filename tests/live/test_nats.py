@@ -21,7 +21,6 @@ from reclaimnet.adapters.nats.campus import (
     token,
 )
 from reclaimnet.adapters.nats.server import (
-    LEAST_VERSION,
     config_text,
     find_binary,
     is_running,
@@ -68,7 +67,7 @@ async def campus(server):
 
 
 def test_the_server_is_new_enough_and_keeps_its_secret(server) -> None:
-    assert find_binary().version >= LEAST_VERSION
+    assert find_binary().version >= streams.LEAST_VERSION
     holders = [path for path in server.state_dir.iterdir() if path.is_file()]
     for path in holders:
         if TOKEN.encode() in path.read_bytes():
@@ -227,6 +226,32 @@ async def test_a_watch_starts_over_when_the_store_was_lost(tmp_path: Path) -> No
                 finally:
                     await campus.close()
                     stop_server(with_nothing)
+
+
+async def test_a_link_that_was_closed_for_good_is_made_anew(campus: Campus) -> None:
+    states: list[bool] = []
+    campus._link._on_state = states.append
+    heard: list[object] = []
+    seen: set[JobId] = set()
+    await campus.listen(LAB, heard.append)
+
+    async def watch() -> None:
+        async for each in campus.watch_records():
+            seen.add(each.id)
+
+    watching = asyncio.create_task(watch())
+    try:
+        await campus.write(record("j-one"))
+        await until(lambda: "j-one" in seen, "the watch works")
+        # As some errors of the server make the client do; it would never come back.
+        await campus._link.client.close()
+        await until(lambda: states == [False, True], "the link was lost and is back")
+        await campus.write(record("j-two"))
+        await campus.tell(LAB, CancelAsked(job=JobId("j-two")))
+        await until(lambda: "j-two" in seen and bool(heard), "all goes on")
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 async def test_bytes_that_are_not_ours_are_counted_and_dropped(campus: Campus) -> None:
@@ -461,6 +486,23 @@ async def test_a_bundle_is_named_by_its_bytes_and_verified(campus: Campus) -> No
     await campus._bundles().put(bundle, b"something else")
     with pytest.raises(Damaged):
         await campus.get_bundle(bundle)
+
+
+async def test_bundles_are_listed_touched_and_dropped(campus: Campus) -> None:
+    one, two = await campus.put_bundle(b"one"), await campus.put_bundle(b"two")
+    before = await campus.list_bundles()
+    assert set(before) == {one, two}
+    await campus.put_bundle(b"one")
+    after = await campus.list_bundles()
+    assert after[one] > before[one]
+    assert after[two] == before[two]
+    assert await campus.get_bundle(one) == b"one"
+    await campus.drop_bundle(one)
+    await campus.drop_bundle(one)
+    assert set(await campus.list_bundles()) == {two}
+    assert not await campus.has_bundle(one)
+    assert await campus.put_bundle(b"one") == one
+    assert await campus.get_bundle(one) == b"one"
 
 
 @pytest.mark.parametrize("text", ["lab3.cs", "a b", "x>*", "ünï", "", "=00", "_"])

@@ -11,7 +11,8 @@ import re
 import secrets
 import ssl
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -20,7 +21,7 @@ import msgspec
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
-from nats.js.api import Header, RawStreamMsg
+from nats.js.api import Header, ObjectMeta, RawStreamMsg
 from nats.js.object_store import ObjectStore
 
 from reclaimnet.adapters.nats import streams
@@ -53,6 +54,7 @@ MAX_ASKS: Final = 64
 """So many requests are answered at the same time; more are turned away."""
 MAX_JOURNAL_ENTRIES: Final = 10_000
 """The newest entries of one job that read_journal returns."""
+MAX_BUNDLES: Final = 100_000
 BUNDLE_TIMEOUT_S: Final = 30.0
 PREPARE_TIMEOUT_S: Final = 20.0
 READ_TIMEOUT_S: Final = 15.0
@@ -422,14 +424,15 @@ class Campus:
     async def read_journal(self, job: JobId) -> list[dict[str, Any]]:
         """The job's entries of all nodes, ranked by time; the newest if there are too many."""
         entries: list[tuple[int, int, dict[str, Any]]] = []
-        for stored in await self._read_all(streams.JOURNAL, f"journal.*.{token(job)}"):
+        subject = f"journal.*.{token(job)}"
+        for stored in await self._read_all(streams.JOURNAL, subject, MAX_JOURNAL_ENTRIES):
             try:
                 entry = msgspec.json.decode(stored.data, type=dict[str, Any])
                 entries.append((int(entry.get("at", 0)), stored.revision, entry))
             except (msgspec.DecodeError, TypeError, ValueError):
                 self._drop_bad(stored.subject)
         entries.sort(key=lambda ranked: ranked[:2])
-        return [entry for _, _, entry in entries[-MAX_JOURNAL_ENTRIES:]]
+        return [entry for _, _, entry in entries]
 
     # --- logs ------------------------------------------------------------------------------
 
@@ -486,9 +489,32 @@ class Campus:
             store = self._bundles()
             try:
                 await store.get_info(bundle)
+                # It counts as new from now on, so that nobody tidies it away under its sender.
+                await store.update_meta(bundle, ObjectMeta(name=bundle))
             except nats.js.errors.NotFoundError:
                 await store.put(bundle, data)
         return bundle
+
+    async def list_bundles(self) -> dict[str, int]:
+        """When each bundle was last sent, by the server's clock."""
+        stored = await self._read_all(
+            f"OBJ_{streams.BUNDLES}", f"$O.{streams.BUNDLES}.M.>", MAX_BUNDLES, newest_only=True
+        )
+        bundles: dict[str, int] = {}
+        for each in stored:
+            try:
+                meta = msgspec.json.decode(each.data, type=dict[str, Any])
+            except msgspec.DecodeError:
+                self._drop_bad(each.subject)
+                continue
+            if not meta.get("deleted"):
+                bundles[str(meta.get("name"))] = each.stored_at
+        return bundles
+
+    async def drop_bundle(self, bundle: str) -> None:
+        async with self._link.reach(f"drop bundle {bundle}"):
+            with contextlib.suppress(nats.js.errors.NotFoundError):
+                await self._bundles().delete(bundle)
 
     async def has_bundle(self, bundle: str) -> bool:
         async with self._link.reach(f"look for bundle {bundle}"):
@@ -518,6 +544,12 @@ class Campus:
 
     async def _prepare(self, replicas: int) -> None:
         """Make what is not there. What is there stays as it is: its bounds are the operator's."""
+        version = self._link.client.connected_server_version
+        if (version.major, version.minor, version.patch) < streams.LEAST_VERSION:
+            raise Unavailable(
+                f"the NATS server is too old: it is {version}, and"
+                f" {'.'.join(map(str, streams.LEAST_VERSION))} or newer is needed"
+            )
         async with self._link.reach("prepare the campus's store", PREPARE_TIMEOUT_S):
             for config in streams.all_streams(replicas):
                 assert config.name is not None
@@ -569,13 +601,15 @@ class Campus:
                     # An empty value marks a removed key.
                     yield stored
 
-    async def _read_all(self, stream: str, subject: str) -> list[Stored]:
-        found: list[Stored] = []
+    async def _read_all(
+        self, stream: str, subject: str, at_most: int, *, newest_only: bool = False
+    ) -> Sequence[Stored]:
+        """What is stored now, the newest if there are too many."""
+        found: deque[Stored] = deque(maxlen=at_most)
+        source = read_stream(self._link, stream, subject, newest_only=newest_only)
         async with (
             self._link.reach(f"read {subject}", READ_TIMEOUT_S),
-            contextlib.aclosing(
-                read_stream(self._link, stream, subject, newest_only=False)
-            ) as messages,
+            contextlib.aclosing(source) as messages,
         ):
             async for stored in messages:
                 if stored is None:

@@ -140,7 +140,9 @@ class Link:
         served = _Served(subject=subject, queue=queue, receive=receive)
         async with self.reach(f"listen on {subject}"):
             await self._subscribe(served)
-            # A round trip: once we return, nothing published from now on is missed.
+            # Once we return, nothing published from now on is missed. One round trip is not
+            # enough: the client's first ping overtakes what it has not yet written.
+            await self._client.flush()
             await self._client.flush()
         self._served.append(served)
 

@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from reclaimnet.adapters.nats.streams import STORE_BYTES
+from reclaimnet.adapters.nats.streams import LEAST_VERSION, STORE_BYTES
 from reclaimnet.errors import BadConfig, Unavailable
 from reclaimnet.model.units import KIB
 from reclaimnet.wire import MAX_MESSAGE_BYTES
 
-LEAST_VERSION: Final = (2, 11, 0)
-"""Per-message time to live, with which ended jobs are forgotten, came with 2.11."""
 READY_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 10.0
 VERSION_TIMEOUT_S: Final = 10.0
@@ -218,8 +216,9 @@ def config_text(
         f"ports_file_dir: {json.dumps(str(state_dir))}",
         f"max_payload: {MAX_MESSAGE_BYTES + HEADER_ROOM_BYTES}",
         f'authorization {{ token: "{token}", timeout: 5 }}',
-        # What is acknowledged survives a power cut, not only a crash of the server.
         "jetstream {",
+        # What is acknowledged survives a power cut, not only a crash of the server.
+        "  sync_interval: always",
         f"  store_dir: {json.dumps(str(state_dir / 'store'))}",
         f"  max_file_store: {store_bytes}",
         f"  max_memory_store: {MEMORY_STORE_BYTES}",

@@ -2,10 +2,14 @@
 
 from typing import Final
 
-from nats.js.api import DiscardPolicy, StorageType, StreamConfig
+from nats.js.api import DiscardPolicy, PersistMode, StorageType, StreamConfig
 
 from reclaimnet.model.units import DAY, KIB, MIB, SECOND
 from reclaimnet.wire import MAX_MESSAGE_BYTES
+
+LEAST_VERSION: Final = (2, 12, 0)
+"""Of the server: 2.11 brought messages with a time to live, with which ended jobs are forgotten,
+2.12 streams that need not reach the disk before they are acknowledged."""
 
 KEPT_ENDED: Final = 30 * DAY
 """How long the record of an ended job is kept."""
@@ -39,9 +43,11 @@ STORE_BYTES: Final = sum(_BYTES.values())
 
 
 def all_streams(replicas: int) -> list[StreamConfig]:
+    """What is promised (records, roles, bundles) is on disk before it is acknowledged, as the
+    server's configuration says; what comes often and is only told may follow a moment later."""
     return [
         _latest(JOBS, "$KV.jobs.>", replicas, max_age_s=0, allow_msg_ttl=True),
-        _latest(NODES, "$KV.nodes.>", replicas, max_age_s=KEPT_CARD / SECOND),
+        _latest(NODES, "$KV.nodes.>", replicas, max_age_s=KEPT_CARD / SECOND, relaxed=True),
         _latest(ROLES, "$KV.roles.>", replicas, max_age_s=KEPT_ROLE / SECOND),
         _history(JOURNAL, "journal.>", replicas, max_age_s=KEPT_JOURNAL / SECOND),
         _history(
@@ -65,7 +71,13 @@ def all_streams(replicas: int) -> list[StreamConfig]:
 
 
 def _latest(
-    name: str, subject: str, replicas: int, *, max_age_s: float, allow_msg_ttl: bool = False
+    name: str,
+    subject: str,
+    replicas: int,
+    *,
+    max_age_s: float,
+    allow_msg_ttl: bool = False,
+    relaxed: bool = False,
 ) -> StreamConfig:
     """A key-value bucket that keeps the newest value of each key; when full it takes no more."""
     return StreamConfig(
@@ -81,6 +93,7 @@ def _latest(
         allow_rollup_hdrs=True,
         allow_direct=True,
         allow_msg_ttl=allow_msg_ttl or None,
+        persist_mode=_relaxed(replicas) if relaxed else None,
     )
 
 
@@ -98,4 +111,10 @@ def _history(
         max_msg_size=MAX_MESSAGE_BYTES,
         max_bytes=_BYTES[name],
         max_age=max_age_s,
+        persist_mode=_relaxed(replicas),
     )
+
+
+def _relaxed(replicas: int) -> PersistMode | None:
+    """Only for a single copy: several copies are safe in the others' memory."""
+    return PersistMode.ASYNC if replicas == 1 else None

@@ -12,8 +12,9 @@ import httpx
 import pytest
 from tests.live.embedded import embedded, joined, until
 
-from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus, Heard
+from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus, Enrolment, Heard
 from reclaimnet.apps.gateway import MAX_BODY_BYTES, serve
+from reclaimnet.apps.gateway_desk import Desk
 from reclaimnet.apps.gateway_view import UNREACHABLE_AFTER, NodeState, View, state_of
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, WithdrawRequest
@@ -36,6 +37,10 @@ class Running:
     serving: "asyncio.Task[None]"
 
 
+def sign(csr: str) -> Enrolment:
+    return Enrolment(certificate=f"signed {csr}", ca="the CA")
+
+
 @contextlib.asynccontextmanager
 async def gateway(campus: Campus) -> AsyncIterator[Running]:
     stop, ready = asyncio.Event(), asyncio.Event()
@@ -46,7 +51,7 @@ async def gateway(campus: Campus) -> AsyncIterator[Running]:
         ready.set()
 
     serving = asyncio.create_task(
-        serve("127.0.0.1", 0, campus, GATEWAY_TOKEN, stop, on_ready=started)
+        serve("127.0.0.1", 0, campus, GATEWAY_TOKEN, stop, on_ready=started, sign=sign)
     )
     try:
         await until(lambda: ready.is_set() or serving.done(), "the gateway is ready")
@@ -373,6 +378,42 @@ async def test_a_view_never_goes_back(running: Running) -> None:
     view.see_record(new)
     view.see_record(old)
     assert view.record(old.id) == new
+
+
+async def test_an_agent_gets_its_certificate_through_the_gateway(running: Running) -> None:
+    assert await running.campus.enrol("me") == Enrolment(certificate="signed me", ca="the CA")
+
+
+async def test_only_bundles_that_no_living_job_needs_are_tidied_away(running: Running) -> None:
+    ids = [
+        (await running.http.put("/api/v1/bundles", content=content)).json()["id"]
+        for content in (b"needed", b"of an ended job", b"never used")
+    ]
+    await submitted(running, bundle=ids[0])
+    ended = await submitted(running, bundle=ids[1])
+    await running.http.post(f"/api/v1/jobs/{ended.id}/cancel")
+    view = View()
+    async with view.kept(running.campus):
+        desk = Desk(running.campus, view, "test")
+        await desk.tidy(sent_before=0)
+        assert set(await running.campus.list_bundles()) == set(ids)
+        await desk.tidy(sent_before=time.time_ns() + 60 * SECOND)
+        assert set(await running.campus.list_bundles()) == {ids[0]}
+
+
+async def test_two_gateways_agree(running: Running, tmp_path: Path) -> None:
+    async with gateway(running.campus) as other:
+        key = {"Idempotency-Key": "once"}
+        body = {"command": ["true"]}
+        both = [running.http, other.http]
+        answers = await asyncio.gather(
+            *(each.post("/api/v1/jobs", json=body, headers=key) for each in both * 3)
+        )
+        assert len({answer.json()["id"] for answer in answers}) == 1
+        assert sorted(answer.status_code for answer in answers) == [200] * 5 + [201]
+        job = answers[0].json()["id"]
+        for each in both:
+            assert (await each.get(f"/api/v1/jobs/{job}")).status_code == 200
 
 
 # --- watching and ending ---------------------------------------------------------------------

@@ -5,10 +5,18 @@ import contextlib
 import dataclasses
 import os
 import signal
+import ssl
 import stat
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from tests.live.embedded import TOKEN, embedded, joined, until
 
 from reclaimnet.adapters.nats import streams
@@ -21,6 +29,7 @@ from reclaimnet.adapters.nats.campus import (
     token,
 )
 from reclaimnet.adapters.nats.server import (
+    Tls,
     config_text,
     find_binary,
     is_running,
@@ -111,6 +120,44 @@ def test_versions_are_read() -> None:
 async def test_no_server_is_said_in_a_sentence(server) -> None:
     with pytest.raises(Forbidden, match="token"):
         await Campus.connect(server.url, "not-the-right-token", "test")
+
+
+async def test_with_tls_the_server_is_verified(tmp_path: Path) -> None:
+    tls = self_signed(tmp_path)
+    server = start_server(tmp_path / "state", TOKEN, tls=tls)
+    try:
+        trusting = ssl.create_default_context(cafile=tls.certificate)
+        async with joined(server, tls=trusting) as campus:
+            assert isinstance(await campus.write(record()), JobRecord)
+        with pytest.raises(Unavailable, match="certificate"):
+            await Campus.connect(server.url, TOKEN, "test", tls=ssl.create_default_context())
+    finally:
+        stop_server(server)
+
+
+def self_signed(directory: Path) -> Tls:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    tls = Tls(certificate=directory / "cert.pem", key=directory / "key.pem")
+    tls.certificate.write_bytes(certificate.public_bytes(Encoding.PEM))
+    tls.key.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+    )
+    return tls
 
 
 # --- records ---------------------------------------------------------------------------------

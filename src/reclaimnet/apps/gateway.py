@@ -25,7 +25,7 @@ from litestar.response import ServerSentEvent, Stream
 from litestar.response.sse import ServerSentEventMessage
 from litestar.types import ControllerRouterHandler
 
-from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus
+from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus, Enrolment
 from reclaimnet.apps.gateway_desk import MAX_PAGE, Desk, Page, Submission
 from reclaimnet.apps.gateway_view import NodeSeen, View
 from reclaimnet.errors import (
@@ -96,12 +96,14 @@ def build(
     token: str,
     *,
     view: View | None = None,
+    sign: Callable[[str], Enrolment] | None = None,
     more: Sequence[ControllerRouterHandler] = (),
 ) -> Litestar:
-    """The application. `more` are further handlers, such as the web page's; one that carries
-    `opt={"public": True}` needs no token."""
+    """The application. `sign` answers agents that want a certificate. `more` are further
+    handlers, such as the web page's; one that carries `opt={"public": True}` needs no token."""
     kept_view = view or View()
     version = _version()
+    desk = Desk(campus, kept_view, version)
     api = Router(
         path="/api/v1",
         route_handlers=[
@@ -124,8 +126,14 @@ def build(
 
     @contextlib.asynccontextmanager
     async def following(_app: Litestar) -> AsyncIterator[None]:
-        async with kept_view.kept(campus):
-            yield
+        if sign is not None:
+            await campus.serve_enrol(sign)
+        async with kept_view.kept(campus), asyncio.TaskGroup() as group:
+            tidying = group.create_task(desk.keep_tidy())
+            try:
+                yield
+            finally:
+                tidying.cancel()
 
     return Litestar(
         route_handlers=[api, *more],
@@ -135,7 +143,7 @@ def build(
             {
                 "campus": campus,
                 "view": kept_view,
-                "desk": Desk(campus, kept_view, version),
+                "desk": desk,
                 "version": version,
             }
         ),
@@ -163,13 +171,14 @@ async def serve(
     stop: asyncio.Event,
     *,
     on_ready: Callable[[int], None] = lambda _port: None,
+    sign: Callable[[str], Enrolment] | None = None,
     more: Sequence[ControllerRouterHandler] = (),
 ) -> None:
     """Serve until `stop` is set. `on_ready` is told the port; port 0 lets the system choose."""
     view = View()
     with _listening(host, port) as listener:
         config = uvicorn.Config(
-            build(campus, token, view=view, more=more),
+            build(campus, token, view=view, sign=sign, more=more),
             lifespan="on",
             log_config=None,
             access_log=False,

@@ -1,6 +1,8 @@
 """What the gateway does for those who ask, free of HTTP: submit, cancel, list, read, forward."""
 
+import asyncio
 import dataclasses
+import logging
 import re
 import secrets
 import time
@@ -24,6 +26,7 @@ from reclaimnet.errors import NotFound, Unavailable, UsageError
 from reclaimnet.model.asking import Reply, Request
 from reclaimnet.model.events import CancelAsked
 from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.units import DAY
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, Saving
 
 MAX_GPUS: Final = 64
@@ -39,6 +42,11 @@ WRITE_TRIES: Final = 16
 """How often a cancel is tried again when others write the record at the same time."""
 ASK_TIMEOUT_S: Final = 10.0
 ID_LETTERS: Final = 6
+KEPT_BUNDLE: Final = DAY
+"""How long a bundle is kept that no living job needs."""
+TIDY_EVERY_S: Final = 3600.0
+
+_log = logging.getLogger("reclaimnet.gateway")
 
 Word = Annotated[str, Meta(max_length=MAX_TEXT)]
 EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
@@ -92,10 +100,13 @@ class Desk:
         raise Unavailable("no free job id was found; try again")
 
     async def record(self, job: JobId) -> JobRecord:
-        # The view may lag behind what another gateway has just accepted.
-        record = self._view.record(job) or await self._campus.read(job)
+        record = self._view.record(job)
         if record is None:
-            raise NotFound(f"there is no job {job[:MAX_NAME]!r}; `rn ps` lists the jobs")
+            # The view may lag behind what another gateway has just accepted.
+            record = await self._campus.read(job)
+            if record is None:
+                raise NotFound(f"there is no job {job[:MAX_NAME]!r}; `rn ps` lists the jobs")
+            self._view.see_record(record)
         return record
 
     def page(self, *, ended_too: bool, limit: int, cursor: str | None) -> Page:
@@ -161,6 +172,25 @@ class Desk:
         if self._view.node(node) is None:
             raise NotFound(f"there is no node {node[:MAX_NAME]!r}; `rn nodes` lists the nodes")
         return await self._campus.ask(node, request, ASK_TIMEOUT_S)
+
+    async def keep_tidy(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY_EVERY_S)
+            try:
+                await self.tidy(time.time_ns() - KEPT_BUNDLE)
+            except Unavailable as error:
+                _log.info("bundles were not tidied: %s", error)
+
+    async def tidy(self, sent_before: int) -> None:
+        """Drop the bundles that no living job needs. Several gateways may do so at once."""
+        if not self._view.is_current:
+            return
+        sent_at = await self._campus.list_bundles()
+        # Read after the list: a job that was accepted meanwhile has sent its bundle since.
+        needed = {each.spec.bundle for each in self._view.records() if not each.state.terminal}
+        for bundle, sent in sorted(sent_at.items()):
+            if sent < sent_before and bundle not in needed:
+                await self._campus.drop_bundle(bundle)
 
     def metrics(self) -> bytes:
         """In Prometheus's text format. No job, node or user is a label: those never end."""

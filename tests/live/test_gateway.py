@@ -13,6 +13,7 @@ import pytest
 from tests.live.embedded import embedded, joined, until
 
 from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus, Enrolment, Heard
+from reclaimnet.adapters.nats.server import Server, stop_server
 from reclaimnet.apps.gateway import MAX_BODY_BYTES, serve
 from reclaimnet.apps.gateway_desk import Desk
 from reclaimnet.apps.gateway_view import UNREACHABLE_AFTER, NodeState, View, state_of
@@ -31,6 +32,7 @@ STOP_BOUND_S = 20.0
 
 @dataclasses.dataclass
 class Running:
+    server: Server
     campus: Campus
     http: httpx.AsyncClient
     stop: asyncio.Event
@@ -42,7 +44,7 @@ def sign(csr: str) -> Enrolment:
 
 
 @contextlib.asynccontextmanager
-async def gateway(campus: Campus) -> AsyncIterator[Running]:
+async def gateway(server: Server, campus: Campus) -> AsyncIterator[Running]:
     stop, ready = asyncio.Event(), asyncio.Event()
     ports: list[int] = []
 
@@ -61,7 +63,7 @@ async def gateway(campus: Campus) -> AsyncIterator[Running]:
             timeout=20,
             trust_env=False,
         ) as http:
-            yield Running(campus, http, stop, serving)
+            yield Running(server, campus, http, stop, serving)
     finally:
         stop.set()
         async with asyncio.timeout(STOP_BOUND_S):
@@ -71,7 +73,7 @@ async def gateway(campus: Campus) -> AsyncIterator[Running]:
 @pytest.fixture
 async def running(tmp_path: Path):
     with embedded(tmp_path) as server:
-        async with joined(server, "gateway") as campus, gateway(campus) as each:
+        async with joined(server, "gateway") as campus, gateway(server, campus) as each:
             yield each
 
 
@@ -153,6 +155,7 @@ async def test_the_same_key_gives_the_same_job(running: Running) -> None:
         ({"command": ["x"], "bundle": "../x"}, "bundle"),
         ({"command": ["x"], "bundle": "0" * 64}, "send it first"),
         ({"command": ["x"], "gpu": 2}, "gpu"),
+        ({"command": ["x" * 30_000] * 10}, "larger than"),
         ({"command": ["x"], "name": "n" * 500}, "name"),
         ([], "object"),
     ],
@@ -290,6 +293,30 @@ async def test_why_is_read_from_the_journal(running: Running) -> None:
     assert [(entry["at"], entry["node"]) for entry in why["entries"]] == [(1, LAB), (2, "office")]
 
 
+async def test_no_more_jobs_are_taken_than_the_store_can_keep_changing(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = await submitted(running)
+    monkeypatch.setattr("reclaimnet.apps.gateway_desk.LEAST_ROOM", 1.0)
+    refused = await running.http.post("/api/v1/jobs", json={"command": ["x"]})
+    assert "as many jobs as it can" in problem(refused, 503)
+    assert (await running.http.post(f"/api/v1/jobs/{stored.id}/cancel")).status_code == 200
+
+
+async def test_while_the_server_is_away_reading_goes_on_and_writing_says_so(
+    running: Running,
+) -> None:
+    stored = await submitted(running)
+    stop_server(running.server)
+    await until(lambda: not running.campus.is_up, "the loss is seen")
+    health = (await running.http.get("/api/v1/health")).json()
+    assert (health["ok"], health["linked"]) == (False, False)
+    listed = (await running.http.get("/api/v1/jobs")).json()
+    assert [job["id"] for job in listed["jobs"]] == [stored.id]
+    refused = await running.http.post("/api/v1/jobs", json={"command": ["x"]})
+    assert "is not linked" in problem(refused, 503)
+
+
 # --- nodes -----------------------------------------------------------------------------------
 
 
@@ -401,8 +428,8 @@ async def test_only_bundles_that_no_living_job_needs_are_tidied_away(running: Ru
         assert set(await running.campus.list_bundles()) == {ids[0]}
 
 
-async def test_two_gateways_agree(running: Running, tmp_path: Path) -> None:
-    async with gateway(running.campus) as other:
+async def test_two_gateways_agree(running: Running) -> None:
+    async with gateway(running.server, running.campus) as other:
         key = {"Idempotency-Key": "once"}
         body = {"command": ["true"]}
         both = [running.http, other.http]

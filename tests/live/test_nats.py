@@ -117,7 +117,34 @@ def test_versions_are_read() -> None:
         parse_version("something else")
 
 
-async def test_no_server_is_said_in_a_sentence(server) -> None:
+async def test_many_may_prepare_a_new_store_at_once(server) -> None:
+    members = await asyncio.gather(
+        *(Campus.connect(server.url, TOKEN, f"n{number}") for number in range(8))
+    )
+    try:
+        assert isinstance(await members[0].write(record()), JobRecord)
+    finally:
+        await asyncio.gather(*(member.close() for member in members))
+
+
+async def test_a_failing_receiver_is_logged_and_the_next_message_arrives(
+    campus: Campus, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[object] = []
+
+    def fail_at_first(event: object) -> None:
+        heard.append(event)
+        if len(heard) == 1:
+            raise ZeroDivisionError("a bug of the receiver")
+
+    await campus.listen(LAB, fail_at_first)
+    for job in ("j-one", "j-two"):
+        await campus.tell(LAB, CancelAsked(job=JobId(job)))
+    await until(lambda: len(heard) == 2, "both arrive")
+    assert "could not be handled" in caplog.text
+
+
+async def test_a_wrong_token_is_said_in_a_sentence(server) -> None:
     with pytest.raises(Forbidden, match="token"):
         await Campus.connect(server.url, "not-the-right-token", "test")
 

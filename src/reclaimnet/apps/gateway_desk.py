@@ -26,8 +26,9 @@ from reclaimnet.errors import NotFound, Unavailable, UsageError
 from reclaimnet.model.asking import Reply, Request
 from reclaimnet.model.events import CancelAsked
 from reclaimnet.model.market import JobId, NodeId
-from reclaimnet.model.units import DAY
+from reclaimnet.model.units import DAY, KIB
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, Saving
+from reclaimnet.wire import encode_json
 
 MAX_GPUS: Final = 64
 MAX_PRIORITY: Final = 100
@@ -37,6 +38,10 @@ MAX_ENV: Final = 512
 MAX_NAME: Final = 128
 MAX_PAGE: Final = 1000
 MAX_KEY: Final = 256
+MAX_SPEC_BYTES: Final = 256 * KIB
+"""A record grows with its checkpoints and must still fit into a message."""
+LEAST_ROOM: Final = 0.1
+"""Of the records' store: what is accepted must be able to go on changing."""
 MINT_TRIES: Final = 8
 WRITE_TRIES: Final = 16
 """How often a cancel is tried again when others write the record at the same time."""
@@ -209,7 +214,7 @@ class Desk:
         bundle = submission.bundle
         if bundle is not None and not await self._campus.has_bundle(bundle):
             raise UsageError(f"there is no bundle {bundle}; send it first")
-        return JobSpec(
+        spec = JobSpec(
             name=submission.name or _name_of(submission.command),
             user=submission.user,
             command=submission.command,
@@ -219,6 +224,14 @@ class Desk:
             env=tuple(sorted(submission.env.items())),
             bundle=bundle,
         )
+        if len(encode_json(spec)) > MAX_SPEC_BYTES:
+            raise UsageError(
+                f"command and environment are larger than {MAX_SPEC_BYTES} bytes;"
+                " put them into a file of the bundle"
+            )
+        if await self._campus.record_room() < LEAST_ROOM:
+            raise Unavailable("the campus holds as many jobs as it can; cancel some or try later")
+        return spec
 
 
 class _Measured(Collector):

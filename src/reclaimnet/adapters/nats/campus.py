@@ -21,7 +21,7 @@ import msgspec
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
-from nats.js.api import Header, ObjectMeta, RawStreamMsg
+from nats.js.api import Header, ObjectMeta, RawStreamMsg, StreamConfig
 from nats.js.object_store import ObjectStore
 
 from reclaimnet.adapters.nats import streams
@@ -57,6 +57,8 @@ MAX_JOURNAL_ENTRIES: Final = 10_000
 MAX_BUNDLES: Final = 100_000
 BUNDLE_TIMEOUT_S: Final = 30.0
 PREPARE_TIMEOUT_S: Final = 20.0
+PREPARE_TRIES: Final = 10
+PREPARE_RETRY_S: Final = 0.1
 READ_TIMEOUT_S: Final = 15.0
 ENROL_TIMEOUT_S: Final = 10.0
 LOG_HEARTBEAT_S: Final = 1.0
@@ -194,6 +196,13 @@ class Campus:
                 record = self._understood(decode_record, stored.data, stored.subject)
                 if record is not None:
                     yield _with_revision(record, stored.revision)
+
+    async def record_room(self) -> float:
+        """The free share of the records' store. When it is full, no record can change any more:
+        whoever accepts jobs must stop well before."""
+        async with self._link.reach("look at the store of jobs"):
+            info = await self._link.jetstream.stream_info(streams.JOBS)
+        return 1 - info.state.bytes / max(1, info.config.max_bytes or 1)
 
     # --- cards -----------------------------------------------------------------------------
 
@@ -552,11 +561,24 @@ class Campus:
             )
         async with self._link.reach("prepare the campus's store", PREPARE_TIMEOUT_S):
             for config in streams.all_streams(replicas):
-                assert config.name is not None
-                try:
-                    await self._link.jetstream.stream_info(config.name)
-                except nats.js.errors.NotFoundError:
-                    await self._link.jetstream.add_stream(config)
+                await self._prepare_stream(config)
+
+    async def _prepare_stream(self, config: StreamConfig) -> None:
+        assert config.name is not None
+        refusal: nats.js.errors.APIError | None = None
+        for _ in range(PREPARE_TRIES):
+            with contextlib.suppress(nats.js.errors.NotFoundError):
+                await self._link.jetstream.stream_info(config.name)
+                return
+            try:
+                await self._link.jetstream.add_stream(config)
+                return
+            except nats.js.errors.APIError as error:
+                # Others may be making it now, and the server counts its room twice meanwhile.
+                refusal = error
+                await asyncio.sleep(PREPARE_RETRY_S * random.uniform(0.5, 1.5))
+        assert refusal is not None
+        raise refusal
 
     async def _compare_and_set(
         self, subject: str, value: bytes, *, revision: int, what: str, ttl_s: int | None = None
@@ -647,8 +669,13 @@ class Campus:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finished)
         return task
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a task of the campus failed", exc_info=error)
 
 
 def token(text: str) -> str:

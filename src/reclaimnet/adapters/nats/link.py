@@ -147,15 +147,15 @@ class Link:
         self._served.append(served)
 
     async def _open_first(self) -> None:
-        """The client would try for ever with a token that is refused: asking once is enough."""
+        """The client would try for ever; but who is refused once is refused again."""
         async with asyncio.timeout(CONNECT_TIMEOUT_S), asyncio.TaskGroup() as group:
             opening = group.create_task(self._open_client())
             refused = group.create_task(self._refused.wait())
             await asyncio.wait((opening, refused), return_when=asyncio.FIRST_COMPLETED)
             opening.cancel()
             refused.cancel()
-        if self._refused.is_set():
-            raise nats.errors.AuthorizationError
+        if self._refused.is_set() and self._last_error is not None:
+            raise self._last_error
 
     async def _open_client(self) -> None:
         client = Client()
@@ -208,10 +208,14 @@ class Link:
             seen_up = loop.time()
 
     async def _heard_error(self, error: Exception) -> None:
+        if not isinstance(error, nats.errors.Error | OSError | TimeoutError):
+            # Not the network: someone who receives messages failed at one.
+            _log.error("a message could not be handled", exc_info=error)
+            return
         if str(error) != str(self._last_error):
             _log.debug("link to %s: %s", self._url, error)
         self._last_error = error
-        if _is_refusal(error):
+        if _is_refusal(error) or isinstance(error, ssl.SSLCertVerificationError):
             self._refused.set()
 
     async def _went_down(self) -> None:
@@ -236,7 +240,7 @@ class Link:
 
     def _unreachable(self, error: Exception) -> ReclaimNetError:
         cause = self._last_error or error
-        if self._refused.is_set():
+        if _is_refusal(cause):
             return Forbidden(
                 f"the server at {self._url} refuses the token; check it with the operator"
             )

@@ -455,10 +455,11 @@ def agent(
 ) -> Any:
     """Make this machine a node: its agent lends GPUs and runs guests."""
     config = _config()
+    token = _token_in(token_file) if token_file else config.nats_token
     return _app("agent", "main")(
         config=config,
         join=join or config.nats_url,
-        token=_token_in(token_file) if token_file else config.nats_token,
+        token=token,
         name=name,
         gpus=gpus,
         lend=lending,
@@ -670,7 +671,7 @@ def _token_in(path: Path) -> str:
 
 
 def _copy_out(pieces: Iterable[bytes], *, to_stderr: bool = False) -> None:
-    stream = click.get_binary_stream("stderr" if to_stderr else "stdout")
+    stream = (sys.stderr if to_stderr else sys.stdout).buffer
     for piece in pieces:
         stream.write(piece)
         stream.flush()

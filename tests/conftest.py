@@ -166,10 +166,10 @@ EXIT_PATIENCE_S: Final = 5.0
 """How long a process that has been told to end may take to do so, before it counts as a leak."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if LIVE in item.path.parents:
-            item.add_marker(pytest.mark.usefixtures("leak_check"))
+@pytest.fixture(autouse=True)
+def _live_tests_leak_nothing(request: pytest.FixtureRequest) -> None:
+    if LIVE in request.path.parents:
+        request.getfixturevalue("leak_check")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -451,6 +451,85 @@ def test_a_dead_agent_is_named(agent: FakeAgent, person: Person) -> None:
         agent._listener.listen()
 
 
+# --- what is handed over -------------------------------------------------------------------
+
+
+class FakeApp:
+    """Stands in for a module of apps; notes what its functions are called with."""
+
+    def __init__(self) -> None:
+        self.called: list[tuple[str, tuple, dict]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def noted(*arguments: object, **named: object) -> int:
+            named.pop("config", None)
+            self.called.append((name, arguments, named))
+            return 7
+
+        return noted
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "call"),
+    [
+        (
+            ["up", "--listen", "10.0.0.1", "--foreground"],
+            "up",
+            ("up", (), {"listen": "10.0.0.1", "gateway_port": 7460, "foreground": True}),
+        ),
+        (["down"], "up", ("down", (), {})),
+        (
+            ["agent", "--name", "lab", "--gpus", "2", "--lend", "--notice", "20s", "--detach"],
+            "agent",
+            (
+                "main",
+                (),
+                {
+                    "join": "nats://x",
+                    "token": "t0ken",
+                    "name": "lab",
+                    "gpus": 2,
+                    "lend": True,
+                    "notice": 20 * SECOND,
+                    "detach": True,
+                },
+            ),
+        ),
+        (
+            ["demo", "--json", "--keep"],
+            "demo",
+            ("main", (), {"json": True, "keep": True, "testbed": False}),
+        ),
+        (
+            ["bench", "loss", "--seed", "7", "--quick"],
+            "bench",
+            ("run", ("loss",), {"json": False, "seed": 7, "quick": True, "trace": None}),
+        ),
+        (
+            ["sim", "--seed", "3"],
+            "sim",
+            ("main", (), {"json": False, "seed": 3, "quick": False, "trace": None}),
+        ),
+    ],
+)
+def test_options_are_handed_over_and_the_exit_code_handed_back(
+    home: Path,
+    person: Person,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    module: str,
+    call: tuple[str, tuple, dict],
+) -> None:
+    app = FakeApp()
+    monkeypatch.setitem(sys.modules, f"reclaimnet.apps.{module}", app)
+    monkeypatch.setenv("RECLAIMNET_NATS__URL", "nats://x")
+    (home / "token").write_text("t0ken\n")
+    if module == "agent":
+        words = [*words, "--token-file", str(home / "token")]
+    assert person.types(*words) == 7
+    assert app.called == [call]
+
+
 # --- help, completion, lightness -----------------------------------------------------------
 
 
@@ -459,6 +538,42 @@ def test_every_command_has_help_with_an_example(person: Person, name: str) -> No
     assert person.types(name, "--help") == 0
     assert f"rn {name}" in person.out.partition("Example:")[2]
     assert max(map(len, person.out.splitlines())) <= 100
+
+
+def test_every_command_is_listed_for_someone(person: Person) -> None:
+    listed = [name for names in cli.SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(cli.cli.commands)
+    assert person.types("--help") == 0
+    assert max(map(len, person.out.splitlines())) <= 80
+    assert "..." not in person.out.partition("Borrowers")[2]
+
+
+def test_settings_are_shown_with_their_origin_but_no_secret(
+    gateway: FakeGateway, person: Person
+) -> None:
+    assert person.types("config") == 0
+    assert f"{gateway.url}  (RECLAIMNET_GATEWAY__URL)" in person.out
+    assert TOKEN not in person.out
+    assert TOKEN not in json.dumps(person.json("config", "--json"))
+
+
+def test_jobs_are_completed_from_the_gateway(gateway: FakeGateway) -> None:
+    gateway.jobs = [a_job("job-1", "resnet"), a_job("job-2", "bert")]
+    done = subprocess.run(
+        [sys.executable, "-c", "from reclaimnet.apps.cli import main; main()"],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(SRC),
+            "_RN_COMPLETE": "bash_complete",
+            "COMP_WORDS": "rn logs r",
+            "COMP_CWORD": "2",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "plain,resnet\n"
 
 
 def test_completion_scripts_are_for_rn(person: Person) -> None:

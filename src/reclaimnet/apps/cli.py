@@ -151,14 +151,35 @@ def command(example: str, **settings: Any) -> Callable[[Callable[..., Any]], cli
     return cli.command(epilog=f"\b\nExample:\n{lines}", **settings)
 
 
-def _config(ctx: click.Context | None = None) -> Config:
-    root = (ctx or click.get_current_context()).find_root()
-    return load(
-        flags={"gateway.url": root.params.get("gateway"), "state": root.params.get("state")}
-    )
+def _config(ctx: click.Context | None = None, *, state: str | None = None) -> Config:
+    given = (ctx or click.get_current_context()).find_root().params
+    return load(flags={"gateway.url": given.get("gateway"), "state": state or given.get("state")})
+
+
+SECTIONS: Final = {
+    "Borrowers": ("run", "ps", "logs", "why", "cancel"),
+    "Owners": ("lend", "reclaim", "nodes", "agent"),
+    "Operators": ("up", "down", "doctor", "config", "completion"),
+    "Researchers": ("demo", "bench", "sim"),
+}
+
+
+class Sections(click.Group):
+    """Lists commands by who needs them."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        longest = max(map(len, self.commands))
+        for title, names in SECTIONS.items():
+            lines = [
+                (name.ljust(longest), self.commands[name].get_short_help_str(limit=80))
+                for name in names
+            ]
+            with formatter.section(title):
+                formatter.write_dl(lines)
 
 
 @click.group(
+    cls=Sections,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExample:\n  rn up                         start a campus on this machine\n"
     "  rn run -- python train.py     run a job on it\n"
@@ -263,7 +284,7 @@ def run(
 @click.option("ended", "-a", "--all", is_flag=True, help="Also those that are over.")
 @json_option
 def ps(ended: bool, as_json: bool) -> None:
-    """List jobs: state, node, progress, moves, steps lost, and why.
+    """List jobs: state, node, steps, moves, steps lost, reason.
 
     States are Slurm's: PD waits, CF starts, R runs, CK saves, MG moves, S is suspended, CD is
     done, F failed, CA was cancelled.
@@ -286,7 +307,7 @@ def ps(ended: bool, as_json: bool) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Go on as it writes, until it is over.")
 @job_argument
 def logs(follow: bool, job: str) -> int:
-    """Show what a job has written, on all the nodes it has been on."""
+    """Show what a job has written, on all nodes it was on."""
     gateway = Gateway(_config())
     record = gateway.find(job)
     try:
@@ -300,7 +321,10 @@ def logs(follow: bool, job: str) -> int:
 @json_option
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True, shell_complete=_complete_job)
 def cancel(jobs: tuple[str, ...], as_json: bool) -> None:
-    """Cancel jobs. All of them are looked up first: if one is unknown, none is cancelled."""
+    """Cancel jobs.
+
+    All of them are looked up first: if one is unknown, none is cancelled.
+    """
     gateway = Gateway(_config())
     records = {record.id: record for record in map(gateway.find, jobs)}
     after: list[JobRecord] = []
@@ -319,7 +343,7 @@ def cancel(jobs: tuple[str, ...], as_json: bool) -> None:
 @json_option
 @job_argument
 def why(job: str, as_json: bool) -> None:
-    """Tell the story of a job: what happened, what was decided, and why."""
+    """Tell the story of a job: what was decided, and why."""
     from reclaimnet.apps import cli_story
 
     gateway = Gateway(_config())
@@ -375,7 +399,7 @@ def reclaim(
     node: str | None,
     as_json: bool,
 ) -> int:
-    """Take GPUs back. At the deadline they are yours, whatever happens."""
+    """Take GPUs back: at the deadline they are yours."""
     if now and notice is not None:
         raise UsageError("--now and --notice exclude each other; choose one")
     if withdraw and (now or notice is not None or gpus):
@@ -420,7 +444,11 @@ def nodes(as_json: bool) -> None:
 )
 @click.option("--foreground", is_flag=True, help="Stay here and log, as under systemd.")
 def up(listen: str, gateway_port: int, foreground: bool) -> Any:
-    """Start the campus: NATS and the gateway, and set this user up to talk to it."""
+    """Start the campus here: NATS and the gateway.
+
+    The address and the token are written into your configuration, so that every other command
+    finds them.
+    """
     return _app("up", "up")(
         config=_config(), listen=listen, gateway_port=gateway_port, foreground=foreground
     )
@@ -428,7 +456,10 @@ def up(listen: str, gateway_port: int, foreground: bool) -> Any:
 
 @command("rn down")
 def down() -> Any:
-    """Stop what `rn up` and `rn agent --detach` started here. Jobs keep their checkpoints."""
+    """Stop what `rn up` and `rn agent --detach` started.
+
+    Jobs keep their checkpoints, and go on after the next `rn up`.
+    """
     return _app("up", "down")(config=_config())
 
 
@@ -441,6 +472,7 @@ def down() -> Any:
 )
 @click.option("--name", help="The node's name; otherwise this machine's.")
 @click.option("--gpus", type=click.IntRange(0, 1024), help="Declare GPUs instead of looking.")
+@click.option("--state", metavar="DIR", help="Where this machine keeps its state.")
 @click.option("lending", "--lend", is_flag=True, help="Lend all of them at once.")
 @click.option("--notice", type=DURATION, default="60s", show_default=True, help="For --lend.")
 @click.option("--detach", is_flag=True, help="Run in the background; `rn down` ends it.")
@@ -449,12 +481,13 @@ def agent(
     token_file: Path | None,
     name: str | None,
     gpus: int | None,
+    state: str | None,
     lending: bool,
     notice: int,
     detach: bool,
 ) -> Any:
-    """Make this machine a node: its agent lends GPUs and runs guests."""
-    config = _config()
+    """Make this machine a node that lends GPUs and runs guests."""
+    config = _config(state=state)
     token = _token_in(token_file) if token_file else config.nats_token
     return _app("agent", "main")(
         config=config,
@@ -471,7 +504,7 @@ def agent(
 @command("rn doctor")
 @json_option
 def doctor(as_json: bool) -> int:
-    """Say what works on this machine, what is lost without the rest, and how to mend it."""
+    """Say what works here, what does not, and how to mend it."""
     from reclaimnet.apps import doctor as surgery
 
     findings = surgery.examine(_config())
@@ -491,7 +524,11 @@ def doctor(as_json: bool) -> int:
 @click.option("--keep", is_flag=True, help="Leave it running afterwards; `rn down` ends it.")
 @click.option("--testbed", is_flag=True, help="In network namespaces with shaped links (root).")
 def demo(as_json: bool, keep: bool, testbed: bool) -> Any:
-    """Run the real system here for a minute: four agents, three jobs, owners coming and going."""
+    """Run the real system here for a minute, with four agents.
+
+    Three jobs learn while owners lend machines and take them back. The table at the end says what
+    each job lost: nothing.
+    """
     return _app("demo", "main")(json=as_json, keep=keep, testbed=testbed)
 
 
@@ -506,7 +543,10 @@ def demo(as_json: bool, keep: bool, testbed: bool) -> Any:
     help="Real data to run on, where the bench takes any.",
 )
 def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None) -> Any:
-    """Measure one thing, with its contenders, in one run on the same input."""
+    """Measure one thing against its contenders.
+
+    All of them run on the same input; progress goes to standard error.
+    """
     return _app("bench", "run")(name, json=as_json, seed=seed, quick=quick, trace=trace)
 
 
@@ -516,14 +556,37 @@ def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None) 
 @click.option("--quick", is_flag=True, help="A small campus and a short time.")
 @click.option("--trace", type=click.Path(path_type=Path, exists=True), help="A journal to replay.")
 def sim(as_json: bool, seed: int, quick: bool, trace: Path | None) -> Any:
-    """Run a simulated campus: the same engines, in simulated time."""
+    """Run a simulated campus: the same engines, another clock."""
     return _app("sim", "main")(json=as_json, seed=seed, quick=quick, trace=trace)
+
+
+@command("rn config")
+@json_option
+def config(as_json: bool) -> None:
+    """Show every setting, and where it comes from."""
+    loaded = _config()
+    values = {
+        "gateway.url": loaded.gateway_url,
+        "gateway.token": "(set)" if loaded.gateway_token else None,
+        "nats.url": loaded.nats_url,
+        "nats.token": "(set)" if loaded.nats_token else None,
+        "state": str(loaded.state),
+    }
+    settings = [
+        {"key": key, "value": value, "origin": loaded.origins.get(key, "not set")}
+        for key, value in values.items()
+    ]
+    if as_json:
+        _print_json(settings=settings)
+        return
+    for setting in settings:
+        click.echo(f"{setting['key']:13}  {setting['value'] or '-'}  ({setting['origin']})")
 
 
 @command("rn completion bash > ~/.local/share/bash-completion/completions/rn")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what makes the shell complete commands, options, jobs and nodes."""
+    """Print what makes your shell complete commands and jobs."""
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)

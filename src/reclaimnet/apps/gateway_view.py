@@ -215,7 +215,7 @@ def state_of(card: Card, age: int) -> NodeState:
     if not card.gpus:
         return NodeState.RECLAIMED
     if card.leaving:
-        if card.busy:
+        if card.jobs:
             return NodeState.DRAINING
         if len(card.leaving) == len(card.gpus):
             return NodeState.RECLAIMED

@@ -148,6 +148,7 @@ class Node:
             case ev.CopyAsked():
                 return self.shelf.asked(event)
             case ev.CopyHeld():
+                self._measured(event.node, event.rate_bps)
                 attempt = self.attempts.get(event.job)
                 return attempt.copy_held(event, now) if attempt else []
             case ev.CopyRefused():
@@ -314,7 +315,12 @@ class Node:
         self.shelf.found((event.job,), now)
         return orders
 
+    def _measured(self, node: NodeId | None, rate_bps: int) -> None:
+        if node is not None and rate_bps > 0:
+            self.around.measured(node, rate_bps=rate_bps)
+
     def _pulled(self, event: ev.Pulled, now: int) -> list[Order]:
+        self._measured(event.source, event.rate_bps)
         orders: list[Order] = []
         if self.shelf.expects(event.job, event.manifest):
             orders += self.shelf.pulled(event, now)

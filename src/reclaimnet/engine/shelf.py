@@ -70,7 +70,9 @@ class Shelf:
             newest=event.manifest, before=before, check_at=now + CHECK_INTERVAL
         )
         keep = (event.manifest,) if before is None else (event.manifest, before)
-        held = CopyHeld(job=event.job, manifest=event.manifest, node=self.node)
+        held = CopyHeld(
+            job=event.job, manifest=event.manifest, node=self.node, rate_bps=event.rate_bps
+        )
         return [Tell(to=source, event=held), Forget(job=event.job, keep=keep)]
 
     def pull_failed(self, event: PullFailed) -> list[Order]:

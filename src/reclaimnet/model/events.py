@@ -124,6 +124,8 @@ class CopyHeld:
     job: JobId
     manifest: ManifestId
     node: NodeId
+    rate_bps: int = 0
+    """What the way to the node carried; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +258,9 @@ class Pulled:
     step: int
     size: int
     moved_bytes: int
+    source: NodeId | None = None
+    rate_bps: int = 0
+    """What the way from the source carried; 0 if too little moved to tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,6 +80,8 @@ class JobSpec:
     env: tuple[tuple[str, str], ...] = ()
     bundle: str | None = None
     """The content id of the working directory that was sent along."""
+    workdir: str | None = None
+    """A directory that every node sees; used if nothing was sent along."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

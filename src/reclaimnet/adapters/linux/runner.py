@@ -32,7 +32,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -228,7 +228,7 @@ class Runner:
         self._on = on
         self._parent = cgroup.find_parent() if cgroups else None
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
-        self._lease_until = 0
+        self._leases: dict[JobId, int] = {}
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -292,9 +292,10 @@ class Runner:
 
         self._do_for(job, epoch, end_now)
 
-    def hold_lease(self, until_monotonic_ns: int) -> None:
-        """All attempts may make progress until then, and stand still afterwards."""
-        self._do(lambda: self._hold_lease(until_monotonic_ns))
+    def hold_lease(self, until_monotonic_ns: int, jobs: Sequence[JobId]) -> None:
+        """The attempts of these jobs, those to come included, may make progress until then, and
+        stand still afterwards."""
+        self._do(lambda: self._hold_lease(until_monotonic_ns, jobs))
 
     def intact(self, snapshot: Snapshot) -> bool:
         """Whether what was read from the snapshot up to now is what was saved."""
@@ -473,7 +474,7 @@ class Runner:
                 group=group,
                 words=words,
             )
-            words[Word.LEASE_UNTIL] = self._lease_until
+            words[Word.LEASE_UNTIL] = self._leases.get(job, 0)
             env = self._environment(attempt, spec, resume, restarts)
             text = {
                 "job": job,
@@ -606,10 +607,10 @@ class Runner:
 
     # --- steering ---------------------------------------------------------------------------
 
-    def _hold_lease(self, until: int) -> None:
-        self._lease_until = until
+    def _hold_lease(self, until: int, jobs: Sequence[JobId]) -> None:
+        self._leases.update(dict.fromkeys(jobs, until))
         for attempt in self._attempts.values():
-            if not attempt.over:
+            if attempt.job in jobs and not attempt.over:
                 attempt.words[Word.LEASE_UNTIL] = until
                 if attempt.words[Word.STILL]:
                     self._nudge(attempt)

@@ -213,6 +213,12 @@ class Campus:
                 f"$KV.nodes.{token(card.node)}", encode_card(card), stream=streams.NODES
             )
 
+    async def read_card(self, node: NodeId) -> Card | None:
+        """The node's newest card, from the store itself."""
+        subject = f"$KV.nodes.{token(node)}"
+        stored = await self._newest(streams.NODES, subject, f"read the card of node {node}")
+        return decode_card(stored.data) if stored is not None and stored.data else None
+
     async def watch_cards(
         self, on_current: Callable[[], None] = lambda: None
     ) -> AsyncGenerator[Heard, None]:

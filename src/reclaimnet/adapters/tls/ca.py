@@ -13,6 +13,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from reclaimnet.errors import BadConfig, Forbidden
@@ -227,19 +228,34 @@ def _mutual(context: ssl.SSLContext, credentials: Credentials) -> ssl.SSLContext
     return context
 
 
-def _requested_key(request: bytes, common_name: str) -> ec.EllipticCurvePublicKey:
+def requested_name(request: bytes) -> str:
+    """Whom a certificate request (PEM) speaks for; its signature is checked."""
+    parsed, _ = _parsed_request(request)
+    asked = [str(name.value) for name in parsed.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if len(asked) != 1:
+        raise Forbidden("the certificate request must name exactly one node")
+    return asked[0]
+
+
+def _parsed_request(
+    request: bytes,
+) -> tuple[x509.CertificateSigningRequest, CertificatePublicKeyTypes]:
     if len(request) > MAX_REQUEST_BYTES:
         raise Forbidden("the certificate request is too large; send one made by this program")
     try:
         parsed = x509.load_pem_x509_csr(request)
         if not parsed.is_signature_valid:
             raise InvalidSignature
-        key = parsed.public_key()
+        return parsed, parsed.public_key()
     except (ValueError, InvalidSignature) as error:
         raise Forbidden("the certificate request is not valid; make a new one") from error
-    asked = [str(name.value) for name in parsed.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    if asked != [common_name]:
-        raise Forbidden(f"the certificate request is for {asked}, not for {common_name!r}")
+
+
+def _requested_key(request: bytes, common_name: str) -> ec.EllipticCurvePublicKey:
+    asked = requested_name(request)
+    if asked != common_name:
+        raise Forbidden(f"the certificate request is for {asked!r}, not for {common_name!r}")
+    _, key = _parsed_request(request)
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
         raise Forbidden("the certificate request is not for a P-256 key; make a new one")
     return key

@@ -34,7 +34,6 @@ from reclaimnet.model.asking import (
     Reply,
     Request,
     StatusRequest,
-    WithdrawRequest,
 )
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
 from reclaimnet.model.units import GIB, SECOND, show_duration
@@ -148,7 +147,8 @@ async def _until_told(
     agent: "Agent", signals: "asyncio.Queue[signal.Signals]", broken: "asyncio.Future[None]"
 ) -> None:
     waiting = asyncio.ensure_future(signals.get())
-    await asyncio.wait([waiting, broken], return_when=asyncio.FIRST_COMPLETED)
+    first: list[asyncio.Future[Any]] = [waiting, broken]
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if broken.done():
         broken.result()
     match waiting.result():
@@ -314,7 +314,7 @@ class Agent:
                 event: ev.LendAsked | ev.ReclaimAsked | ev.WithdrawAsked = self._lend(request)
             case ReclaimRequest():
                 event = self._reclaim(request)
-            case WithdrawRequest():
+            case _:
                 event = ev.WithdrawAsked(request=self._mint())
         answer = await world.ask(event)
         return Reply(ok=answer.ok, text=answer.text)
@@ -414,14 +414,7 @@ class Agent:
             ]
         except FileNotFoundError:
             return []
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            Damaged,
-            msgspec.ValidationError,
-        ) as error:
+        except (OSError, ValueError, KeyError, TypeError, Damaged) as error:
             _log.warning("what was lent before is not known any more (%s); lend again", error)
             return []
         return [ev.LendAsked(request=self._mint(), offer=offer), *notices]
@@ -443,8 +436,7 @@ class Agent:
         )
         asked = ev.ReclaimAsked(request=self._mint(), grace=grace, reason="the agent is stopping")
         await world.ask(asked)
-        while mind.attempts:
-            await asyncio.sleep(0.1)
+        await world.empty()
 
     async def end_guests(self) -> None:
         if self._world is None:
@@ -454,8 +446,7 @@ class Agent:
             world.runner.end(attempt.job, attempt.epoch)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
-                while mind.attempts:
-                    await asyncio.sleep(0.05)
+                await world.empty()
 
     def _running(self) -> tuple[LiveWorld, Node]:
         if self._world is None or self._mind is None:
@@ -502,10 +493,10 @@ async def _credentials(campus: Campus, settings: Settings) -> ca.Credentials:
         return kept
     key = ca.new_key()
     request = ca.request_certificate(key, ca.node_name(settings.node))
-    while True:
+    enrolment = None
+    while enrolment is None:
         try:
             enrolment = await campus.enrol(request.decode())
-            break
         except Unavailable as error:
             _log.warning("waiting for a gateway to sign our certificate: %s", error)
             await asyncio.sleep(CONNECT_AGAIN_S)

@@ -266,6 +266,8 @@ def run(
         from reclaimnet.apps import bundle
 
         fields["bundle"] = gateway.ship(bundle.pack(workdir or Path.cwd()))
+    else:
+        fields["workdir"] = str(Path.cwd())
     record = gateway.submit(fields)
     if detach:
         if as_json:

@@ -73,7 +73,7 @@ def node_lines(nodes: Sequence[Node], *, now: int, width: int | None) -> list[st
             head.append(f"lent by {card.provider}")
         head += [f"notice {show_duration(card.terms.notice)}", f"seen {seen} ago"]
         if card.jobs:
-            head.append(f"jobs: {' '.join(card.jobs)}")
+            head.append(f"jobs: {' '.join(progress.job for progress in card.jobs)}")
         lines.append(_cut(printable("  ".join(head)), width))
         models = max((len(gpu.model) for gpu in card.gpus), default=0)
         for gpu in sorted(card.gpus, key=lambda gpu: gpu.index):

@@ -35,6 +35,7 @@ MAX_PRIORITY: Final = 100
 MAX_WORDS: Final = 4096
 MAX_TEXT: Final = 32_768
 MAX_ENV: Final = 512
+MAX_WORKDIR: Final = 4096
 MAX_NAME: Final = 128
 MAX_PAGE: Final = 1000
 MAX_KEY: Final = 256
@@ -68,6 +69,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     saving: Saving = Saving.SDK
     env: Annotated[dict[EnvName, Word], Meta(max_length=MAX_ENV)] = {}
     bundle: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None = None
+    workdir: Annotated[str, Meta(pattern=r"^/", max_length=MAX_WORKDIR)] | None = None
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,6 +225,7 @@ class Desk:
             saving=submission.saving,
             env=tuple(sorted(submission.env.items())),
             bundle=bundle,
+            workdir=submission.workdir,
         )
         if len(encode_json(spec)) > MAX_SPEC_BYTES:
             raise UsageError(

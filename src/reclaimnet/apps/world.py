@@ -23,13 +23,13 @@ from reclaimnet.adapters.tls.ca import node_of
 from reclaimnet.adapters.vault.store import Source, Vault
 from reclaimnet.adapters.vault.transfer import pull
 from reclaimnet.apps import bundle
+from reclaimnet.engine.node import Node
 from reclaimnet.errors import Damaged, ReclaimNetError, Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobSpec, ManifestId, Saving
-from reclaimnet.ports import Mind
 
 WORKERS: Final = 8
 """Saves, pulls and restores under way at once on this node."""
@@ -66,7 +66,7 @@ class LiveWorld:
         *,
         node: NodeId,
         folder: Path,
-        mind: Mind,
+        mind: Node,
         campus: Campus,
         vault: Vault,
         client: ssl.SSLContext,
@@ -96,6 +96,7 @@ class LiveWorld:
         self._logs: asyncio.Queue[tuple[JobId, int, bytes]] = asyncio.Queue(LOG_QUEUE)
         self._log_dropped = 0
         self._closed = False
+        self._turned = asyncio.Event()
         self.after_owner_event: Callable[[], None] = lambda: None
         """Called after the provider has spoken and before they are answered."""
         self._spawn(self._send_logs())
@@ -117,6 +118,13 @@ class LiveWorld:
             self.after_owner_event()
         self.carry_out(orders)
         self._set_alarm()
+        self._turned.set()
+
+    async def empty(self) -> None:
+        """Returns when no attempt is left here."""
+        while self.mind.attempts:
+            self._turned.clear()
+            await self._turned.wait()
 
     def hear(self, card: Card) -> None:
         self._cards[card.node] = card

@@ -612,7 +612,7 @@ class Attempt:
         times = [self._write_at, self._fetch_at]
         if self.phase == Phase.BOOKED:
             times.append(self._booked_until)
-        if self.phase == Phase.RUNNING and self.departure is None and not self._saving:
+        if self._may_save():
             times.append(self.due_at)
         if self.departure is not None:
             times.append(self.departure.next_wake())
@@ -634,19 +634,18 @@ class Attempt:
             orders += self._store(self.record, now)
         if self.departure is not None:
             orders += self.departure.woke(now)
-        elif self._save_is_due(now):
+        elif self._may_save() and self.due_at is not None and now >= self.due_at:
             self._saving = True
             orders += self._change(now, state=JobState.CHECKPOINTING)
             orders.append(Save(job=self.job, epoch=self.epoch, final=False))
         return orders
 
-    def _save_is_due(self, now: int) -> bool:
+    def _may_save(self) -> bool:
         return (
             self.phase == Phase.RUNNING
+            and self.departure is None
             and not self._saving
             and self._verdict is None
-            and self.due_at is not None
-            and now >= self.due_at
         )
 
     def _explain(self, question: str, chosen: str, reason: str) -> Explain:

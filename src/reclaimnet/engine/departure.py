@@ -342,7 +342,7 @@ class Departure:
             orders += self._stop()
         if self._lost_hope or self.stopped or self._precopying:
             return orders
-        if self._stop_at is not None and now >= self._stop_at and self._prober is None:
+        if self._stop_at is not None and now >= self._stop_at:
             orders += self._stop()
         elif self._seek_at is not None and now >= self._seek_at and self._prober is None:
             orders += self._seek(now)

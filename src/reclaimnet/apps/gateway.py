@@ -48,6 +48,8 @@ SHUTDOWN_S: Final = 3
 """Open streams get this long to end; then they are cut."""
 PAGE: Final = 100
 BACKLOG: Final = 256
+MAX_CONNECTIONS: Final = 2048
+"""More are turned away with 503; each listener of events holds one."""
 
 _STATUS: Final[dict[type[ReclaimNetError], int]] = {
     UsageError: 400,
@@ -184,6 +186,7 @@ async def serve(
             access_log=False,
             ws="none",
             timeout_graceful_shutdown=SHUTDOWN_S,
+            limit_concurrency=MAX_CONNECTIONS,
         )
         server = _Server(config, on_started=lambda: on_ready(listener.getsockname()[1]))
 

@@ -474,12 +474,15 @@ async def test_a_listener_gets_the_state_and_every_change(running: Running) -> N
         await asyncio.gather(listening, return_exceptions=True)
 
 
-async def test_the_gateway_stops_while_someone_listens(running: Running) -> None:
-    await submitted(running)
+@pytest.mark.parametrize("path", ["events", "jobs/{job}/logs?follow=true"])
+async def test_the_gateway_stops_while_someone_listens(running: Running, path: str) -> None:
+    stored = await submitted(running)
+    await running.campus.append_log(stored.id, 1, LAB, b"a line\n")
     first_line = asyncio.Event()
 
     async def listen() -> None:
-        async with running.http.stream("GET", "/api/v1/events") as answer:
+        address = f"/api/v1/{path.format(job=stored.id)}"
+        async with running.http.stream("GET", address) as answer:
             async for _ in answer.aiter_lines():
                 first_line.set()
 

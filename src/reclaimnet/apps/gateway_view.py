@@ -187,6 +187,7 @@ class View:
                 node = seen.card.node
                 if seen.age_s * SECOND > KEPT_CARD:
                     del self._cards[node]
+                    self._told_states.pop(node, None)
                 elif self._told_states.get(node) != seen.state:
                     self._tell_node(node)
 

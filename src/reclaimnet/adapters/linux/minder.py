@@ -142,6 +142,20 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+class Due:
+    """A moment of CLOCK_MONOTONIC that is not put off when the machine sleeps, as that clock is."""
+
+    def __init__(self) -> None:
+        self._written = 0
+        self._slept = 0
+
+    def at(self, written: int, slept: int) -> int:
+        """The moment that was written, less the sleep since; `slept` is all sleep since boot."""
+        if written != self._written:
+            self._written, self._slept = written, slept
+        return max(1, written - (slept - self._slept)) if written else 0
+
+
 class Minder:
     def __init__(self, rundir: str) -> None:
         self._rundir = rundir
@@ -157,6 +171,8 @@ class Minder:
         self._alone = False
         self._still = False
         self._log_checked = time.monotonic()
+        self._end_due = Due()
+        self._lease_due = Due()
 
     def run(self) -> None:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -224,9 +240,10 @@ class Minder:
         while True:
             self._reap()
             now = time.monotonic_ns()
-            end_at = page[word["END_AT"]]
+            slept = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - now
+            end_at = self._end_due.at(page[word["END_AT"]], slept)
             if end_at and now >= end_at:
-                asked = end_at == self._attempt["at_once"]
+                asked = page[word["END_AT"]] == self._attempt["at_once"]
                 self._end()
                 self._free_images()
                 reason = "ended on request" if asked else "its time here was over"
@@ -238,7 +255,7 @@ class Minder:
                 reason = f"signal {signal.Signals(-code).name}" if code < 0 else ""
                 self._leave(code=128 - code if code < 0 else code, killed=False, reason=reason)
                 return
-            lease_until = page[word["LEASE_UNTIL"]]
+            lease_until = self._lease_due.at(page[word["LEASE_UNTIL"]], slept)
             self._keep_still(now >= lease_until or page[word["HOLD"]] != 0)
             self._bound_log()
             times = [t - now for t in (end_at, lease_until) if t > now]
@@ -257,6 +274,10 @@ class Minder:
     def _end(self) -> None:
         """Returns when no process is left: having no child is the kernel's word for it, since
         every orphan below us becomes our child. There is no other end that keeps the promise."""
+        if self._status is None:
+            # Most of it at once, before the longer look; its number cannot have been recycled.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._main, signal.SIGKILL)
         while True:
             if self._group is not None:
                 self._group.kill()

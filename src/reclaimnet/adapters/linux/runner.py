@@ -928,7 +928,9 @@ class Runner:
         return found
 
     def _find(self, attempt: _Attempt, *, same_boot: bool) -> Found:
-        pidfd = _pidfd_of_minder(attempt.dir) if same_boot else None
+        # Writing `exit` is the last thing a minder does: no process of the attempt is left then.
+        over = not same_boot or (attempt.dir / "exit").exists()
+        pidfd = None if over else _pidfd_of_minder(attempt.dir)
         exited = None
         if pidfd is not None:
             pid, fd, attempt.main = pidfd

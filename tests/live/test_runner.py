@@ -212,6 +212,28 @@ def test_a_save_leaves_the_job_running_and_a_final_one_makes_it_wait_until_resum
     assert not bench.runner.intact(first)
 
 
+def test_orders_may_be_repeated(bench, tmp_path):
+    spec = script(tmp_path, COUNTER)
+    for _ in range(2):
+        bench.start(spec)
+    bench.wait_step(5)
+    bench.runner.save(JOB, 1, True)
+    first = bench.wait(Snapshot)
+    bench.runner.save(JOB, 1, True)
+    assert bench.wait(Snapshot, 2) == first
+    for _ in range(2):
+        bench.runner.resume(JOB, 1)
+    bench.wait_step(first.step + 1)
+    for _ in range(2):
+        bench.runner.end(JOB, 1)
+    bench.wait(Exited)
+    for _ in range(2):
+        bench.runner.scrub(JOB, 1)
+    bench.runner.end(JOB, 1)
+    assert bench.wait(Exited, 2).killed
+    assert len(bench.all(Started)) == 1
+
+
 def test_moved_twice_the_training_ends_in_the_same_bits(plain):
     command = ("--steps", "400", "--delay", "0.001", "--padding", "1")
     plain.start(example("train_numpy.py", *command), epoch=1)
@@ -688,6 +710,9 @@ def test_a_script_with_a_signal_handler_is_saved_stopped_and_goes_on_elsewhere(b
     last = bench.wait(Snapshot, 2, epoch=2)
     assert last.final
     assert last.step > first.step
+    bench.runner.save(JOB, 2, True)
+    assert bench.wait(Snapshot, 3, epoch=2) == last
+    assert bench.runner.intact(last)
     kept = keep(last.path, bench.root / "kept")
     bench.runner.end(JOB, 2)
     assert bench.wait(Exited, epoch=2).killed
@@ -702,7 +727,12 @@ def test_after_a_final_save_by_signal_the_script_can_go_on_here(plain):
     plain.start(spec)
     eventually(lambda: "from step 0" in plain.log(), "the start")
     plain.runner.save(JOB, 1, True)
-    assert plain.wait(Snapshot).final
+    snapshot = plain.wait(Snapshot)
+    assert snapshot.final
+    # A lease that lapses and comes back does not let it go.
+    plain.runner.hold_lease(time.monotonic_ns())
+    plain.runner.hold_lease(FOREVER)
+    assert plain.runner.intact(snapshot)
     plain.runner.resume(JOB, 1)
     assert plain.wait(Exited).code == 0
     assert "done:" in plain.log()

@@ -111,8 +111,15 @@ class Group:
         self.path = path
         self._unified = os.path.exists(os.path.join(path, "cgroup.kill"))
 
-    def join(self) -> bool:
-        return write_control(os.path.join(self.path, "cgroup.procs"), "0")
+    def join(self) -> None:
+        write_control(os.path.join(self.path, "cgroup.procs"), "0")
+
+    def holds(self, pid: int) -> bool:
+        try:
+            with open(os.path.join(self.path, "cgroup.procs")) as file:
+                return str(pid) in file.read().split()
+        except OSError:
+            return False
 
     def stop(self, still: bool) -> bool:
         if self._unified:
@@ -133,8 +140,10 @@ class Group:
         self.stop(False)
 
     def remove(self) -> None:
-        with contextlib.suppress(OSError):
-            os.rmdir(self.path)
+        # The job may have made groups of its own inside.
+        for folder, _, _ in os.walk(self.path, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
 
 
 def send(pid: int, number: int) -> None:
@@ -200,6 +209,10 @@ class Minder:
         with os.fdopen(told, encoding="utf-8") as pipe:
             trouble = pipe.read()
         if not trouble:
+            if self._group is not None and not self._group.holds(self._main):
+                # It may not enter, or has exited already: do without the group.
+                self._group.remove()
+                self._group = None
             return None
         os.waitpid(self._main, 0)
         code, _, reason = trouble.partition(" ")
@@ -213,8 +226,8 @@ class Minder:
             os.setsid()
             # Our death is the command's: without a minder nobody would keep its deadline.
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if self._group is not None and not self._group.join():
-                raise OSError(f"it may not enter {self._group.path}")
+            if self._group is not None:
+                self._group.join()
             write_control("/proc/self/oom_score_adj", str(GUEST_OOM_SCORE))
             for number in _IGNORED:
                 signal.signal(number, signal.SIG_DFL)
@@ -256,20 +269,24 @@ class Minder:
                 self._leave(code=128 - code if code < 0 else code, killed=False, reason=reason)
                 return
             lease_until = self._lease_due.at(page[word["LEASE_UNTIL"]], slept)
-            self._keep_still(now >= lease_until or page[word["HOLD"]] != 0)
+            hold = page[word["HOLD"]]
+            if self._keep_still(now >= lease_until or hold != 0):
+                page[word["STILL"]] = 1 + hold if self._still else 0
             self._bound_log()
             times = [t - now for t in (end_at, lease_until) if t > now]
             signal.sigtimedwait(_WAKES, min([POLL_S, *(t / 1e9 for t in times)]))
 
-    def _keep_still(self, still: bool) -> None:
+    def _keep_still(self, still: bool) -> bool:
+        """Whether the processes are as they should be."""
         if still != self._still:
             if self._group is not None:
                 done = self._group.stop(still)
             else:
                 done = _stop_tree() if still else _continue_tree()
-            if done:
-                self._still = still
-                self._page[self._word["STILL"]] = int(still)
+            if not done:
+                return False
+            self._still = still
+        return True
 
     def _end(self) -> None:
         """Returns when no process is left: having no child is the kernel's word for it, since

@@ -28,6 +28,7 @@ import re
 import selectors
 import shutil
 import signal
+import stat
 import sys
 import threading
 import time
@@ -553,11 +554,14 @@ class Runner:
         return env
 
     def _images(self, name: str) -> Path:
-        """In shared memory if there is any: private to us, and named after our root."""
-        if os.access(SHARED_MEMORY, os.W_OK):
-            path = self._image_root / name
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return path
+        """In shared memory if there is any, else in the run directory."""
+        with contextlib.suppress(OSError):
+            self._image_root.mkdir(mode=0o700, exist_ok=True)
+            # Everybody may write there: somebody else's directory of that name is not ours.
+            owner = self._image_root.lstat()
+            if owner.st_uid == os.getuid() and stat.S_ISDIR(owner.st_mode):
+                (self._image_root / name).mkdir(mode=0o700, exist_ok=True)
+                return self._image_root / name
         return self._root / name / "images"
 
     @property
@@ -1076,10 +1080,10 @@ def _signal_catcher(main: int, number: signal.Signals) -> bool:
 def _mark(checkpoint: Path) -> tuple[int, int] | None:
     """When `.saved` was touched last, and which file it is."""
     try:
-        stat = (checkpoint / SAVED_MARK).stat()
+        saved = (checkpoint / SAVED_MARK).stat()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_ino
+    return saved.st_mtime_ns, saved.st_ino
 
 
 def _settled(checkpoint: Path, mark: tuple[int, int]) -> bool:
@@ -1092,8 +1096,9 @@ def _listing(checkpoint: Path) -> list[tuple[str, int, int]]:
     for folder, _, names in os.walk(checkpoint):
         for name in names:
             with contextlib.suppress(OSError):
-                stat = os.stat(os.path.join(folder, name), follow_symlinks=False)
-                files.append((os.path.join(folder, name), stat.st_size, stat.st_mtime_ns))
+                path = os.path.join(folder, name)
+                file = os.lstat(path)
+                files.append((path, file.st_size, file.st_mtime_ns))
     return sorted(files)
 
 

@@ -452,6 +452,19 @@ def test_the_job_dies_with_its_minder_and_that_is_told(bench, tmp_path):
     eventually(lambda: not any(alive(pid) for pid in pids), "the death of its daemons")
 
 
+def test_a_job_that_stops_its_minder_is_ended_all_the_same(bench, tmp_path):
+    text = """
+        import os, signal, time
+        os.kill(os.getppid(), signal.SIGSTOP)
+        print("stopped it", flush=True)
+        time.sleep(1000)
+    """
+    bench.start(script(tmp_path, text, saving=Saving.NONE))
+    eventually(lambda: "stopped it" in bench.log(), "the stop")
+    bench.runner.end(JOB, 1)
+    assert bench.wait(Exited).killed
+
+
 def test_the_freezer_of_version_1_does_when_version_2_is_not_there(tmp_path, monkeypatch):
     every = cgroup._candidates
     monkeypatch.setattr(

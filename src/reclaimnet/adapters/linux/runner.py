@@ -51,6 +51,7 @@ from reclaimnet.model.work import REQUEUE_EXIT_CODE, JobSpec, Saving
 
 POLL: Final = 20 * MILLISECOND
 """How often pages are looked at when no bell rings."""
+OVERDUE: Final = 100 * MILLISECOND
 LOG_EVERY: Final = 100 * MILLISECOND
 LOG_BYTES: Final = 64 << 10
 """The most that one LogLines carries."""
@@ -718,6 +719,10 @@ class Runner:
         if now >= attempt.log_next or gone:
             attempt.log_next = now + LOG_EVERY
             self._see_log(attempt)
+        if not gone and 0 < words[Word.END_AT] < now - OVERDUE:
+            # A guest of the same user may have stopped its minder.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(attempt.pidfd, signal.SIGCONT)
         if gone:
             self._see_exit(attempt)
         elif attempt.signal_save is not None and attempt.main:

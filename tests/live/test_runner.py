@@ -77,7 +77,7 @@ class Bench:
         self.root = root
         self.reports = []
         self.runner = Runner(root, self.reports.append, **options)
-        self.runner.hold_lease(FOREVER)
+        self.runner.hold_lease(FOREVER, (JOB,))
 
     def all(self, kind, epoch=None):
         return [r for r in list(self.reports) if isinstance(r, kind) and epoch in (None, r.epoch)]
@@ -479,11 +479,11 @@ def test_the_freezer_of_version_1_does_when_version_2_is_not_there(tmp_path, mon
         bench.start(script(tmp_path, BROOD))
         pids = brood_of(bench.log)
         group = bench.runner._attempts[JOB, 1].group
-        bench.runner.hold_lease(time.monotonic_ns())
+        bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
         eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "the freezing")
-        bench.runner.hold_lease(FOREVER)
+        bench.runner.hold_lease(FOREVER, (JOB,))
         eventually(lambda: (group / "freezer.state").read_text() == "THAWED\n", "the thawing")
-        bench.runner.hold_lease(time.monotonic_ns())
+        bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
         eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "the freezing")
         bench.runner.end(JOB, 1)
         assert bench.wait(Exited).killed
@@ -520,7 +520,7 @@ def test_without_a_lease_the_job_stands_still_and_loses_nothing(bench, tmp_path,
         """
         bench.start(script(tmp_path, text, saving=Saving.NONE))
         eventually(lambda: len(bench.log()) > 50, "some output")
-    bench.runner.hold_lease(time.monotonic_ns())
+    bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
     eventually(lambda: bench.runner._attempts[JOB, 1].words[Word.STILL], "standing still")
     log, step = bench.root / f"{JOB}.1" / "log", bench.runner._attempts[JOB, 1].words
     before = (log.stat().st_size, step[Word.STEP])
@@ -528,7 +528,7 @@ def test_without_a_lease_the_job_stands_still_and_loses_nothing(bench, tmp_path,
     time.sleep(0.3)  # Not to wait for something, but to give it the chance to happen.
     assert (log.stat().st_size, step[Word.STEP]) == before
     assert cpu_ticks(bench) == cpu
-    bench.runner.hold_lease(FOREVER)
+    bench.runner.hold_lease(FOREVER, (JOB,))
     if knows_us:
         bench.wait_step(before[1] + 5)
         bench.runner.save(JOB, 1, False)
@@ -549,7 +549,7 @@ def cpu_ticks(bench):
 def test_a_job_that_stands_still_is_ended_all_the_same(bench, tmp_path):
     bench.start(script(tmp_path, BROOD))
     pids = brood_of(bench.log)
-    bench.runner.hold_lease(time.monotonic_ns())
+    bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
     eventually(lambda: bench.runner._attempts[JOB, 1].words[Word.STILL], "standing still")
     bench.runner.limit(JOB, 1, time.monotonic_ns())
     assert bench.wait(Exited).killed
@@ -566,14 +566,14 @@ AGENT = """
     from reclaimnet.model.work import JobSpec, Saving
     root, script, saving, lease_s, limit_s = Path(sys.argv[1]), *sys.argv[2:]
     runner = Runner(root, lambda report: print(type(report).__name__, flush=True))
-    runner.hold_lease(time.monotonic_ns() + int(float(lease_s) * SECOND))
+    runner.hold_lease(time.monotonic_ns() + int(float(lease_s) * SECOND), ("job-1",))
     spec = JobSpec(name="x", user="ada", command=(sys.executable, script), saving=Saving(saving))
     runner.start("job-1", 1, spec, (), root, None, 0)
     if float(limit_s):
         runner.limit("job-1", 1, time.monotonic_ns() + int(float(limit_s) * SECOND))
     while True:
         time.sleep(0.05)
-        runner.hold_lease(time.monotonic_ns() + int(float(lease_s) * SECOND))
+        runner.hold_lease(time.monotonic_ns() + int(float(lease_s) * SECOND), ("job-1",))
 """
 
 
@@ -642,7 +642,7 @@ def test_a_new_agent_finds_the_job_and_goes_on_with_it(root, tmp_path):
         (found,) = bench.runner.adopt()
         assert (found.job, found.epoch, found.exit) == (JOB, 1, None)
         assert found.step > 3
-        bench.runner.hold_lease(FOREVER)
+        bench.runner.hold_lease(FOREVER, (JOB,))
         bench.wait_step(found.step + 5)
         bench.runner.save(JOB, 1, True)
         state, _ = image.load(bench.wait(Snapshot).path)
@@ -743,8 +743,8 @@ def test_after_a_final_save_by_signal_the_script_can_go_on_here(plain):
     snapshot = plain.wait(Snapshot)
     assert snapshot.final
     # A lease that lapses and comes back does not let it go.
-    plain.runner.hold_lease(time.monotonic_ns())
-    plain.runner.hold_lease(FOREVER)
+    plain.runner.hold_lease(time.monotonic_ns(), (JOB,))
+    plain.runner.hold_lease(FOREVER, (JOB,))
     assert plain.runner.intact(snapshot)
     plain.runner.resume(JOB, 1)
     assert plain.wait(Exited).code == 0

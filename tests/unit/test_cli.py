@@ -584,7 +584,8 @@ def test_completion_scripts_are_for_rn(person: Person) -> None:
 
 def test_nothing_heavy_is_imported_for_help_and_ps(gateway: FakeGateway) -> None:
     gateway.jobs = [a_job("job-1")]
-    heavy = "{'numpy', 'nats', 'litestar', 'uvicorn', 'cryptography', 'rich', 'asyncio', 'blake3'}"
+    heavy = {"numpy", "nats", "litestar", "uvicorn", "cryptography", "rich", "asyncio", "blake3"}
+    heavy |= {"reclaimnet.wire", "reclaimnet.model.events"}
     program = (
         "import sys; from reclaimnet.apps.cli import run_command; "
         "codes = [run_command(['--help']), run_command(['ps'])]; "

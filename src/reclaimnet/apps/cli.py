@@ -18,7 +18,6 @@ from typing import Any, Final, NoReturn, TypeVar
 import click
 import msgspec
 
-from reclaimnet import wire
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.client import Gateway, ask_local, follow_on, local_agents
 from reclaimnet.apps.config import DEFAULT_GATEWAY_PORT, Config, did_you_mean, load
@@ -741,8 +740,7 @@ def _copy_out(pieces: Iterable[bytes], *, to_stderr: bool = False) -> None:
 
 
 def _print_json(**fields: Any) -> None:
-    builtins = msgspec.to_builtins({"version": JSON_VERSION, **fields})
-    click.echo(wire.encode_json(builtins))
+    click.echo(msgspec.json.encode({"version": JSON_VERSION, **fields}))
 
 
 def _width() -> int | None:

@@ -131,6 +131,15 @@ def test_a_refused_token_says_where_to_set_it(
     assert "RECLAIMNET_GATEWAY__TOKEN" in person.err
 
 
+def test_a_garbled_token_is_refused_before_it_is_sent(
+    gateway: FakeGateway, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECLAIMNET_GATEWAY__TOKEN", "half\nhalf")
+    assert person.types("ps") == 78
+    assert "RECLAIMNET_GATEWAY__TOKEN" in person.err
+    assert gateway.asked == []
+
+
 def test_an_address_that_is_none_is_refused(home: Path, person: Person) -> None:
     assert person.types("--gateway", "campus:99999999", "ps") == 2
     assert "write for example http://127.0.0.1:7460" in person.err

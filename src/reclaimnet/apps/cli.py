@@ -116,7 +116,7 @@ PAIR: Final = PairType()
 
 def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     try:
-        jobs = Gateway(_config(ctx)).jobs(ended=param.name != "running")
+        jobs = Gateway(_config(ctx)).jobs(ended=True)
     except ReclaimNetError:
         return []
     words = sorted({job.spec.name for job in jobs} | {str(job.id) for job in jobs})

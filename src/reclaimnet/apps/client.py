@@ -19,6 +19,7 @@ import msgspec
 
 from reclaimnet.apps.config import Config, did_you_mean
 from reclaimnet.errors import (
+    BadConfig,
     Damaged,
     Forbidden,
     NotFound,
@@ -127,6 +128,11 @@ class Gateway:
         self._host, self._port, self._path = parts.hostname, port, parts.path
         self._secure = parts.scheme == "https"
         self._token = config.gateway_token
+        if self._token and not (self._token.isascii() and self._token.isprintable()):
+            raise BadConfig(
+                f"the token from {config.origins.get('gateway.token')} has characters that no "
+                "token has; copy it again"
+            )
 
     def health(self) -> dict[str, Any]:
         value = json.loads(self._call("GET", "/health"))

@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -124,12 +125,13 @@ def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def _complete_node(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    config = _config(ctx)
-    try:
-        names = {str(node.card.node) for node in Gateway(config).nodes()}
-    except ReclaimNetError:
-        names = set()
-    return sorted(name for name in names | set(local_agents(config)) if name.startswith(incomplete))
+    names: set[str] = set()
+    # Completion has no way to complain: it offers what it can find out.
+    with suppress(ReclaimNetError):
+        config = _config(ctx)
+        names |= set(local_agents(config))
+        names |= {str(node.card.node) for node in Gateway(config).nodes()}
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 json_option = click.option(

@@ -31,7 +31,8 @@ JSON_VERSION: Final = 1
 """Of what `--json` prints; raised when a key changes its meaning or goes, not when one is added."""
 POLL_S: Final = 0.5
 MAX_SILENT_POLLS: Final = 240
-"""How often in a row the gateway may fail to answer while we wait for a job: about two minutes."""
+"""How often in a row the gateway may fail to answer while we wait for a job: two minutes if it
+refuses at once, longer if each try runs into its timeout."""
 EXIT_CANCELLED: Final = 143
 EXIT_INTERRUPTED: Final = 130
 EXIT_BUG: Final = 70

@@ -7,6 +7,7 @@ that of an undisturbed run.
 
 import contextlib
 import dataclasses
+import functools
 import json as jsonlib
 import os
 import re
@@ -143,7 +144,7 @@ def _run(console: Console, home: Path, env: dict[str, str]) -> list[Row]:
     (work / "train.py").write_text(TRAIN)
     with console.status("starting NATS, a gateway and four agents"):
         _rn(env, "up", "--gateway-port", "0")
-        _all_at_once([lambda name=name: _start_agent(env, name) for name in AGENTS])
+        _all_at_once([functools.partial(_start_agent, env, name) for name in AGENTS])
     config = load(env=env, project=home / "none.toml", system=home / "none.toml")
     gateway = Gateway(config)
     _await(lambda: sum(len(node.card.vacant) for node in gateway.nodes()) >= 6, "the agents")
@@ -338,7 +339,7 @@ def _undisturbed(work: Path, count: int, env: dict[str, str]) -> list[Callable[[
             raise Unavailable("the undisturbed run did not end well; is numpy installed?")
         return found[1].decode()
 
-    return [lambda child=child: model(child) for child in children]
+    return [functools.partial(model, child) for child in children]
 
 
 def _start_agent(env: dict[str, str], name: str) -> None:

@@ -480,6 +480,7 @@ def down() -> Any:
 @click.option("lending", "--lend", is_flag=True, help="Lend all of them at once.")
 @click.option("--notice", type=DURATION, default="60s", show_default=True, help="For --lend.")
 @click.option("--detach", is_flag=True, help="Run in the background; `rn down` ends it.")
+@click.option("--suite", default="standby", show_default=True, help="Its policies, by name.")
 def agent(
     join: str | None,
     token_file: Path | None,
@@ -489,6 +490,7 @@ def agent(
     lending: bool,
     notice: int,
     detach: bool,
+    suite: str,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = _config(state=state)
@@ -502,6 +504,7 @@ def agent(
         lend=lending,
         notice=notice,
         detach=detach,
+        suite=suite,
     )
 
 
@@ -551,7 +554,7 @@ def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None) 
 
     All of them run on the same input; progress goes to standard error.
     """
-    return _app("bench", "run")(name, json=as_json, seed=seed, quick=quick, trace=trace)
+    return _app("bench.registry", "run")(name, json=as_json, seed=seed, quick=quick, trace=trace)
 
 
 @command("rn sim --seed 7")

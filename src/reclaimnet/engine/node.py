@@ -19,6 +19,7 @@ from reclaimnet.model.probing import Ticket
 from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import JobState, Writer
 from reclaimnet.policy.suite import Suite
+from reclaimnet.policy.topology import Topology
 
 DISPATCHER: Final = "dispatcher"
 EARLY_BEAT: Final = 50 * MILLISECOND
@@ -45,16 +46,20 @@ class Body:
     hazard_per_h: float = 0.5
     """Until departures have been observed: once in two hours, a careful guess."""
     timing: Timing = LIVELY
+    topology: Topology | None = None
+    """The plan of the campus, if there is one; else rates are learned from transfers."""
 
 
 class Node:
-    def __init__(self, body: Body, suite: Suite) -> None:
+    def __init__(self, body: Body, suite: Suite, around: Neighbourhood | None = None) -> None:
         self.body = body
         self.suite = suite
         self.provider = Provider(body.node)
         self.attempts: dict[JobId, Attempt] = {}
         self.shelf = Shelf(body.node)
-        self.around = Neighbourhood(body.node, body.timing)
+        self.around = around or Neighbourhood(
+            body.node, body.timing, uplink_bps=body.uplink_bps, topology=body.topology
+        )
         self.dispatcher: Dispatcher | None = None
         self._beat_at = 0
         self.lease_until = 0

@@ -44,7 +44,8 @@ class Shelf:
     def found(self, jobs: tuple[JobId, ...], now: int) -> None:
         """After a restart: what these copies are is learned from their records."""
         for job in jobs:
-            self.kept.setdefault(job, _Kept(newest=None, before=None, check_at=now))
+            # Right after this moment: at this very one the node may have woken already.
+            self.kept.setdefault(job, _Kept(newest=None, before=None, check_at=now + 1))
 
     def asked(self, event: CopyAsked) -> list[Order]:
         if len(self._pending) >= MAX_PENDING:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from reclaimnet.model.market import Card, NodeId
-from reclaimnet.model.units import SECOND
+from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import JobRecord
 from reclaimnet.policy.place import Candidate
 from reclaimnet.policy.topology import Topology
@@ -23,6 +23,8 @@ class Timing:
     longest_wait: int = 5 * SECOND
     """A job that found no place is tried again after this at the latest, even if nobody tells of
     a vacancy."""
+    shelf_check: int = MINUTE
+    """How often a shelf asks whether the jobs it keeps something for still live."""
 
     @property
     def given_up_after(self) -> int:

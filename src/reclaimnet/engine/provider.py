@@ -1,10 +1,28 @@
-"""The provider's book: what is lent, promised, taken and under notice on one node."""
+"""The provider's book: what is lent, promised, taken and under notice on one node.
+
+A GPU is away, lent, or under notice. Only the provider's word, its declared hours, or a deadline
+moves it:
+
+    away ──lend──▶ lent ──reclaim, or the hours are nearly over──▶ under notice ──deadline──▶ away
+      ▲                ◀────────────────withdraw────────────────────     │ (replaced: stays)
+      └── the hours begin again: what stands is lent by itself ◀─────────┘
+"""
 
 from dataclasses import replace
 from typing import Final
 
 from reclaimnet.model.events import LendAsked, ReclaimAsked, WithdrawAsked
-from reclaimnet.model.market import Contract, Gpu, GpuId, JobId, NodeId, Notice, NoticeId, Offer
+from reclaimnet.model.market import (
+    Cause,
+    Contract,
+    Gpu,
+    GpuId,
+    JobId,
+    NodeId,
+    Notice,
+    NoticeId,
+    Offer,
+)
 from reclaimnet.model.orders import Answer
 from reclaimnet.model.probing import Probe, Ticket, TicketId
 from reclaimnet.model.units import SECOND, show_duration
@@ -12,6 +30,7 @@ from reclaimnet.policy.arbitrate import Arbitrate, Booth, Denied
 
 TICKET_LIFE: Final = 5 * SECOND
 """A promise that is not redeemed by then is void."""
+HOURS_REQUEST: Final = "declared hours"
 MAX_NOTICES: Final = 256
 """More notices than this at once is a mistake of the asker."""
 
@@ -22,11 +41,16 @@ class Provider:
     def __init__(self, node: NodeId) -> None:
         self.node = node
         self.offer: Offer | None = None
+        """What is lent now."""
+        self.standing: Offer | None = None
+        """What the provider has said to lend, at the hours that were declared."""
         self.lending_since: int | None = None
         self.contracts: dict[JobId, Contract] = {}
         self.tickets: dict[TicketId, Ticket] = {}
         self.notices: dict[NoticeId, Notice] = {}
         self._minted = 0
+        self._hours_at: int | None = None
+        """When the declared hours next want something done."""
 
     # --- derived ---------------------------------------------------------------------------
 
@@ -53,6 +77,7 @@ class Provider:
     def next_wake(self) -> int | None:
         times = [ticket.expires for ticket in self.tickets.values()]
         times += [notice.deadline for notice in self.notices.values()]
+        times += [time for time in (self._hours_at,) if time is not None]
         return min(times, default=None)
 
     # --- the provider speaks ---------------------------------------------------------------
@@ -78,13 +103,56 @@ class Provider:
                 text=f"These GPUs are under notice ({_listed(back)}); "
                 "withdraw it first with: rn reclaim --cancel",
             )
-        self.offer = event.offer
+        self.standing = event.offer
+        gpus = f"{len(offered)} GPU{'s' * (len(offered) != 1)}"
+        notice = show_duration(event.offer.terms.notice)
+        if not event.offer.terms.lends_at(now) and not in_use:
+            self.offer, self.lending_since = None, None
+            self._hours_at = event.offer.terms.opens_after(now)
+            if self._hours_at is None:
+                self.standing = None
+                text = "The hours that were declared never come; declare others."
+                return Answer(request=event.request, ok=False, text=text)
+            wait = show_duration(self._hours_at - now)
+            text = f"{self.node} will lend {gpus} with {notice} notice, in {wait}."
+            return Answer(request=event.request, ok=True, text=text)
+        self._open(event.offer, now)
+        text = f"{self.node} lends {gpus} with {notice} notice."
+        return Answer(request=event.request, ok=True, text=text)
+
+    def _open(self, offer: Offer, now: int) -> None:
+        self.offer = offer
         self.lending_since = now if self.lending_since is None else self.lending_since
-        return Answer(
-            request=event.request,
-            ok=True,
-            text=f"{self.node} lends {len(offered)} GPU{'s' * (len(offered) != 1)} with "
-            f"{show_duration(event.offer.terms.notice)} notice.",
+        closes = self._closes_after(now)
+        self._hours_at = None if closes is None else max(closes - offer.terms.notice, now + 1)
+
+    def _closes_after(self, now: int) -> int | None:
+        terms = self.offer.terms if self.offer else None
+        return terms.closes_after(now) if terms and (terms.hours or terms.maintenance) else None
+
+    def keep_hours(self, now: int) -> ReclaimAsked | None:
+        """What the declared hours ask for at this moment, in the provider's name. Whoever gets a
+        request must hand it to `reclaim`."""
+        if self._hours_at is None or now < self._hours_at:
+            return None
+        self._hours_at = None
+        if self.offer is None:
+            if self.standing is not None and self.standing.terms.lends_at(now):
+                self._open(self.standing, now)
+            return None
+        closes = self._closes_after(now)
+        lent = tuple(gpu.id for gpu in self.offer.gpus if gpu.id not in self.leaving())
+        if closes is None or not lent:
+            return None
+        if closes - self.offer.terms.notice > now:
+            self._hours_at = closes - self.offer.terms.notice
+            return None
+        return ReclaimAsked(
+            request=HOURS_REQUEST,
+            gpus=lent,
+            grace=closes - now,
+            cause=Cause.HOURS,
+            reason="the declared hours are over",
         )
 
     def reclaim(self, event: ReclaimAsked, now: int) -> tuple[Answer, Notice | None]:
@@ -101,13 +169,19 @@ class Provider:
         if len(self.notices) >= MAX_NOTICES:
             text = f"{MAX_NOTICES} notices are running already; wait for their deadlines."
             return Answer(request=event.request, ok=False, text=text), None
+        replaced = self.notices.get(event.replaces) if event.replaces is not None else None
+        if event.replaces is not None and replaced is None:
+            text = f"There is no notice {event.replaces} on {self.node} to change."
+            return Answer(request=event.request, ok=False, text=text), None
+        if replaced is not None:
+            gpus = replaced.gpus
         promised = self.offer.terms.notice
         grace = promised if event.grace is None else event.grace
         notice = Notice(
-            id=NoticeId(self._mint("n", now)),
+            id=replaced.id if replaced is not None else NoticeId(self._mint("n", now)),
             gpus=gpus,
             deadline=now + max(grace, 0),
-            cause=event.cause,
+            cause=replaced.cause if replaced is not None else event.cause,
             given_at=now,
             reason=event.reason,
         )
@@ -187,9 +261,12 @@ class Provider:
         over = [notice for notice in self.notices.values() if now >= notice.deadline]
         for notice in over:
             del self.notices[notice.id]
-            self._stop_lending(set(notice.gpus))
+            self._stop_lending(set(notice.gpus), now, stands=notice.cause == Cause.HOURS)
 
-    def _stop_lending(self, gpus: set[GpuId]) -> None:
+    def _stop_lending(self, gpus: set[GpuId], now: int, *, stands: bool) -> None:
+        if self.standing is not None and not stands:
+            kept = tuple(gpu for gpu in self.standing.gpus if gpu.id not in gpus)
+            self.standing = replace(self.standing, gpus=kept) if kept else None
         if self.offer is None:
             # An earlier deadline took the last GPU already.
             return
@@ -197,6 +274,7 @@ class Provider:
         self.offer = replace(self.offer, gpus=left) if left else None
         if self.offer is None:
             self.lending_since = None
+            self._hours_at = self.standing.terms.opens_after(now) if self.standing else None
 
     def _lent(self) -> tuple[Gpu, ...]:
         return self.offer.gpus if self.offer else ()

@@ -13,11 +13,8 @@ from reclaimnet.model.events import (
 )
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import Forget, Order, Pull, Read, Tell
-from reclaimnet.model.units import MINUTE
 from reclaimnet.model.work import ManifestId
 
-CHECK_INTERVAL: Final = MINUTE
-"""How often the shelf asks whether a job it keeps something for still lives."""
 MAX_PENDING: Final = 64
 """Copies being pulled at once; more are refused and asked of another node."""
 
@@ -30,8 +27,9 @@ class _Kept:
 
 
 class Shelf:
-    def __init__(self, node: NodeId) -> None:
+    def __init__(self, node: NodeId, *, check_every: int) -> None:
         self.node = node
+        self._check_every = check_every
         self.kept: dict[JobId, _Kept] = {}
         self._pending: dict[tuple[JobId, ManifestId], NodeId] = {}
 
@@ -68,7 +66,7 @@ class Shelf:
         old = self.kept.get(event.job)
         before = old.newest if old and old.newest != event.manifest else None
         self.kept[event.job] = _Kept(
-            newest=event.manifest, before=before, check_at=now + CHECK_INTERVAL
+            newest=event.manifest, before=before, check_at=now + self._check_every
         )
         keep = (event.manifest,) if before is None else (event.manifest, before)
         held = CopyHeld(
@@ -87,7 +85,7 @@ class Shelf:
         orders: list[Order] = []
         for job in sorted(self.kept):
             if now >= self.kept[job].check_at:
-                self.kept[job].check_at = now + CHECK_INTERVAL
+                self.kept[job].check_at = now + self._check_every
                 orders.append(Read(job=job))
         return orders
 

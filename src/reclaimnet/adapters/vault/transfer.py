@@ -35,6 +35,7 @@ from reclaimnet.adapters.vault.store import (
     MAX_MANIFEST_BYTES,
     Hold,
     Vault,
+    chunk_buffer,
     chunk_sizes,
     parse_manifest,
 )
@@ -310,8 +311,8 @@ class _Sender:
         self._stream = stream
         self._bases = bases
         self._codec = Codec()
-        self._buffer = memoryview(bytearray(CHUNK_BYTES))
-        self._base_buffer = memoryview(bytearray(CHUNK_BYTES if bases else 0))
+        self._buffer = chunk_buffer()
+        self._base_buffer = chunk_buffer()
         self._link_cost = 0.0
         self._codec_cost = ASSUMED_CODEC_COST
         self._gain = 0.0
@@ -614,7 +615,7 @@ class _Puller:
 
     def _pull_from(self, stream: Stream, origin: _Origin, hold: Hold) -> None:
         asked: deque[int] = deque()
-        buffer = memoryview(bytearray(CHUNK_BYTES))
+        buffer = chunk_buffer()
         codec = Codec()
         try:
             with self._blaming(origin):

@@ -566,8 +566,9 @@ class Vault:
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 _write_durably(temporary, data)
                 os.rename(temporary, path)
-                _sync_folder(path.parent)
-                _sync_folder(path.parent.parent)
+                if suffix != _COMING:  # What was coming is forgotten at a power cut anyway.
+                    _sync_folder(path.parent)
+                    _sync_folder(path.parent.parent)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary)

@@ -658,6 +658,12 @@ class Runner:
                 self._took(attempt, attempt.checkpoint, attempt.taken_mark, final=True)
             case Saving.NONE:
                 self._save_failed(attempt, "this job cannot be saved: it was submitted so")
+            case Saving.SDK if words[Word.STATE] == PageState.UNKNOWN:
+                self._save_failed(
+                    attempt,
+                    "the script has not called the SDK so far; if it never does, submit it with "
+                    "--saving signal or --saving none",
+                )
             case Saving.SDK:
                 wanted = words[Word.SAVE_WANTED] + 1
                 if final:

@@ -159,7 +159,7 @@ def _config(ctx: click.Context | None = None, *, state: str | None = None) -> Co
 
 
 SECTIONS: Final = {
-    "Borrowers": ("run", "ps", "logs", "why", "cancel"),
+    "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
     "Owners": ("lend", "reclaim", "nodes", "agent"),
     "Operators": ("up", "down", "doctor", "config", "completion"),
     "Researchers": ("demo", "bench", "sim"),
@@ -319,6 +319,23 @@ def logs(follow: bool, job: str) -> int:
     except KeyboardInterrupt:
         return _detached(record)
     return 0
+
+
+@command("rn fetch train\nrn fetch train results/")
+@job_argument
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False), required=False)
+def fetch(job: str, directory: Path | None) -> None:
+    """Fetch what a completed job has left in $RN_OUTPUT_DIR.
+
+    Without a DIRECTORY it goes into one named after the job.
+    """
+    from reclaimnet.apps import bundle
+
+    gateway = Gateway(_config())
+    record = gateway.find(job)
+    target = directory or Path(record.spec.name)
+    count = bundle.unpack_output(gateway.output(record.id), target)
+    _say(f"{count} file{'s' * (count != 1)} of {record.spec.name} are in {target}/.")
 
 
 @command("rn cancel train\nrn cancel 8f3a 91c0")

@@ -65,6 +65,7 @@ from reclaimnet.model.work import (
 from reclaimnet.policy.cadence import Savable
 from reclaimnet.policy.place import Need
 from reclaimnet.policy.suite import Suite
+from reclaimnet.policy.triage import Evacuee
 
 WRITE_AGAIN: Final = SECOND
 """Pause before a write is repeated that the store did not answer."""
@@ -77,6 +78,9 @@ FETCH_ROUNDS: Final = 3
 FETCH_AGAIN: Final = 2 * SECOND
 SAVE_AGAIN: Final = 30 * SECOND
 """Pause after a save that failed, for example because the disk is full."""
+BASE_SHARE: Final = 0.5
+"""If more than this share of a state is new each time, an older one is no help to whoever waits for
+the newest."""
 COPY_TRIES: Final = 3
 """Nodes asked to keep a copy of one checkpoint."""
 
@@ -118,7 +122,8 @@ class Attempt:
         self.notice: Notice | None = None
         self.departure: Departure | None = None
         self.saved_at = 0
-        self.save_cost: int | None = None
+        self.save_cost = record.save_pause
+        self._start_at = 0
         self.due_at: int | None = None
         self._verdict: JobState | None = None
         """What the job becomes when its process is gone, if we are the ones who end it."""
@@ -151,10 +156,14 @@ class Attempt:
             # Only a job that was saved once is known to wait for its state when started ahead;
             # another might begin to work, beside the one that still runs.
             return []
-        return [
-            WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus),
-            Pull(job=self.job, manifest=newest.manifest, sources=self._sources(newest)),
+        orders: list[Order] = [
+            WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
         ]
+        if self.record.changed is None or self.record.changed < BASE_SHARE:
+            # What is here already need not come with the last state.
+            pull = Pull(job=self.job, manifest=newest.manifest, sources=self._sources(newest))
+            orders.append(pull)
+        return orders
 
     def adopt(self, now: int) -> list[Order]:
         """The process outlived the agent and its epoch is still ours: go on as if never gone."""
@@ -254,6 +263,7 @@ class Attempt:
 
     def _start(self, checkpoint: Checkpoint | None, now: int) -> list[Order]:
         self.phase = Phase.STARTING
+        self._start_at = now
         step = checkpoint.step if checkpoint else 0
         lost = max(self.record.step - step, 0)
         self._restored = checkpoint.manifest if checkpoint else None
@@ -294,10 +304,12 @@ class Attempt:
             return []
         self.phase = Phase.RUNNING
         self.saved_at = now
+        cold = self.source is None
         orders = self._change(
             now,
             state=JobState.RUNNING,
             reason="",
+            load_time=now - self._start_at if cold else self.record.load_time,
             started_at=self.record.started_at or now,
             last_step_at=self.record.last_step_at or now,
         )
@@ -308,7 +320,16 @@ class Attempt:
             orders.append(End(job=self.job, epoch=self.epoch))
         elif self.notice is not None:
             orders += self._depart(now)
+        else:
+            orders += self._secure(now)
         return orders
+
+    def _secure(self, now: int) -> list[Order]:
+        """What was restored here is often nowhere else any more; a copy costs the job nothing."""
+        newest = self.record.newest
+        if newest is None or self._restored is None or not self.suite.prepare.copies:
+            return []
+        return self._ask_copy(newest, now)
 
     def stepped(self, event: StepDone, now: int) -> list[Order]:
         if self.phase != Phase.RUNNING or event.epoch != self.epoch:
@@ -352,6 +373,7 @@ class Attempt:
         changes: dict[str, Any] = {
             "checkpoints": (checkpoint, *durable)[:KEPT_CHECKPOINTS],
             "step": max(event.step, self.record.step),
+            "save_pause": event.pause,
         }
         if self.departure is not None:
             self.record = replace(self.record, **changes)
@@ -417,17 +439,34 @@ class Attempt:
             return self._close(JobState.CANCELLED, "cancelled by its user", now)
         return []
 
-    def savable(self, hazard_per_h: float) -> Savable | None:
+    def savable(self) -> Savable | None:
         """How the cadence sees this attempt; None while it cannot be saved."""
         if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE:
             return None
         newest = self.record.newest
+        standby = self.record.standby
         return Savable(
             job=self.job,
             saved_at=self.saved_at,
             cost=self.save_cost,
             size=newest.size if newest else 0,
-            hazard_per_h=hazard_per_h,
+            weight=max(self.record.spec.gpus, 1),
+            path_bps=self.around.rate(standby) if standby else 0,
+        )
+
+    def evacuee(self, notice: Notice, now: int) -> Evacuee | None:
+        """How triage sees this attempt; None if it has no state to take along."""
+        if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE:
+            return None
+        newest = self.record.newest
+        if newest is None:
+            return None
+        return Evacuee(
+            job=self.job,
+            deadline=notice.deadline,
+            bytes_left=newest.size,
+            fixed=self.save_cost or 0,
+            unsaved=max(now - self.saved_at, 1) / SECOND * max(self.record.spec.gpus, 1),
         )
 
     # --- the output ------------------------------------------------------------------------
@@ -466,7 +505,11 @@ class Attempt:
             replace(candidate, holds=candidate.card.node == self.record.standby)
             for candidate in self.around.candidates(self.record, now)
         ]
-        ranked = self.suite.place(need, candidates, now)
+        kept = [candidate for candidate in candidates if candidate.holds]
+        # Who keeps the copies now goes on to, while it can: what it has need not be sent again.
+        ranked = self.suite.place(need, kept, now)
+        if not ranked.nodes:
+            ranked = self.suite.place(need, candidates, now)
         if not ranked.nodes:
             explained: list[Order] = [Explain(job=self.job, decision=ranked.decision)]
             return explained + (self._finished(now) if self.phase == Phase.FINISHING else [])
@@ -492,10 +535,20 @@ class Attempt:
         )
         orders: list[Order] = []
         if checkpoints != self.record.checkpoints and self.phase == Phase.RUNNING:
-            orders = self._change(now, checkpoints=checkpoints)
+            orders = self._change(now, checkpoints=checkpoints, changed=self._changed(event))
         if self.departure is not None:
             orders += self.departure.copy_held(event, now)
         return orders
+
+    def _changed(self, event: CopyHeld) -> float | None:
+        """Only who held the copy before can say how much of this one was new."""
+        held = next((c for c in self.record.checkpoints if c.manifest == event.manifest), None)
+        before = [c for c in self.record.checkpoints if held and c.taken_at < held.taken_at]
+        if held is None or event.moved_bytes is None or held.size == 0:
+            return self.record.changed
+        if not any(event.node in c.holders for c in before):
+            return self.record.changed
+        return min(event.moved_bytes / held.size, 1.0)
 
     def copy_refused(self, event: CopyRefused, now: int) -> list[Order]:
         if self.departure is not None:
@@ -515,9 +568,11 @@ class Attempt:
 
     # --- the way out -----------------------------------------------------------------------
 
-    def leave(self, notice: Notice, now: int) -> list[Order]:
-        """The loan ends by the notice's deadline, for whatever cause."""
-        if self.notice is not None and self.notice.deadline <= notice.deadline:
+    def leave(self, notice: Notice, now: int, *, shed: str = "") -> list[Order]:
+        """The loan ends by the notice's deadline, for whatever cause. If there is a reason to
+        `shed` it, it goes on from its last copy and leaves the uplink to others."""
+        other = self.notice is not None and self.notice.id != notice.id
+        if self.notice is not None and other and self.notice.deadline <= notice.deadline:
             return []
         self.notice = notice
         if self.phase == Phase.BOOKED:
@@ -526,8 +581,8 @@ class Attempt:
             return [Limit(job=self.job, epoch=self.epoch, at=notice.deadline)]
         if self.phase == Phase.RUNNING:
             if self.departure is not None:
-                return self.departure.tightened(notice, now)
-            return self._depart(now)
+                return self.departure.changed(notice, now)
+            return self._depart(now, shed=shed)
         return []
 
     def stay(self, now: int) -> list[Order]:
@@ -547,10 +602,10 @@ class Attempt:
             self._resume_when_written = True
         return orders
 
-    def _depart(self, now: int) -> list[Order]:
+    def _depart(self, now: int, *, shed: str = "") -> list[Order]:
         assert self.notice is not None, "nobody asked this job to leave"
         self.departure = Departure(self, self.notice)
-        return self.departure.begin(now)
+        return self.departure.begin(now, shed=shed)
 
     def doubt(self, now: int) -> list[Order]:
         """The lease has lapsed: somebody may hold the next epoch. The process stands still until

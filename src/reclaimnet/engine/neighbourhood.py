@@ -111,6 +111,10 @@ class Neighbourhood:
             if (including_me or node != self.me) and self.alive(node, now)
         ]
 
+    def cards(self) -> list[Card]:
+        """Of all nodes ever heard, in the rank of their names."""
+        return [heard.card for _, heard in sorted(self._heard.items())]
+
     def card(self, node: NodeId) -> Card | None:
         heard = self._heard.get(node)
         return heard.card if heard else None

@@ -202,7 +202,7 @@ class Provider:
             text += f" (You promised {show_duration(promised)}.)"
         return Answer(request=event.request, ok=True, text=text), notice
 
-    def withdraw(self, event: WithdrawAsked) -> tuple[Answer, tuple[Notice, ...]]:
+    def withdraw(self, event: WithdrawAsked, now: int) -> tuple[Answer, tuple[Notice, ...]]:
         gone = tuple(
             notice
             for notice in self.notices.values()
@@ -213,6 +213,12 @@ class Provider:
             return Answer(request=event.request, ok=False, text=text), ()
         for notice in gone:
             del self.notices[notice.id]
+        closes = self._closes_after(now)
+        if closes is not None:
+            # The declared hours end the loan all the same, unless it was they who were withdrawn.
+            hours_withdrawn = any(notice.cause == Cause.HOURS for notice in gone)
+            lead = self.offer.terms.notice if self.offer else 0
+            self._hours_at = closes + 1 if hours_withdrawn else max(closes - lead, now + 1)
         text = f"{self.node} goes on lending {_listed({g for n in gone for g in n.gpus})}."
         return Answer(request=event.request, ok=True, text=text), gone
 

@@ -70,7 +70,11 @@ class Shelf:
         )
         keep = (event.manifest,) if before is None else (event.manifest, before)
         held = CopyHeld(
-            job=event.job, manifest=event.manifest, node=self.node, rate_bps=event.rate_bps
+            job=event.job,
+            manifest=event.manifest,
+            node=self.node,
+            rate_bps=event.rate_bps,
+            moved_bytes=event.moved_bytes,
         )
         return [Tell(to=source, event=held), Forget(job=event.job, keep=keep)]
 
@@ -80,6 +84,12 @@ class Shelf:
             job=event.job, manifest=event.manifest, node=self.node, reason=event.reason
         )
         return [Tell(to=source, event=refused)]
+
+    def leaves(self, now: int) -> list[Order]:
+        """Nothing can be fetched from here soon: look up whose copies these are."""
+        for kept in self.kept.values():
+            kept.check_at = now + self._check_every
+        return [Read(job=job) for job in sorted(self.kept)]
 
     def woke(self, now: int) -> list[Order]:
         orders: list[Order] = []

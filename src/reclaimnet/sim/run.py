@@ -15,7 +15,7 @@ from reclaimnet.sim.process import Work
 from reclaimnet.sim.scenario import Happening, Kind, Scenario, SimJob
 from reclaimnet.sim.world import Journal, SimWorld
 
-CALM: Final = Timing(beat=6 * HOUR, longest_wait=15 * MINUTE)
+CALM: Final = Timing(beat=6 * HOUR, longest_wait=15 * MINUTE, shelf_check=6 * HOUR)
 """In a quiet world beats between these are known to arrive, and vacancies are always told."""
 SHELF_BYTES: Final = 1 << 40
 

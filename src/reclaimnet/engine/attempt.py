@@ -63,7 +63,7 @@ from reclaimnet.model.work import (
     shape_of,
 )
 from reclaimnet.policy.cadence import Savable
-from reclaimnet.policy.place import Need
+from reclaimnet.policy.place import Need, worth_waiting
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.triage import Evacuee
 
@@ -71,6 +71,8 @@ WRITE_AGAIN: Final = SECOND
 """Pause before a write is repeated that the store did not answer."""
 BOOKED_PATIENCE: Final = 2 * MINUTE
 """A destination keeps its GPUs for a job on its way for this long after it last heard of it."""
+OFFERED_PATIENCE: Final = 30 * MINUTE
+"""Once the state is on its way the pull itself says when it fails; this is for one that hangs."""
 FINISH_PATIENCE: Final = 30 * SECOND
 """How long a completed job waits for a second copy of its output."""
 FETCH_ROUNDS: Final = 3
@@ -159,7 +161,7 @@ class Attempt:
         orders: list[Order] = [
             WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
         ]
-        if self.record.changed is None or self.record.changed < BASE_SHARE:
+        if self.record.changed is not None and self.record.changed < BASE_SHARE:
             # What is here already need not come with the last state.
             pull = Pull(job=self.job, manifest=newest.manifest, sources=self._sources(newest))
             orders.append(pull)
@@ -179,7 +181,7 @@ class Attempt:
         self.record = event.record
         self.epoch = event.record.epoch + 1
         self._offered = event.manifest
-        self._booked_until = now + BOOKED_PATIENCE
+        self._booked_until = now + OFFERED_PATIENCE
         return [Pull(job=self.job, manifest=event.manifest, sources=(event.source,))]
 
     def handover_withdrawn(self, now: int) -> list[Order]:
@@ -215,6 +217,11 @@ class Attempt:
         self._fetching = 0
         self._fetch_round += 1
         if self._fetch_round >= FETCH_ROUNDS:
+            if not worth_waiting(self.record, None, now):
+                why = "nobody who holds a checkpoint came back in the time it takes to do it again"
+                orders.append(self._explain("wait for its state?", "no longer", why))
+                self.record = replace(self.record, checkpoints=())
+                return orders + self._start(None, now)
             reason = f"no holder of a checkpoint answers ({event.reason})"
             return orders + self._close(JobState.PENDING, reason, now)
         self._fetch_at = now + FETCH_AGAIN
@@ -252,7 +259,15 @@ class Attempt:
     def _fetch(self) -> list[Order]:
         self.phase = Phase.FETCHING
         checkpoint = self._fetched()
-        return [Pull(job=self.job, manifest=checkpoint.manifest, sources=self._sources(checkpoint))]
+        orders: list[Order] = []
+        if self.suite.prepare.warm and self._fetching == self._fetch_round == 0:
+            # It loads while its state is on the way.
+            orders.append(
+                WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
+            )
+        sources = self._sources(checkpoint)
+        orders.append(Pull(job=self.job, manifest=checkpoint.manifest, sources=sources))
+        return orders
 
     def _fetched(self) -> Checkpoint:
         return self.record.checkpoints[self._fetching]

@@ -84,9 +84,8 @@ class Departure:
             orders.append(self._explain("leave now or run on?", "run on: the job cannot be saved"))
             return orders
         if shed and self._safe_elsewhere(now):
-            self._lost_hope = True
             orders.append(self._explain("is its last state saved?", "no, others' are", shed))
-            return orders
+            return orders + self._give_up()
         return orders + self._seek(now)
 
     def changed(self, notice: Notice, now: int) -> list[Order]:
@@ -172,7 +171,7 @@ class Departure:
             Plight(
                 now=now,
                 deadline=self.notice.deadline,
-                state_bytes=newest.size if newest else 0,
+                state_bytes=newest.size if newest else None,
                 save_cost=attempt.save_cost or 0,
                 path_bps=attempt.around.rate(self.destination) if self.destination else 0,
                 placed=self.destination is not None,
@@ -185,9 +184,7 @@ class Departure:
             )
         )
         if plan.stop_at is None:
-            self._lost_hope = True
-            self._stop_at = self._seek_at = self._look_at = None
-            return [Explain(job=attempt.job, decision=plan.decision), *self._withdraw()]
+            return [Explain(job=attempt.job, decision=plan.decision), *self._give_up()]
         first_plan = self._stop_at is None
         self._stop_at = plan.stop_at
         orders: list[Order] = []
@@ -204,6 +201,12 @@ class Departure:
         if now >= plan.stop_at and not self._precopying:
             orders += self._stop()
         return orders
+
+    def _give_up(self) -> list[Order]:
+        """What it would still do here is lost, so it goes on from its last copy at once."""
+        self._lost_hope = True
+        self._stop_at = self._seek_at = self._look_at = None
+        return [*self._withdraw(), End(job=self.attempt.job, epoch=self.attempt.epoch)]
 
     def _safe_elsewhere(self, now: int) -> bool:
         """Somebody who stays holds a checkpoint, so there is something to fall back on."""

@@ -6,7 +6,7 @@ from typing import Final
 from reclaimnet.model.market import Card, NodeId
 from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import JobRecord
-from reclaimnet.policy.place import Candidate
+from reclaimnet.policy.place import Candidate, worth_waiting
 from reclaimnet.policy.topology import Topology
 
 
@@ -101,8 +101,10 @@ class Neighbourhood:
     ) -> list[Candidate]:
         """The nodes that live, as destinations of the job."""
         newest = record.newest
+        stranded = record.holder is None and self._stranded(record, now)
         return [
             Candidate(
+                stranded=stranded,
                 card=heard.card,
                 holds=newest is not None and node in newest.holders,
                 path_bps=self.rate(node),
@@ -110,6 +112,17 @@ class Neighbourhood:
             for node, heard in sorted(self._heard.items())
             if (including_me or node != self.me) and self.alive(node, now)
         ]
+
+    def _stranded(self, record: JobRecord, now: int) -> bool:
+        """Of what is in reach, the newest is not new enough yet."""
+        reachable = next(
+            (c for c in record.checkpoints if any(self._sends(h, now) for h in c.holders)), None
+        )
+        return worth_waiting(record, reachable, now)
+
+    def _sends(self, node: NodeId, now: int) -> bool:
+        heard = self._heard.get(node)
+        return heard is not None and bool(heard.card.gpus) and self.alive(node, now)
 
     def cards(self) -> list[Card]:
         """Of all nodes ever heard, in the rank of their names."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.units import HOUR, MINUTE, SECOND, show_duration
-from reclaimnet.model.work import Decision, Shape
+from reclaimnet.model.work import Checkpoint, Decision, JobRecord, Shape
 from reclaimnet.policy.hazard import expected_life
 
 SAFETY: Final = 1.25
@@ -55,6 +55,8 @@ class Candidate:
     """It has the newest checkpoint already."""
     path_bps: int = 0
     """Bytes per second from the asker to it; 0 if unknown."""
+    stranded: bool = False
+    """Nobody who has the job's state can send it, and it is worth waiting for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +96,8 @@ class MostUseful:
     def __call__(self, need: Need, candidates: Sequence[Candidate], now: int) -> Ranked:
         refused: list[str] = []
         fit: list[_Judged] = []
-        stranded = _stranded(need, candidates)
         for candidate in candidates:
-            objection = stranded or objection_to(need, candidate)
+            objection = objection_to(need, candidate)
             if not objection:
                 fit.append(self._judge(need, candidate, now))
             elif len(refused) < TOLD:
@@ -130,13 +131,17 @@ class MostUseful:
         return _Judged(candidate=candidate, value=value, life=life, wait=wait)
 
 
-def _stranded(need: Need, candidates: Sequence[Candidate]) -> str:
-    """A job from the queue needs somebody who holds its state and may send it."""
-    if not need.vacant_now or need.grace is not None or need.state_bytes == 0:
-        return ""
-    if any(candidate.holds and candidate.card.gpus for candidate in candidates):
-        return ""
-    return "nobody who holds the job's checkpoint lends at the moment"
+def worth_waiting(record: JobRecord, reachable: Checkpoint | None, now: int) -> bool:
+    """Whether a job whose newest checkpoint is out of reach should wait for it rather than go on
+    from the reachable one, or from the beginning: as long as it has waited for less time than the
+    work would take to be done again. That is never more than twice the best in hindsight."""
+    newest = record.newest
+    if newest is None or newest == reachable:
+        return False
+    began = record.started_at if record.started_at is not None else record.submitted_at
+    again = newest.taken_at - (reachable.taken_at if reachable is not None else began)
+    waited_since = record.last_step_at if record.last_step_at is not None else newest.taken_at
+    return now - max(waited_since, newest.taken_at) < again
 
 
 def objection_to(need: Need, candidate: Candidate) -> str:
@@ -146,6 +151,8 @@ def objection_to(need: Need, candidate: Candidate) -> str:
         return "to be avoided"
     if not card.gpus:
         return "lends nothing"
+    if candidate.stranded and need.vacant_now and need.grace is None:
+        return "nobody who holds the job's checkpoint lends at the moment"
     if not need.vacant_now:
         if card.deadline is not None:
             return "is being reclaimed"

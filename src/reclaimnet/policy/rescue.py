@@ -25,7 +25,8 @@ class Plight:
 
     now: int
     deadline: int
-    state_bytes: int
+    state_bytes: int | None
+    """None if it was never saved, so that nobody knows."""
     save_cost: int
     path_bps: int
     placed: bool
@@ -56,7 +57,7 @@ def time_to_leave(plight: Plight) -> int:
     """The last save and its bytes, with nothing to spare."""
     share = plight.changed if plight.fresh_copy else 1.0
     rate = plight.path_bps or ASSUMED_BPS
-    return plight.save_cost + round(plight.state_bytes * share / rate * SECOND) + FIXED
+    return plight.save_cost + round((plight.state_bytes or 0) * share / rate * SECOND) + FIXED
 
 
 def stand_still_least(plight: Plight) -> Plan:
@@ -79,6 +80,9 @@ def stand_still_least(plight: Plight) -> Plan:
             ),
         )
     latest = max(plight.now, plight.deadline - needed)
+    if plight.state_bytes is None:
+        # What is not known takes half of the time, to be on the safe side.
+        latest = plight.now + max(grace, 0) // 2
     if not plight.placed:
         return Plan(
             precopy=False,
@@ -100,7 +104,8 @@ def stand_still_least(plight: Plight) -> Plan:
         and 2 * needed < grace
     )
     # The transfer takes place while the destination still loads.
-    stop_at = min(plight.now + max(plight.loading - transfer - plight.save_cost, 0), latest)
+    loading = 0 if plight.state_bytes is None else plight.loading
+    stop_at = min(plight.now + max(loading - transfer - plight.save_cost, 0), latest)
     run_on = stop_at - plight.now
     chosen = f"run on for {show_duration(run_on)}, then leave" if run_on else "leave now"
     return Plan(

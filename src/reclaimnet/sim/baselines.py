@@ -5,9 +5,10 @@ the provider. Slurm and pipeline redundancy are small state machines of their ow
 their users run them; every constant is in ASSUMPTIONS, which is printed with the results.
 """
 
+import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from reclaimnet.model.market import Card, JobId, NodeId
@@ -66,10 +67,11 @@ ASSUMPTIONS: Final[dict[str, str]] = {
     "30 min to shared storage at 1 GB/s or their uplink; first fit on the fastest free node",
     "slurm_requeue_jit": "as slurm_requeue, with preempt_send_user_signal and a job that saves to "
     "shared storage when the grace time suffices, then exits",
-    "pipeline_redundancy": "each job streams its state to a shadow on the next lent node of the "
-    "ring without pause between copies, at half its uplink; 5 % redundant computing; the shadow "
-    "is loaded and takes over 10 s after its partner is gone if it has GPUs, else any node fetches "
-    "its copy; both gone: user checkpoint every 30 min; notices are not used",
+    "pipeline_redundancy": "each job copies its state to a shadow on the next lent node of the "
+    "ring, at half its uplink, as often as Young's interval says for the campus's true mean rate "
+    "of endings; 5 % redundant computing; the shadow is loaded and takes over 10 s after its "
+    "partner is gone if it has GPUs, else any node fetches its copy; both gone: user checkpoint "
+    "every 30 min; notices are not used",
 }
 
 
@@ -94,6 +96,20 @@ def endings(scenario: Scenario) -> dict[NodeId, tuple[int, ...]]:
         if happening.kind != Kind.LEND:
             found.setdefault(happening.node, []).append(happening.at + happening.grace)
     return {node: tuple(times) for node, times in found.items()}
+
+
+def mean_loan(scenario: Scenario) -> int:
+    """How long a loan lasts on average, ended or not."""
+    lent: dict[NodeId, int] = {}
+    total, ended = 0, 0
+    for happening in scenario.happenings:
+        if happening.kind == Kind.LEND:
+            lent[happening.node] = happening.at
+        elif happening.node in lent:
+            total += happening.at + happening.grace - lent.pop(happening.node)
+            ended += 1
+    total += sum(scenario.until - since for since in lent.values())
+    return total // max(ended, 1)
 
 
 def reclaimnet(scenario: Scenario, seed: int) -> Account:
@@ -172,6 +188,7 @@ class BatchCampus:
         self.tasks: dict[JobId, _Task] = {}
         self.waiting: list[_Task] = []
         self._passing = False
+        self.mean_loan = mean_loan(scenario)
 
     def run(self) -> Account:
         for happening in self.scenario.happenings:
@@ -427,7 +444,7 @@ class BatchCampus:
         return task.saved
 
     def _stream(self, task: _Task, generation: int) -> None:
-        """Copy after copy to the next lent node of the ring."""
+        """One copy after the other to the next lent node of the ring."""
         assert task.site is not None, "it runs somewhere"
         self._settle(task)
         shadow = self._next_in_ring(task.site)
@@ -449,8 +466,11 @@ class BatchCampus:
             if shadow.up and shadow.lent:
                 task.shadow = shadow
                 task.shadow_has = captured
-            self._stream(task, generation)
+            young = round(math.sqrt(2 * task.job.save_time * self.mean_loan))
+            pause = max(began + young - self.kernel.now, 0)
+            self.kernel.after(pause, lambda: self._stream_again(task, generation))
 
+        began = self.kernel.now
         wait = task.job.save_time + round(task.job.state_bytes / rate * SECOND)
         self.kernel.after(wait, arrived)
 

@@ -273,7 +273,12 @@ class Attempt:
         return self.record.checkpoints[self._fetching]
 
     def _sources(self, checkpoint: Checkpoint) -> tuple[NodeId, ...]:
-        others = tuple(holder for holder in checkpoint.holders if holder != self.node)
+        others = tuple(
+            sorted(
+                (holder for holder in checkpoint.holders if holder != self.node),
+                key=lambda holder: (self.around.leaves(holder), -self.around.rate(holder), holder),
+            )
+        )
         return others if self.source is None else tuple(dict.fromkeys((self.source, *others)))
 
     def _start(self, checkpoint: Checkpoint | None, now: int) -> list[Order]:

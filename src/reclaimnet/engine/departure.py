@@ -170,6 +170,7 @@ class Departure:
         plan = attempt.suite.rescue(
             Plight(
                 now=now,
+                given_at=self.notice.given_at,
                 deadline=self.notice.deadline,
                 state_bytes=newest.size if newest else None,
                 save_cost=attempt.save_cost or 0,

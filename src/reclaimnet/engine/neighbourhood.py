@@ -124,6 +124,11 @@ class Neighbourhood:
         heard = self._heard.get(node)
         return heard is not None and bool(heard.card.gpus) and self.alive(node, now)
 
+    def leaves(self, node: NodeId) -> bool:
+        """Whether it lends nothing that is not under notice, as far as we have heard."""
+        heard = self._heard.get(node)
+        return heard is None or len(heard.card.gpus) <= len(heard.card.leaving)
+
     def cards(self) -> list[Card]:
         """Of all nodes ever heard, in the rank of their names."""
         return [heard.card for _, heard in sorted(self._heard.items())]

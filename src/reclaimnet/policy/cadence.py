@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from reclaimnet.model.market import JobId, Outlook
-from reclaimnet.model.units import HOUR, MILLISECOND, SECOND, show_duration
+from reclaimnet.model.units import DAY, HOUR, MILLISECOND, SECOND, show_duration
 from reclaimnet.model.work import Decision
 from reclaimnet.policy.hazard import rate_at, spells
 
@@ -34,6 +34,7 @@ FIXED: Final = SECOND
 """What a move takes besides pause and bytes: messages, a claim."""
 MARGIN: Final = 1.25
 """A move must fit into the notice with this factor to spare, since rates are estimates."""
+FAR: Final = 365 * DAY
 SAME: Final = 0.2
 """Intervals that differ by less than this share are not worth telling."""
 
@@ -274,11 +275,20 @@ class Young:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Never:
-    """Whoever knows every ending ahead needs no other save."""
+class Once:
+    """Whoever knows every ending ahead needs to know only what a save takes."""
 
     def __call__(self, jobs: Sequence[Savable], stage: Stage) -> tuple[Due, ...]:
-        return ()
+        return tuple(
+            Due(
+                job=job.job,
+                at=job.saved_at + (SHORTEST if job.cost is None else FAR),
+                interval=SHORTEST if job.cost is None else FAR,
+                cost=job.cost,
+                hazard_per_h=0.0,
+            )
+            for job in jobs
+        )
 
 
-CADENCE: Final[dict[str, Cadence]] = {"joint": Joint(), "young": Young(), "never": Never()}
+CADENCE: Final[dict[str, Cadence]] = {"joint": Joint(), "young": Young(), "once": Once()}

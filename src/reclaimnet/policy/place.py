@@ -6,6 +6,7 @@ expected to last, less the wait for the state, less what the next departure will
 is little where the notice is long enough to leave in good order.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +27,8 @@ MOVE_COST: Final = MINUTE
 ROLLBACK: Final = 10 * MINUTE
 """What is lost on average when a node leaves with too little notice: half an interval, and the
 way back through the queue."""
+BREAKING: Final = 0.05
+"""What a place is worth less for each time the vacant GPUs are twice what the job needs."""
 ASSUMED_BPS: Final = 50_000_000
 """Bytes per second assumed on a path that was never measured."""
 TOLD: Final = 16
@@ -99,8 +102,12 @@ class MostUseful:
         for candidate in candidates:
             objection = objection_to(need, candidate)
             if not objection:
-                fit.append(self._judge(need, candidate, now))
-            elif len(refused) < TOLD:
+                judged = self._judge(need, candidate, now)
+                if judged.value > 0:
+                    fit.append(judged)
+                    continue
+                objection = f"is expected to last {judged.life * 60:.0f} min, not worth the move"
+            if len(refused) < TOLD:
                 refused.append(f"{candidate.card.node}: {objection}")
         fit.sort(key=lambda judged: (-judged.value, judged.candidate.card.node))
         nodes = tuple(judged.candidate.card.node for judged in fit)
@@ -125,6 +132,9 @@ class MostUseful:
         short = card.outlook.short if leaving + FIXED <= card.terms.notice else 1.0
         ending = (MOVE_COST + short * ROLLBACK) / HOUR
         value = _speed(need, card) * life - wait / HOUR - (1 - lasts) * ending
+        if need.vacant_now and value > 0:
+            # What is broken up is missed by larger jobs.
+            value *= 1 - BREAKING * math.log2(max(len(card.vacant), 1) / max(need.shape.gpus, 1))
         if not need.vacant_now and not _could_run(need, card):
             # A shelf that could also run the job is worth more: a move there carries little.
             value *= 0.5

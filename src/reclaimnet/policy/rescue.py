@@ -24,6 +24,8 @@ class Plight:
     """A job that has to leave."""
 
     now: int
+    given_at: int
+    """When the notice was given."""
     deadline: int
     state_bytes: int | None
     """None if it was never saved, so that nobody knows."""
@@ -81,8 +83,8 @@ def stand_still_least(plight: Plight) -> Plan:
         )
     latest = max(plight.now, plight.deadline - needed)
     if plight.state_bytes is None:
-        # What is not known takes half of the time, to be on the safe side.
-        latest = plight.now + max(grace, 0) // 2
+        # Nobody knows how much there is to send: half of the notice is kept for it.
+        latest = max(plight.now, (plight.given_at + plight.deadline) // 2)
     if not plight.placed:
         return Plan(
             precopy=False,
@@ -105,7 +107,9 @@ def stand_still_least(plight: Plight) -> Plan:
     )
     # The transfer takes place while the destination still loads.
     loading = 0 if plight.state_bytes is None else plight.loading
-    stop_at = min(plight.now + max(loading - transfer - plight.save_cost, 0), latest)
+    # Running on must not eat what is there in case something goes wrong.
+    spare = max(plight.deadline - 2 * needed, plight.now)
+    stop_at = min(plight.now + max(loading - transfer - plight.save_cost, 0), spare, latest)
     run_on = stop_at - plight.now
     chosen = f"run on for {show_duration(run_on)}, then leave" if run_on else "leave now"
     return Plan(

@@ -13,7 +13,7 @@ from typing import Final
 
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.units import HOUR, MINUTE, SECOND
-from reclaimnet.policy.cadence import Never, Young
+from reclaimnet.policy.cadence import Once, Young
 from reclaimnet.policy.place import MostUseful
 from reclaimnet.policy.suite import Suite
 from reclaimnet.sim.kernel import Kernel
@@ -61,7 +61,7 @@ ASSUMPTIONS: Final[dict[str, str]] = {
     "young_daly": "same engines; Young's interval per job from the learned mean rate; notices are "
     "not used: the job hears of the reclaim at its deadline",
     "oracle": "same engines; every ending, crashes too, is known 15 min ahead; destinations by "
-    "their true remaining time; saves nothing else",
+    "their true remaining time; saves once to see what a save takes",
     "slurm_requeue": "GraceTime = the owner's notice, killed up to 30 s later (>= 16 s after the "
     "ask); 0 = no warning; 121 s requeue hold; dead node noticed after 320 s; users save every "
     "30 min to shared storage at 1 GB/s or their uplink; first fit on the fastest free node",
@@ -121,7 +121,7 @@ def young_daly(scenario: Scenario, seed: int) -> Account:
 
 
 def oracle(scenario: Scenario, seed: int) -> Account:
-    suite = Suite(cadence=Never(), place=MostUseful(life=TrueLife(endings=endings(scenario))))
+    suite = Suite(cadence=Once(), place=MostUseful(life=TrueLife(endings=endings(scenario))))
     return run(foretold(scenario), suite, seed=seed).account
 
 

@@ -60,9 +60,9 @@ class Habits:
 class Demand:
     """What is submitted."""
 
-    load: float = 0.5
+    load: float = 0.4
     """Work that arrives, as a share of what is lent on average."""
-    gpus: tuple[tuple[int, float], ...] = ((1, 0.7), (2, 0.2), (4, 0.1))
+    gpus: tuple[tuple[int, float], ...] = ((1, 0.75), (2, 0.2), (4, 0.05))
     median: int = 4 * HOUR
     spread: float = 1.2
     longest: int = 4 * DAY
@@ -265,6 +265,9 @@ PRESETS: Final[dict[str, Callable[[int, int], Scenario]]] = {
     ),
     "department": lambda seed, until: campus(
         name="department", seed=seed, until=until, machines=12
+    ),
+    "busy": lambda seed, until: campus(
+        name="busy", seed=seed, until=until, machines=54, demand=Demand(load=0.7)
     ),
     "short_notice": lambda seed, until: campus(
         name="short_notice",

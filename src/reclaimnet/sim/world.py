@@ -677,6 +677,7 @@ class SimWorld:
         self._later(machine, PULL_TIMEOUT, failed)
 
     def _transfer(self, machine: Machine, order: od.Pull, source: NodeId, saved: Saved) -> None:
+        """From one source; should it fall silent, from the next."""
         incarnation = machine.incarnation
         began = self.now
         finished = False
@@ -705,6 +706,10 @@ class SimWorld:
                 return
             if not self._serves(self.machines[source]) or not machine.connected:
                 break_off()
+                left = tuple(other for other in order.sources if other != source)
+                if left and machine.connected:
+                    self._pull(machine, replace(order, sources=left))
+                    return
                 failed = ev.PullFailed(
                     job=order.job, manifest=order.manifest, reason=f"{source} went silent"
                 )

@@ -394,6 +394,7 @@ class Attempt:
             "checkpoints": (checkpoint, *durable)[:KEPT_CHECKPOINTS],
             "step": max(event.step, self.record.step),
             "save_pause": event.pause,
+            "last_step_at": now,
         }
         if self.departure is not None:
             self.record = replace(self.record, **changes)
@@ -521,15 +522,12 @@ class Attempt:
             vacant_now=False,
             avoid=self._copy_avoid,
         )
-        candidates = [
-            replace(candidate, holds=candidate.card.node == self.record.standby)
-            for candidate in self.around.candidates(self.record, now)
-        ]
-        kept = [candidate for candidate in candidates if candidate.holds]
         # Who keeps the copies now goes on to, while it can: what it has need not be sent again.
+        standby = self.record.standby
+        kept = self.around.candidates(self.record, now, only=standby) if standby else []
         ranked = self.suite.place(need, kept, now)
         if not ranked.nodes:
-            ranked = self.suite.place(need, candidates, now)
+            ranked = self.suite.place(need, self.around.candidates(self.record, now), now)
         if not ranked.nodes:
             explained: list[Order] = [Explain(job=self.job, decision=ranked.decision)]
             return explained + (self._finished(now) if self.phase == Phase.FINISHING else [])

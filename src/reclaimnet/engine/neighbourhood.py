@@ -97,19 +97,25 @@ class Neighbourhood:
         return min(self._uplink_bps, heard.card.uplink_bps) if heard else 0
 
     def candidates(
-        self, record: JobRecord, now: int, *, including_me: bool = False
+        self,
+        record: JobRecord,
+        now: int,
+        *,
+        including_me: bool = False,
+        only: NodeId | None = None,
     ) -> list[Candidate]:
-        """The nodes that live, as destinations of the job."""
+        """The nodes that live, or the one of them that is asked for, as destinations of the job."""
         newest = record.newest
+        nodes = sorted(self._heard) if only is None else [only] if only in self._heard else []
         stranded = record.holder is None and self._stranded(record, now)
         return [
             Candidate(
                 stranded=stranded,
-                card=heard.card,
+                card=self._heard[node].card,
                 holds=newest is not None and node in newest.holders,
                 path_bps=self.rate(node),
             )
-            for node, heard in sorted(self._heard.items())
+            for node in nodes
             if (including_me or node != self.me) and self.alive(node, now)
         ]
 

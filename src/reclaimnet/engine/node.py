@@ -28,8 +28,8 @@ from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Read, 
 from reclaimnet.model.probing import Ticket
 from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import JobRecord, JobState, Writer, shape_of
-from reclaimnet.policy.cadence import Due, Savable, Stage
-from reclaimnet.policy.hazard import Experience, learn, observe, pooled
+from reclaimnet.policy.cadence import Due, Stage
+from reclaimnet.policy.hazard import Experience, Forecast, learn, observe, pooled
 from reclaimnet.policy.place import Need
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import Topology
@@ -39,7 +39,7 @@ EARLY_BEAT: Final = 50 * MILLISECOND
 """A change of what is vacant is told this soon, and not more often than this."""
 STRAY_AGAIN: Final = 2 * SECOND
 """How often a record that names this node by mistake is looked at until it is mended."""
-REPLAN: Final = 15 * MINUTE
+REPLAN: Final = HOUR
 """How often the cadence is asked again when nothing else prompts it; it looks ahead over changing
 rates by itself."""
 LEARN_AGAIN: Final = 6 * HOUR
@@ -79,12 +79,15 @@ class Node:
         self.lease_until = 0
         self._leases: dict[JobId, int] = {}
         self._told: Card | None = None
+        self._card: Card | None = None
+        self._card_of: tuple[int, Forecast] | None = None
         self._strays: dict[JobId, int] = {}
         """Jobs whose records name this node though it does not run them, until that is mended."""
         self._rehoused: dict[JobId, JobRecord] = {}
         """Waiting jobs whose copies another shelf was asked to take over."""
         self._plan_at = 0
-        self._planned: tuple[Savable, ...] = ()
+        self._planned: tuple[tuple[object, ...], ...] = ()
+        """What the cadence was last asked about."""
         self._cadence_told: dict[JobId, Due] = {}
         self.experience = Experience()
         """What this node has seen of its own loans."""
@@ -113,6 +116,12 @@ class Node:
 
     def card(self) -> Card:
         """What is told with every beat, but for the progress of jobs, which is always news."""
+        made_from = (self.provider.version, self.forecast)
+        if self._card is None or self._card_of != made_from:
+            self._card, self._card_of = self._make_card(), made_from
+        return self._card
+
+    def _make_card(self) -> Card:
         offer = self.provider.offer
         return Card(
             node=self.body.node,
@@ -546,12 +555,16 @@ class Node:
 
     def _hold_leases(self) -> list[Order]:
         """Every process whose epoch is certain shares the node's lease."""
+        until = self.lease_until
+        if len(self._leases) != len(self.attempts) or self._leases.keys() != self.attempts.keys():
+            self._leases = {job: at for job, at in self._leases.items() if job in self.attempts}
+        elif all(at == until for at in self._leases.values()):
+            return []
         jobs = tuple(
             job
             for job in sorted(self.attempts)
-            if self.attempts[job].trusted and self._leases.get(job) != self.lease_until
+            if self.attempts[job].trusted and self._leases.get(job) != until
         )
-        self._leases = {job: until for job, until in self._leases.items() if job in self.attempts}
         if not jobs:
             return []
         self._leases.update(dict.fromkeys(jobs, self.lease_until))
@@ -590,14 +603,17 @@ class Node:
     def _plan_saves(self, now: int) -> list[Order]:
         """Ask the cadence, jointly for all that share this node's uplink, when it could answer
         differently than before."""
+        if not self.attempts and not self._planned:
+            return []
+        marks = tuple((job, a.phase, a.saved_at, a.save_cost) for job, a in self.attempts.items())
+        if marks == self._planned and now < self._plan_at:
+            return []
+        self._planned = marks
         jobs = tuple(
             savable
             for job in sorted(self.attempts)
             if (savable := self.attempts[job].savable()) is not None
         )
-        if jobs == self._planned and now < self._plan_at:
-            return []
-        self._planned = jobs
         self._plan_at = now + REPLAN
         orders: list[Order] = []
         since = self.provider.lending_since
@@ -627,7 +643,7 @@ class Node:
                 card = self.card()
             self._told = card
             return [Beat(card=replace(card, beat=now, jobs=self._progress()))]
-        if card != self._told:
+        if card is not self._told and card != self._told:
             self._beat_at = min(self._beat_at, now + EARLY_BEAT)
         return []
 

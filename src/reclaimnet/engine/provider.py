@@ -49,6 +49,8 @@ class Provider:
         self.tickets: dict[TicketId, Ticket] = {}
         self.notices: dict[NoticeId, Notice] = {}
         self._minted = 0
+        self.version = 0
+        """Grows with every change, so that what is derived need not be derived again."""
         self._hours_at: int | None = None
         """When the declared hours next want something done."""
 
@@ -84,6 +86,7 @@ class Provider:
 
     def lend(self, event: LendAsked, now: int) -> Answer:
         """The offer becomes exactly this, except that GPUs in use do not leave without notice."""
+        self.version += 1
         offered = {gpu.id for gpu in event.offer.gpus}
         if not offered:
             return Answer(request=event.request, ok=False, text="There is no GPU to lend here.")
@@ -121,6 +124,7 @@ class Provider:
         return Answer(request=event.request, ok=True, text=text)
 
     def _open(self, offer: Offer, now: int) -> None:
+        self.version += 1
         self.offer = offer
         self.lending_since = now if self.lending_since is None else self.lending_since
         closes = self._closes_after(now)
@@ -157,6 +161,7 @@ class Provider:
 
     def reclaim(self, event: ReclaimAsked, now: int) -> tuple[Answer, Notice | None]:
         """A notice on the GPUs; a pressing one on the same GPUs is never lengthened by it."""
+        self.version += 1
         if self.offer is None:
             text = f"{self.node} lends nothing, so there is nothing to take back."
             return Answer(request=event.request, ok=False, text=text), None
@@ -203,6 +208,7 @@ class Provider:
         return Answer(request=event.request, ok=True, text=text), notice
 
     def withdraw(self, event: WithdrawAsked, now: int) -> tuple[Answer, tuple[Notice, ...]]:
+        self.version += 1
         gone = tuple(
             notice
             for notice in self.notices.values()
@@ -225,6 +231,7 @@ class Provider:
     # --- promises --------------------------------------------------------------------------
 
     def arbitrate(self, probe: Probe, rule: Arbitrate, now: int) -> Ticket | Denied:
+        self.version += 1
         booth = Booth(offer=self.offer, vacant=self.vacant(), leaving=bool(self.notices))
         if probe.job in self.contracts:
             return Denied(reasons=("already has a contract with this job",))
@@ -245,6 +252,7 @@ class Provider:
 
     def redeem(self, ticket: Ticket, now: int) -> bool:
         """The ticket becomes a contract, unless it is void."""
+        self.version += 1
         held = self.tickets.pop(ticket.id, None)
         if held is None or now >= held.expires or held.job in self.contracts:
             return False
@@ -253,19 +261,25 @@ class Provider:
 
     def adopt(self, job: JobId, gpus: tuple[GpuId, ...], now: int) -> None:
         """A process that outlived the agent keeps its contract."""
+        self.version += 1
         self.contracts[job] = Contract(job=job, gpus=gpus, since=now)
 
     def give_back(self, ticket: Ticket) -> None:
+        self.version += 1
         self.tickets.pop(ticket.id, None)
 
     def release(self, job: JobId) -> None:
-        self.contracts.pop(job, None)
+        if self.contracts.pop(job, None) is not None:
+            self.version += 1
 
     def expire(self, now: int) -> None:
         """What time ends: tickets, and the loan of GPUs whose deadline has passed."""
-        self.tickets = {key: t for key, t in self.tickets.items() if now < t.expires}
+        if any(now >= ticket.expires for ticket in self.tickets.values()):
+            self.version += 1
+            self.tickets = {key: t for key, t in self.tickets.items() if now < t.expires}
         over = [notice for notice in self.notices.values() if now >= notice.deadline]
         for notice in over:
+            self.version += 1
             del self.notices[notice.id]
             self._stop_lending(set(notice.gpus), now, stands=notice.cause == Cause.HOURS)
 

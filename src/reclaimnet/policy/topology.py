@@ -56,7 +56,12 @@ class Topology:
 
     def rate_bps(self, source: NodeId, target: NodeId) -> int:
         """What an undisturbed transfer would reach; 0 if there is no way, or none is known."""
-        return round(min((rate for _, rate in self.path(source, target)), default=0))
+        return _rate_bps(self, source, target)
+
+
+@lru_cache(maxsize=1 << 16)
+def _rate_bps(topology: Topology, source: NodeId, target: NodeId) -> int:
+    return round(min((rate for _, rate in topology.path(source, target)), default=0))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -582,7 +582,8 @@ class SimWorld:
             if process.frozen:
                 self.kernel.after(SECOND, take)
                 return
-            self._report_step(machine, process)
+            if self.report_every is not None:
+                self._report_step(machine, process)
             step = process.step(self.now)
             manifest = ManifestId(self._mint("m"))
             machine.vault[manifest] = Saved(job=order.job, step=step, size=work.state_bytes)

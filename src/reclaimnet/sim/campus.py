@@ -118,7 +118,7 @@ UPLINKS: Final = ((125_000_000, 0.5), (312_500_000, 0.2), (1_250_000_000, 0.3))
 """1, 2.5 and 10 Gbit/s."""
 
 
-def _pick(rng: random.Random, chances: tuple[tuple[float, float], ...]) -> float:
+def pick(rng: random.Random, chances: tuple[tuple[float, float], ...]) -> float:
     return rng.choices([c[0] for c in chances], [c[1] for c in chances])[0]
 
 
@@ -127,10 +127,10 @@ def _machine(index: int, rng: random.Random, habits: Habits) -> SimNode:
         id=NodeId(f"n{index:02d}"),
         provider=f"lab{index // 3:02d}",
         building=f"b{index % BUILDINGS}",
-        gpus=int(_pick(rng, GPUS)),
-        speed=_pick(rng, SPEEDS),
-        uplink_bps=int(_pick(rng, UPLINKS)),
-        terms=Terms(notice=int(_pick(rng, habits.notices))),
+        gpus=int(pick(rng, GPUS)),
+        speed=pick(rng, SPEEDS),
+        uplink_bps=int(pick(rng, UPLINKS)),
+        terms=Terms(notice=int(pick(rng, habits.notices))),
     )
 
 
@@ -195,7 +195,7 @@ def submissions(
     left = supply * demand.load
     jobs: list[SimJob] = []
     while left > 0:
-        gpus = int(_pick(rng, sizes))
+        gpus = int(pick(rng, sizes))
         drawn = rng.lognormvariate(math.log(demand.median / SECOND), demand.spread)
         seconds = max(round(min(drawn, demand.longest / SECOND)), 60)
         state = min(

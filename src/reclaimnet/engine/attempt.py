@@ -126,6 +126,7 @@ class Attempt:
         self.saved_at = 0
         self.save_cost = record.save_pause
         self._start_at = 0
+        self._loads_ahead = False
         self.due_at: int | None = None
         self._verdict: JobState | None = None
         """What the job becomes when its process is gone, if we are the ones who end it."""
@@ -262,9 +263,12 @@ class Attempt:
         orders: list[Order] = []
         if self.suite.prepare.warm and self._fetching == self._fetch_round == 0:
             # It loads while its state is on the way.
+            self._loads_ahead = True
             orders.append(
                 WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
             )
+            if self.notice is not None:
+                orders.append(Limit(job=self.job, epoch=self.epoch, at=self.notice.deadline))
         sources = self._sources(checkpoint)
         orders.append(Pull(job=self.job, manifest=checkpoint.manifest, sources=sources))
         return orders
@@ -595,7 +599,7 @@ class Attempt:
         self.notice = notice
         if self.phase == Phase.BOOKED:
             return self._decline(f"{self.node} is being reclaimed itself")
-        if self.phase == Phase.STARTING:
+        if self.phase == Phase.STARTING or (self.phase == Phase.FETCHING and self._loads_ahead):
             return [Limit(job=self.job, epoch=self.epoch, at=notice.deadline)]
         if self.phase == Phase.RUNNING:
             if self.departure is not None:
@@ -606,7 +610,8 @@ class Attempt:
     def stay(self, now: int) -> list[Order]:
         """The notice was withdrawn: the loan goes on."""
         self.notice = None
-        if self.phase not in (Phase.STARTING, Phase.RUNNING):
+        loads = self.phase == Phase.FETCHING and self._loads_ahead
+        if self.phase not in (Phase.STARTING, Phase.RUNNING) and not loads:
             return []
         orders: list[Order] = [Limit(job=self.job, epoch=self.epoch, at=None)]
         if self.departure is None:
@@ -653,9 +658,12 @@ class Attempt:
         return [Write(record=self.record, writer=Writer.ATTEMPT)]
 
     def _close(self, state: JobState, reason: str, now: int, **changes: Any) -> list[Order]:
+        ended: list[Order] = []
+        if self.phase == Phase.FETCHING and self._loads_ahead:
+            ended.append(End(job=self.job, epoch=self.epoch))
         self.phase = Phase.CLOSING
         self.departure = None
-        return self._change(
+        return ended + self._change(
             now,
             state=state,
             reason=reason,
@@ -716,6 +724,7 @@ class Attempt:
         who = f"epoch {current.epoch} held by {current.holder}" if current else "no such job"
         had_process = self.phase in (Phase.STARTING, Phase.RUNNING)
         warm = self.source is not None and self.phase in (Phase.BOOKED, Phase.CLAIMING)
+        warm = warm or (self.phase == Phase.FETCHING and self._loads_ahead)
         self.phase = Phase.FENCED if had_process else Phase.GONE
         self.departure = None
         orders: list[Order] = [self._explain("may this attempt go on?", "no", who)]

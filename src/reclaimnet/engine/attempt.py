@@ -80,6 +80,8 @@ FETCH_ROUNDS: Final = 3
 FETCH_AGAIN: Final = 2 * SECOND
 SAVE_AGAIN: Final = 30 * SECOND
 """Pause after a save that failed, for example because the disk is full."""
+SHOWN_PAUSE: Final = 5 * SECOND
+"""A pause shorter than this is over before anybody could look, and not worth a write."""
 BASE_SHARE: Final = 0.5
 """If more than this share of a state is new each time, an older one is no help to whoever waits for
 the newest."""
@@ -766,7 +768,8 @@ class Attempt:
             orders += self.departure.woke(now)
         elif self._may_save() and self.due_at is not None and now >= self.due_at:
             self._saving = True
-            orders += self._change(now, state=JobState.CHECKPOINTING)
+            if self.save_cost is None or self.save_cost >= SHOWN_PAUSE:
+                orders += self._change(now, state=JobState.CHECKPOINTING)
             orders.append(Save(job=self.job, epoch=self.epoch, final=False))
         return orders
 

@@ -26,7 +26,7 @@ from reclaimnet.model.market import (
 )
 from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Read, Tell, Write
 from reclaimnet.model.probing import Ticket
-from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
+from reclaimnet.model.units import HOUR, MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobState, Writer, shape_of
 from reclaimnet.policy.cadence import Due, Stage
 from reclaimnet.policy.hazard import Experience, Forecast, learn, observe, pooled
@@ -525,9 +525,7 @@ class Node:
             replace(c, holders=(*c.holders, event.node)) if c.manifest == event.manifest else c
             for c in record.checkpoints
         )
-        return [
-            Write(record=replace(record, checkpoints=checkpoints), writer=Writer.DISPATCHER)
-        ]
+        return [Write(record=replace(record, checkpoints=checkpoints), writer=Writer.DISPATCHER)]
 
     # --- beats and time --------------------------------------------------------------------
 

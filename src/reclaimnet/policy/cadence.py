@@ -146,8 +146,7 @@ class Joint:
         """Seconds of GPU time for a byte on the uplink, such that all saves fit through it."""
         budget = uplink_bps * self.uplink_share
         asked = sum(
-            job.size / interval(job, hazard, 0.0)
-            for job, hazard in zip(jobs, hazards, strict=True)
+            job.size / interval(job, hazard, 0.0) for job, hazard in zip(jobs, hazards, strict=True)
         )
         if budget <= 0 or asked <= budget:
             return 0.0
@@ -174,7 +173,9 @@ class Joint:
         outlook = stage.outlook
         if outlook.by_age or outlook.by_hour:
             share = outlook.short if evacuable else 1.0
-            at = _reached(job, stage, share, pause(job) + price * job.size / job.weight, self.longest)
+            at = _reached(
+                job, stage, share, pause(job) + price * job.size / job.weight, self.longest
+            )
         else:
             at = job.saved_at + round(span * SECOND)
         at = min(max(at, job.saved_at + self.shortest), job.saved_at + self.longest)
@@ -256,7 +257,9 @@ class Young:
     """The rate of departures; None means what the node has learned, without ages and hours."""
 
     def __call__(self, jobs: Sequence[Savable], stage: Stage) -> tuple[Due, ...]:
-        rate = stage.crash_per_h + (self.per_h if self.per_h is not None else stage.outlook.rate_per_h)
+        rate = stage.crash_per_h + (
+            self.per_h if self.per_h is not None else stage.outlook.rate_per_h
+        )
         found = []
         for job in jobs:
             span = SHORTEST if job.cost is None else round(interval(job, rate, 0.0) * SECOND)
@@ -291,4 +294,6 @@ class Once:
         )
 
 
-CADENCE: Final[dict[str, Cadence]] = {"joint": Joint(), "young": Young(), "once": Once()}
+JOINT: Final = Joint()
+
+CADENCE: Final[dict[str, Cadence]] = {"joint": JOINT, "young": Young(), "once": Once()}

@@ -207,4 +207,6 @@ def _praise(judged: _Judged) -> str:
     )
 
 
-PLACE: Final[dict[str, Place]] = {"most_useful": MostUseful()}
+MOST_USEFUL: Final = MostUseful()
+
+PLACE: Final[dict[str, Place]] = {"most_useful": MOST_USEFUL}

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from reclaimnet.policy.arbitrate import Arbitrate, first_fit
-from reclaimnet.policy.cadence import Cadence, Joint
-from reclaimnet.policy.place import MostUseful, Place
+from reclaimnet.policy.cadence import JOINT, Cadence
+from reclaimnet.policy.place import MOST_USEFUL, Place
 from reclaimnet.policy.prepare import STANDBY, STOP_AND_COPY, Preparation
 from reclaimnet.policy.rank import Rank, aged_priority
 from reclaimnet.policy.rescue import Rescue, stand_still_least
@@ -16,8 +16,8 @@ from reclaimnet.policy.triage import Triage, most_work
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
     arbitrate: Arbitrate = first_fit
-    cadence: Cadence = Joint()
-    place: Place = MostUseful()
+    cadence: Cadence = JOINT
+    place: Place = MOST_USEFUL
     prepare: Preparation = STANDBY
     rank: Rank = aged_priority
     rescue: Rescue = stand_still_least

@@ -230,9 +230,7 @@ def _named(job: SimJob, index: int) -> SimJob:
     )
 
 
-def lent_gpu_seconds(
-    nodes: tuple[SimNode, ...], happenings: list[Happening], until: int
-) -> float:
+def lent_gpu_seconds(nodes: tuple[SimNode, ...], happenings: list[Happening], until: int) -> float:
     """GPU time lent in all, in seconds of the reference GPU."""
     known = {node.id: node for node in nodes}
     lent: dict[NodeId, tuple[int, int]] = {}
@@ -260,9 +258,7 @@ def lent_gpu_seconds(
 
 
 PRESETS: Final[dict[str, Callable[[int, int], Scenario]]] = {
-    "campus54": lambda seed, until: campus(
-        name="campus54", seed=seed, until=until, machines=54
-    ),
+    "campus54": lambda seed, until: campus(name="campus54", seed=seed, until=until, machines=54),
     "department": lambda seed, until: campus(
         name="department", seed=seed, until=until, machines=12
     ),

@@ -6,7 +6,7 @@ from typing import Final
 
 from reclaimnet.engine.neighbourhood import Timing
 from reclaimnet.engine.node import Body
-from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.market import JobId, NodeId, Offer
 from reclaimnet.model.units import HOUR, MINUTE, SECOND
 from reclaimnet.model.work import JobSpec
 from reclaimnet.policy.suite import Suite
@@ -69,16 +69,18 @@ def run(
     return Run(account=_close(world), world=world)
 
 
-def _doer(world: SimWorld, happening: Happening, offers: Mapping[NodeId, object]) -> Callable[[], None]:
+def _doer(
+    world: SimWorld, happening: Happening, offers: Mapping[NodeId, Offer]
+) -> Callable[[], None]:
     node = happening.node
 
     def do() -> None:
         offer = offers[node]
         match happening.kind:
             case Kind.LEND:
-                world.lend(node, offer)  # type: ignore[arg-type]
+                world.lend(node, offer)
             case Kind.RECLAIM:
-                gpus = tuple(offer.gpus[index].id for index in happening.gpus)  # type: ignore[attr-defined]
+                gpus = tuple(offer.gpus[index].id for index in happening.gpus)
                 world.reclaim(node, gpus=gpus, grace=happening.grace)
             case Kind.CRASH:
                 world.crash_machine(node)

@@ -152,7 +152,7 @@ def _helios_rows(file: Path) -> Iterator[tuple[int, int]]:
             idle = int(row["idle_gpus"])
         except ValueError as error:
             raise BadConfig(
-                f"{file}:{line}: {error}; expected a time like 2020-05-01 00:00:00 and whole numbers"
+                f"{file}:{line}: {error}; expected 2020-05-01 00:00:00 and whole numbers"
             ) from error
         if idle < 0:
             raise BadConfig(f"{file}:{line}: {idle} idle GPUs; expected 0 or more")

@@ -505,7 +505,9 @@ class SimWorld:
     def _work_on(self, machine: Machine, job: JobId, gpus: tuple[str, ...]) -> Work:
         """A step takes as long as the slowest of the GPUs needs for it."""
         work = self.works[job]
-        lent = machine.mind.provider.offer.gpus if machine.mind and machine.mind.provider.offer else ()
+        lent = (
+            machine.mind.provider.offer.gpus if machine.mind and machine.mind.provider.offer else ()
+        )
         speed = min((gpu.speed for gpu in lent if gpu.id in gpus), default=1.0)
         return work if speed == 1.0 else replace(work, step_time=round(work.step_time / speed))
 

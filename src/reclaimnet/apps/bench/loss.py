@@ -58,9 +58,7 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
             found.setdefault((name, which), []).append(account)
             progress.advance(bar)
     by_order = {
-        str(which) if which else PRESET: {
-            name: _summary(found[name, which]) for name in contenders
-        }
+        str(which) if which else PRESET: {name: _summary(found[name, which]) for name in contenders}
         for which in orders
     }
     pooled = {
@@ -88,7 +86,8 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
         "by_order": {
             order: {name: by_order[order][name] for name in CONTENDERS} for order in by_order
         },
-        "ratios": {order: _ratios(by_order[order]) for order in by_order} | {"all": _ratios(pooled)},
+        "ratios": {order: _ratios(by_order[order]) for order in by_order}
+        | {"all": _ratios(pooled)},
     }
 
 

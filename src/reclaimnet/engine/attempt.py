@@ -85,6 +85,8 @@ SHOWN_PAUSE: Final = 5 * SECOND
 BASE_SHARE: Final = 0.5
 """If more than this share of a state is new each time, an older one is no help to whoever waits for
 the newest."""
+COPY_PATIENCE: Final = 15 * MINUTE
+"""The next save waits for the last one's copy, but not longer than this."""
 COPY_TRIES: Final = 3
 """Nodes asked to keep a copy of one checkpoint."""
 
@@ -149,6 +151,9 @@ class Attempt:
         self._saving = False
         self._resume_when_written = False
         self._copy_avoid: tuple[NodeId, ...] = ()
+        self._copying: ManifestId | None = None
+        """The checkpoint that is on its way to a standby."""
+        self._copy_by = 0
 
     # --- the beginning ---------------------------------------------------------------------
 
@@ -395,9 +400,11 @@ class Attempt:
             taken_at=now,
             holders=(self.node,),
         )
-        durable = [c for c in self.record.checkpoints if c.manifest != event.manifest]
+        older = [c for c in self.record.checkpoints if c.manifest != event.manifest]
+        # What nobody else holds goes with this node: of the older ones, one that is safe stays.
+        older.sort(key=lambda c: set(c.holders) <= {self.node})
         changes: dict[str, Any] = {
-            "checkpoints": (checkpoint, *durable)[:KEPT_CHECKPOINTS],
+            "checkpoints": (checkpoint, *older)[:KEPT_CHECKPOINTS],
             "step": max(event.step, self.record.step),
             "save_pause": event.pause,
             "last_step_at": now,
@@ -539,6 +546,7 @@ class Attempt:
             return explained + (self._finished(now) if self.phase == Phase.FINISHING else [])
         chosen = ranked.nodes[0]
         asked = CopyAsked(job=self.job, manifest=newest.manifest, source=self.node)
+        self._copying, self._copy_by = newest.manifest, now + COPY_PATIENCE
         orders: list[Order] = [Tell(to=chosen, event=asked)]
         if chosen != self.record.standby:
             orders.append(Explain(job=self.job, decision=ranked.decision))
@@ -546,6 +554,8 @@ class Attempt:
         return orders
 
     def copy_held(self, event: CopyHeld, now: int) -> list[Order]:
+        if event.manifest == self._copying:
+            self._copying = None
         output = self.record.output
         if self.phase == Phase.FINISHING:
             if output is None or event.manifest != output.manifest:
@@ -575,6 +585,8 @@ class Attempt:
         return min(event.moved_bytes / held.size, 1.0)
 
     def copy_refused(self, event: CopyRefused, now: int) -> list[Order]:
+        if event.manifest == self._copying:
+            self._copying = None
         if self.departure is not None:
             return self.departure.copy_refused(event, now)
         finishing = self.phase == Phase.FINISHING
@@ -742,8 +754,9 @@ class Attempt:
             times.append(self._booked_until)
         if self.phase == Phase.FINISHING:
             times.append(self._finish_by)
-        if self._may_save():
-            times.append(self.due_at)
+        if self._may_save() and self.due_at is not None:
+            # A state that could not leave the node is worth little: one copy at a time.
+            times.append(max(self.due_at, self._copy_by) if self._copying else self.due_at)
         if self.departure is not None:
             times.append(self.departure.next_wake())
         if self.notice is not None and self.phase == Phase.FETCHING:
@@ -767,6 +780,9 @@ class Attempt:
         if self.departure is not None:
             orders += self.departure.woke(now)
         elif self._may_save() and self.due_at is not None and now >= self.due_at:
+            if self._copying is not None and now < self._copy_by:
+                return orders
+            self._copying = None
             self._saving = True
             if self.save_cost is None or self.save_cost >= SHOWN_PAUSE:
                 orders += self._change(now, state=JobState.CHECKPOINTING)

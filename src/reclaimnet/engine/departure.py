@@ -174,7 +174,9 @@ class Departure:
                 deadline=self.notice.deadline,
                 state_bytes=newest.size if newest else None,
                 save_cost=attempt.save_cost or 0,
-                path_bps=attempt.around.rate(self.destination) if self.destination else 0,
+                path_bps=attempt.around.rate(self.destination)
+                if self.destination
+                else attempt.around.uplink_bps,
                 placed=self.destination is not None,
                 fresh_copy=newest is not None and self.destination in newest.holders,
                 changed=1.0 if attempt.record.changed is None else attempt.record.changed,

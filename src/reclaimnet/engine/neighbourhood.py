@@ -54,7 +54,7 @@ class Neighbourhood:
     ) -> None:
         self.me = me
         self.timing = timing
-        self._uplink_bps = uplink_bps
+        self.uplink_bps = uplink_bps
         self._topology = topology
         self._heard: dict[NodeId, Heard] = {} if heard is None else heard
         self._rates: dict[NodeId, int] = {}
@@ -94,7 +94,7 @@ class Neighbourhood:
             if planned > 0:
                 return planned
         heard = self._heard.get(node)
-        return min(self._uplink_bps, heard.card.uplink_bps) if heard else 0
+        return min(self.uplink_bps, heard.card.uplink_bps) if heard else 0
 
     def candidates(
         self,

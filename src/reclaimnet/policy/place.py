@@ -7,6 +7,7 @@ is little where the notice is long enough to leave in good order.
 """
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -29,6 +30,8 @@ ROLLBACK: Final = 10 * MINUTE
 way back through the queue."""
 BREAKING: Final = 0.05
 """What a place is worth less for each time the vacant GPUs are twice what the job needs."""
+SPREAD: Final = 0.5
+"""How much of a shelf's worth is decided by lot, so that copies are spread."""
 ASSUMED_BPS: Final = 50_000_000
 """Bytes per second assumed on a path that was never measured."""
 TOLD: Final = 16
@@ -135,9 +138,11 @@ class MostUseful:
         if need.vacant_now and value > 0:
             # What is broken up is missed by larger jobs.
             value *= 1 - BREAKING * math.log2(max(len(card.vacant), 1) / max(need.shape.gpus, 1))
-        if not need.vacant_now and not _could_run(need, card):
+        if not need.vacant_now:
             # A shelf that could also run the job is worth more: a move there carries little.
-            value *= 0.5
+            value *= 1.0 if _could_run(need, card) else 0.5
+            # Everybody knows the same of everybody: without this all would choose one shelf.
+            value *= 1 - SPREAD * _lot(need.job, card.node)
         return _Judged(candidate=candidate, value=value, life=life, wait=wait)
 
 
@@ -181,6 +186,11 @@ def objection_to(need: Need, candidate: Candidate) -> str:
                 f"only {show_duration(need.grace)} are left"
             )
     return ""
+
+
+def _lot(job: JobId, node: NodeId) -> float:
+    """From 0 to 1, the same for the same job and node, and unlike for others."""
+    return zlib.crc32(f"{job} {node}".encode()) / 0xFFFFFFFF
 
 
 def _could_run(need: Need, card: Card) -> bool:

@@ -80,7 +80,7 @@ class Node:
         self._leases: dict[JobId, int] = {}
         self._told: Card | None = None
         self._card: Card | None = None
-        self._card_of: tuple[int, Forecast] | None = None
+        self._card_of: tuple[int, Forecast, int] | None = None
         self._strays: dict[JobId, int] = {}
         """Jobs whose records name this node though it does not run them, until that is mended."""
         self._rehoused: dict[JobId, JobRecord] = {}
@@ -116,7 +116,7 @@ class Node:
 
     def card(self) -> Card:
         """What is told with every beat, but for the progress of jobs, which is always news."""
-        made_from = (self.provider.version, self.forecast)
+        made_from = (self.provider.version, self.forecast, self._guest_bytes())
         if self._card is None or self._card_of != made_from:
             self._card, self._card_of = self._make_card(), made_from
         return self._card
@@ -139,6 +139,14 @@ class Node:
             outlook=self.forecast.outlook,
             experience=self._row,
             lending_since=self.provider.lending_since,
+            guest_bytes=self._guest_bytes(),
+        )
+
+    def _guest_bytes(self) -> int:
+        return sum(
+            attempt.record.checkpoints[0].size
+            for attempt in self.attempts.values()
+            if attempt.record.checkpoints
         )
 
     def _progress(self) -> tuple[Progress, ...]:

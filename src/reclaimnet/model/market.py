@@ -200,4 +200,6 @@ class Card:
     experience: tuple[float, ...] = ()
     """What the node has seen of its own loans; everybody pools it. See policy/hazard.py."""
     lending_since: int | None = None
+    guest_bytes: int = 0
+    """State of the jobs here, which would all have to leave through the uplink in one notice."""
     jobs: tuple[Progress, ...] = ()

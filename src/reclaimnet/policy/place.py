@@ -28,6 +28,10 @@ MOVE_COST: Final = MINUTE
 ROLLBACK: Final = 10 * MINUTE
 """What is lost on average when a node leaves with too little notice: half an interval, and the
 way back through the queue."""
+RISKY: Final = 0.5
+"""A place where every reclaim would cost work is taken only if it is twice as good."""
+ASSUMED_STATE: Final = 2 << 30
+"""Bytes of state assumed of a job that was never saved."""
 BREAKING: Final = 0.05
 """What a place is worth less for each time the vacant GPUs are twice what the job needs."""
 SPREAD: Final = 0.5
@@ -131,10 +135,12 @@ class MostUseful:
         rate = candidate.path_bps or ASSUMED_BPS
         wait = round(bytes_left / rate * SECOND)
         # What leaving that node again will take, by its own uplink and its own notice.
-        leaving = round(need.state_bytes / (card.uplink_bps or ASSUMED_BPS) * SECOND * SAFETY)
-        short = card.outlook.short if leaving + FIXED <= card.terms.notice else 1.0
-        ending = (MOVE_COST + short * ROLLBACK) / HOUR
+        leaving = leave_time(need.state_bytes + card.guest_bytes, card)
+        safe = leaving <= card.terms.notice
+        ending = (MOVE_COST + (card.outlook.short if safe else 1.0) * ROLLBACK) / HOUR
         value = _speed(need, card) * life - wait / HOUR - (1 - lasts) * ending
+        if not safe and value > 0 and lasts < 1:
+            value *= RISKY
         if need.vacant_now and value > 0:
             # What is broken up is missed by larger jobs.
             value *= 1 - BREAKING * math.log2(max(len(card.vacant), 1) / max(need.shape.gpus, 1))
@@ -144,6 +150,12 @@ class MostUseful:
             # Everybody knows the same of everybody: without this all would choose one shelf.
             value *= 1 - SPREAD * _lot(need.job, card.node)
         return _Judged(candidate=candidate, value=value, life=life, wait=wait)
+
+
+def leave_time(state_bytes: int, card: Card) -> int:
+    """How long that much state takes to leave the node again."""
+    rate = card.uplink_bps or ASSUMED_BPS
+    return round((state_bytes or ASSUMED_STATE) / rate * SECOND * SAFETY) + FIXED
 
 
 def worth_waiting(record: JobRecord, reachable: Checkpoint | None, now: int) -> bool:

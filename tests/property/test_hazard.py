@@ -33,9 +33,7 @@ def watched(rate_per_h: float, loans: int, seed: int = 0) -> Experience:
     seen, at = Experience(), 0
     for _ in range(loans):
         end = at + max(round(rng.expovariate(rate_per_h) * HOUR), 1)
-        seen = observe(
-            seen, learn(seen, seen), lent_since=at, begin=at, end=end, reclaimed=True
-        )
+        seen = observe(seen, learn(seen, seen), lent_since=at, begin=at, end=end, reclaimed=True)
         at = end + HOUR
     return seen
 

@@ -41,7 +41,7 @@ def main(
     days: float | None = None,
     compare: bool = False,
 ) -> int:
-    """Writes a journal and plots below ./out/, and a table or one JSON object to standard output."""
+    """Writes a journal and plots below ./out/; a table, or one JSON object, to standard output."""
     scenario = _scenario(trace, preset=preset, seed=seed, days=days or (2.0 if quick else 60.0))
     OUT.mkdir(exist_ok=True)
     journal_path = OUT / "sim-journal.jsonl"

@@ -1,26 +1,26 @@
 """A scenario as a TOML file: nodes, what providers do, and jobs.
 
-    days = 2
-    [buildings.b0]
-    uplink = "10G"
+days = 2
+[buildings.b0]
+uplink = "10G"
 
-    [[nodes]]
-    id = "lab1"
-    building = "b0"
-    gpus = 2
-    uplink = "1G"
-    notice = "60s"
+[[nodes]]
+id = "lab1"
+building = "b0"
+gpus = 2
+uplink = "1G"
+notice = "60s"
 
-    [[happenings]]
-    at = "1h"
-    node = "lab1"
-    kind = "lend"        # or reclaim (grace = "60s", gpus = [0]), or crash (repair = "20m")
+[[happenings]]
+at = "1h"
+node = "lab1"
+kind = "lend"        # or reclaim (grace = "60s", gpus = [0]), or crash (repair = "20m")
 
-    [[jobs]]
-    at = "1h"
-    gpus = 1
-    hours = 3
-    state = "4G"
+[[jobs]]
+at = "1h"
+gpus = 1
+hours = 3
+state = "4G"
 """
 
 import tomllib
@@ -105,9 +105,7 @@ def _node(where: str, entry: Mapping[str, Any], buildings: Mapping[str, int]) ->
     )
 
 
-def _happening(
-    where: str, entry: Mapping[str, Any], nodes: Mapping[NodeId, SimNode]
-) -> Happening:
+def _happening(where: str, entry: Mapping[str, Any], nodes: Mapping[NodeId, SimNode]) -> Happening:
     node = NodeId(str(_needed(where, entry, "node")))
     if node not in nodes:
         raise BadConfig(f"{where}: no node {node!r}; expected one of {sorted(nodes)}")
@@ -122,7 +120,9 @@ def _happening(
         node=node,
         kind=Kind(kind),
         gpus=gpus,
-        grace=_duration(where, entry, "grace", nodes[node].terms.notice if kind == "reclaim" else 0),
+        grace=_duration(
+            where, entry, "grace", nodes[node].terms.notice if kind == "reclaim" else 0
+        ),
         repair=_duration(where, entry, "repair", 20 * MINUTE if kind == "crash" else 0),
     )
 

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -80,7 +81,7 @@ def test_rows_come_back_as_they_were(numbers: list[float]) -> None:
 def test_factors_never_rise_and_keep_their_mean(pairs: list[tuple[float, float]]) -> None:
     factors, weights = zip(*pairs, strict=True)
     fitted = falling(factors, weights)
-    assert all(a >= b - 1e-12 for a, b in zip(fitted, fitted[1:], strict=False))
+    assert all(a >= b - 1e-12 for a, b in pairwise(fitted))
     mean = sum(f * w for f, w in zip(factors, weights, strict=True))
     assert sum(f * w for f, w in zip(fitted, weights, strict=True)) == pytest.approx(mean)
 
@@ -90,7 +91,7 @@ def test_spells_cover_a_loan_without_gaps(since: int, length: int) -> None:
     found = list(spells(since, since, since + length))
     assert found[0][0] == since
     assert found[-1][1] == since + length
-    assert all(a[1] == b[0] for a, b in zip(found, found[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(found))
     assert all(0 <= age < AGES and 0 <= block < HOURS for _, _, age, block in found)
 
 

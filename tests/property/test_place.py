@@ -1,4 +1,4 @@
-"""Destinations: what is not possible is refused with a reason, and better never comes after worse."""
+"""Destinations: what is impossible is refused with a reason; better never comes after worse."""
 
 from dataclasses import replace
 

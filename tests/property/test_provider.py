@@ -1,4 +1,4 @@
-"""The provider's book as a state machine: every event in every state, promises checked after each."""
+"""The provider's book as a state machine: every event in every state, promises checked."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

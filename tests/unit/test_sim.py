@@ -1,4 +1,4 @@
-"""The simulator: one ledger, the same bytes for the same seed, and input that is refused in words."""
+"""The simulator: one ledger, the same bytes for the same seed, bad input refused in words."""
 
 import gzip
 from dataclasses import asdict
@@ -125,7 +125,7 @@ def test_the_ledger_counts_what_is_done_twice_and_what_stands_still() -> None:
     ],
 )
 def test_a_wrong_scenario_is_refused_in_words(change: tuple[str, str], said: str) -> None:
-    with pytest.raises(BadConfig, match="two.toml") as error:
+    with pytest.raises(BadConfig, match=r"two\.toml") as error:
         read_scenario(TWO_NODES.replace(*change, 1), file="two.toml")
     assert said in str(error.value)
 
@@ -205,7 +205,7 @@ def test_a_plan_of_the_campus_gives_paths_and_names_what_is_impossible() -> None
         parse_topology(text.replace('"b1"', '"b9"', 1), file="plan.toml")
 
 
-def test_days_pass_quickly_enough_to_be_told_in_units() -> None:
+def test_the_preset_is_a_campus_of_54() -> None:
     scenario = PRESETS["campus54"](0, 6 * HOUR)
     assert len(scenario.nodes) == 54
     assert scenario.until - scenario.start == 6 * HOUR

@@ -45,6 +45,8 @@ _BACKGROUND_QUEUE: Final = 1 << 20
 _SCAVENGER_QUEUE: Final = 512 << 10
 _MIN_RATE: Final = 1000
 """HTB takes no rate of zero; 8 kbit/s is as good as nothing."""
+_DEBT_RATE: Final = 125_000
+"""Below 1 Mbit/s, a packet of 64 KiB is paid off in more than half a second."""
 
 _KERNEL_DEFAULTS: Final = frozenset({"noqueue", "pfifo_fast", "fq_codel", "fq", "mq", "pfifo"})
 _RTM_NEWQDISC: Final = 36
@@ -93,6 +95,7 @@ class Shaper:
         self._index = inside(netns, lambda: _interface_index(interface))
         self._socket = inside(netns, _netlink_socket)
         self._sequence = 0
+        self._rates: dict[int, int] = {}
         self._ticks = _ticks_per_second()
 
     @classmethod
@@ -149,19 +152,30 @@ class Shaper:
         """A class for one transfer, held to `rate` bytes a second."""
         if not FIRST_TRANSFER <= minor < FIRST_TRANSFER + MAX_TRANSFERS:
             raise UsageError(f"There is no class {minor:#x} for transfers.")
-        self._transfer(minor, rate, create=True)
+        self._send([self._transfer_message(minor, rate, _NLM_CREATE)])
+        self._rates[minor] = rate
 
     def set_rate(self, minor: int, rate: int) -> None:
-        self._transfer(minor, rate, create=False)
+        self.set_rates({minor: rate})
 
     def set_rates(self, rates: Mapping[int, int]) -> None:
-        """Change many classes in one go."""
+        """Change many classes in one go.
+
+        A class that was all but shut owes for its last packet at its old rate, for a minute at
+        worst, and HTB does not forgive that when the rate goes up: such a class is made anew.
+        """
+        for minor, rate in rates.items():
+            if self._rates.get(minor, rate) < _DEBT_RATE < rate:
+                self.drop(minor)
+                self.open(minor, rate)
         messages = [self._transfer_message(minor, rate, 0) for minor, rate in rates.items()]
         if messages:
             self._send(messages)
+            self._rates.update(rates)
 
     def drop(self, minor: int) -> None:
-        """The transfer is over; its packets, if any come, are background's."""
+        """The transfer is over; its packets, if any come, fall into the default class."""
+        self._rates.pop(minor, None)
         try:
             self._send([self._message(_RTM_DELTCLASS, 0, class_id(minor), class_id(ROOT), b"")])
         except OSError as error:
@@ -187,9 +201,6 @@ class Shaper:
         self.close()
 
     # --- details
-
-    def _transfer(self, minor: int, rate: int, *, create: bool) -> None:
-        self._send([self._transfer_message(minor, rate, _NLM_CREATE if create else 0)])
 
     def _transfer_message(self, minor: int, rate: int, flags: int) -> bytes:
         rate = max(rate, _MIN_RATE)

@@ -109,7 +109,9 @@ class Testbed:
         """End what runs on it and remove it; returns when the kernel has let go of it."""
         down(self.mark)
         for process in self._started:
-            process.wait()
+            with process:  # waits, and closes its pipes
+                pass
+        self._started.clear()
 
     def __enter__(self) -> "Testbed":
         return self

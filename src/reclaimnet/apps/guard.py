@@ -39,8 +39,8 @@ from reclaimnet.adapters.linux.bpf_killswitch import (
     DEFAULT_CACHE,
     FIRST_GUEST,
     LANE,
+    LAST_GUEST,
     NEVER,
-    SLOTS,
     KillSwitch,
     now,
 )
@@ -63,7 +63,7 @@ from reclaimnet.errors import (
     Unavailable,
     UsageError,
 )
-from reclaimnet.model.units import MILLISECOND, SECOND, parse_duration
+from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND, parse_duration
 
 END_AHEAD: Final = 50 * MILLISECOND
 """Ending a guest takes a few milliseconds; at the deadline it has to be over."""
@@ -74,6 +74,10 @@ MAX_PEERS: Final = 16
 MAX_LINE: Final = 64 << 10
 MAX_FDS: Final = 16
 MAX_PIDS: Final = 256
+GONE_FOR: Final = 15 * MINUTE
+"""The kernel gives up on the sockets of a process that is gone well before that."""
+MAX_GONE: Final = 2048
+MAX_GUESTS: Final = LAST_GUEST - FIRST_GUEST + 1
 KEPT_ENDED: Final = 64
 FIFO_PRIORITY: Final = 20
 
@@ -215,6 +219,7 @@ class Guard:
         self.terms = config.terms
         self.guests: dict[str, Guest] = {}
         self.transfers: dict[str, tuple[int, int]] = {}
+        self.gone: deque[tuple[int, int]] = deque()
         self.lane_deadline = NEVER
         self.halted = False
         self.ended: deque[str] = deque(maxlen=KEPT_ENDED)
@@ -309,12 +314,12 @@ class Guard:
         old = self.guests.get(name)
         if old is not None and old.ending:
             raise Forbidden(f"{name} is being ended.")
-        if old is None and len(self.guests) >= min(self.terms.guests, SLOTS - FIRST_GUEST):
+        if old is None and len(self.guests) >= min(self.terms.guests, MAX_GUESTS):
             raise Forbidden(f"The owner's terms allow {self.terms.guests} guests at a time.")
         guest = old
         if guest is None:
             used = {other.slot for other in self.guests.values()}
-            slot = next(slot for slot in range(FIRST_GUEST, SLOTS) if slot not in used)
+            slot = next(slot for slot in range(FIRST_GUEST, LAST_GUEST + 1) if slot not in used)
             guest = Guest(name=name, slot=slot, deadline=deadline)
             # Written before anything of it can run: a restart finds it in any case.
             self.guests[name] = guest
@@ -533,6 +538,9 @@ class Guard:
                 if guest.cgroup.exists():
                     continue
             self.switch.dismiss(guest.cgroup_id, guest.slot)
+            self.gone.append((guest.cgroup_id, now()))
+            while len(self.gone) > MAX_GONE or now() - self.gone[0][1] > GONE_FOR:
+                self.switch.forget(self.gone.popleft()[0])
             del self.guests[guest.name]
             self.ended.append(guest.name)
             self._save()
@@ -571,6 +579,7 @@ class Guard:
             "halted": self.halted,
             "lane_deadline": self.lane_deadline,
             "transfers": self.transfers,
+            "gone": list(self.gone),
             "guests": [
                 {**asdict(guest), "cgroup": None if guest.cgroup is None else str(guest.cgroup)}
                 for guest in self.guests.values()
@@ -598,6 +607,7 @@ class Guard:
                 return  # the machine was restarted: no guest has survived that
             self.transfers = {name: (int(m), int(r)) for name, (m, r) in state["transfers"].items()}
             self.lane_deadline = int(state["lane_deadline"])
+            self.gone.extend((int(identity), int(since)) for identity, since in state["gone"])
             for entry in state["guests"]:
                 guest = Guest(
                     name=entry["name"],
@@ -660,6 +670,9 @@ class Guard:
         if self.config.pins.is_mount():
             bpfload.drop_bpffs(self.config.pins)
         self.config.pins.rmdir()
+        if self._cgroups is not None:
+            with contextlib.suppress(OSError):  # somebody else has put a group there
+                self._cgroups.rmdir()
         (self.config.state / "state.json").unlink(missing_ok=True)
 
 
@@ -778,7 +791,9 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._peers: dict[socket.socket, _Line] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        if not self._path.parent.exists():
+            self._path.parent.mkdir(parents=True)
+            self._path.parent.chmod(0o755)  # whatever our umask: the agent has to get in
         self._path.unlink(missing_ok=True)
         self._listener.bind(str(self._path))
         # Who may speak is decided by uid, below; the file's mode would only be a second answer.

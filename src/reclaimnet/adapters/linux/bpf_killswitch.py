@@ -24,6 +24,8 @@ SLOTS: Final = 256
 ALL: Final = 0
 LANE: Final = 1
 FIRST_GUEST: Final = 2
+GONE: Final = 255
+LAST_GUEST: Final = 254
 FOREIGN: Final = 0xFFFFFFFF
 NEVER: Final = (1 << 64) - 1
 
@@ -190,10 +192,19 @@ class KillSwitch:
         self._hold(name, link)
 
     def dismiss(self, cgroup_id: int, slot: int) -> None:
-        """The cgroup is gone or empty: its slot may be used again, and starts shut."""
+        """The guest has no process left: its slot may be used again, and starts shut.
+
+        Its sockets may outlive it, with a megabyte in their buffers, so its cgroup stays known as
+        one that is gone until `forget`.
+        """
         self.stop(slot)
         self.set_deadline(slot, 0)
         self._release(f"link-cgroup-{slot}-in")
+        if cgroup_id:
+            self._maps["rn_cgroups"].put(struct.pack("<Q", cgroup_id), struct.pack("<I", GONE))
+
+    def forget(self, cgroup_id: int) -> None:
+        """Nothing of this guest can be left in the kernel any more."""
         self._maps["rn_cgroups"].drop(struct.pack("<Q", cgroup_id))
 
     # --- the end

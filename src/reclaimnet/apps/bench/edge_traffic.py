@@ -59,8 +59,14 @@ def flood(
     tos: int = 0,
     pacing: int = 0,
     seconds: float = 0.0,
+    wait: bool = False,
 ) -> None:
-    """Send so many bytes (0: for so long; else for ever) and say when the last was taken."""
+    """Send so many bytes (0: for so long; else for ever) and say when the last was taken.
+
+    With `wait`, not before a line comes in: a socket belongs to the cgroup it was opened in.
+    """
+    if wait:
+        sys.stdin.readline()
     started = time.monotonic_ns()
     sent = 0
     with connect(

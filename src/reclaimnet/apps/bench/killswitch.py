@@ -236,7 +236,14 @@ def start(
 ) -> "subprocess.Popen[Any]":
     """One of `edge_traffic`'s roles on a host of the testbed."""
     argv = [sys.executable, "-I", "-S", edge_traffic.__file__, role, json.dumps(options)]
-    return bed.run(host, argv, lane=lane, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return bed.run(
+        host,
+        argv,
+        lane=lane,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def start_ready(

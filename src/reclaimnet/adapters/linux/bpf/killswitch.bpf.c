@@ -27,7 +27,7 @@ struct map SEC("maps") rn_slots = {BPF_MAP_TYPE_ARRAY, 4, sizeof(struct rn_slot)
 struct map SEC("maps") rn_counts = {BPF_MAP_TYPE_PERCPU_ARRAY, 4, sizeof(struct rn_count),
 				    RN_SLOTS * 4, 0};
 struct map SEC("maps") rn_ifaces = {BPF_MAP_TYPE_HASH, 4, sizeof(struct rn_iface), RN_SLOTS, 0};
-struct map SEC("maps") rn_cgroups = {BPF_MAP_TYPE_HASH, 8, 4, RN_SLOTS, 0}; /* cgroup id -> slot */
+struct map SEC("maps") rn_cgroups = {BPF_MAP_TYPE_HASH, 8, 4, RN_CGROUPS, 0}; /* id -> slot */
 struct map SEC("maps") rn_seen = {BPF_MAP_TYPE_ARRAY, 4, sizeof(struct rn_seen), 1, BPF_F_MMAPABLE};
 
 static void *(*const lookup)(void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;

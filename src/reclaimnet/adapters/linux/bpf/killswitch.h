@@ -17,6 +17,8 @@
 #define RN_SLOTS 256 /* slots of 16 bytes: one page, mapped into the guard */
 #define RN_ALL 0     /* the slot that rules all guests */
 #define RN_LANE 1    /* whatever crosses a guest interface and belongs to no known guest */
+#define RN_GONE 255  /* guests that have left: never opened, for what their sockets still hold */
+#define RN_CGROUPS 4096 /* guests that are here, and those that left a while ago */
 #define RN_FOREIGN 0xffffffff /* on a shared interface: not a guest's, never touched */
 #define RN_LEVELS 8  /* how deep below the cgroup root a guest's group may be */
 

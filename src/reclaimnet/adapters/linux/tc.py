@@ -34,8 +34,9 @@ _PRIO_SCAVENGER: Final = 7
 _BACKGROUND_SHARE: Final = 0.99
 _SCAVENGER_SHARE: Final = 0.01
 
-# A burst of 2 ms, within bounds at which HTB was measured exact to 0.1 %.
-_BURST_SECONDS: Final = 0.002
+# A burst of half a millisecond, within bounds at which HTB was measured exact to 0.1 %. With
+# more, short flows would pass a shaped link as if it were not there.
+_BURST_SECONDS: Final = 0.0005
 _MIN_BURST: Final = 16 << 10
 _MAX_BURST: Final = 256 << 10
 # One small packet at a time: a class that borrows must not hold the link for long.
@@ -45,8 +46,8 @@ _BACKGROUND_QUEUE: Final = 1 << 20
 _SCAVENGER_QUEUE: Final = 512 << 10
 _MIN_RATE: Final = 1000
 """HTB takes no rate of zero; 8 kbit/s is as good as nothing."""
-_DEBT_RATE: Final = 125_000
-"""Below 1 Mbit/s, a packet of 64 KiB is paid off in more than half a second."""
+TRICKLE: Final = 125_000
+"""The least a transfer gets that is not stopped, 1 Mbit/s: with less, TCP backs off for seconds."""
 
 _KERNEL_DEFAULTS: Final = frozenset({"noqueue", "pfifo_fast", "fq_codel", "fq", "mq", "pfifo"})
 _RTM_NEWQDISC: Final = 36
@@ -159,13 +160,13 @@ class Shaper:
         self.set_rates({minor: rate})
 
     def set_rates(self, rates: Mapping[int, int]) -> None:
-        """Change many classes in one go.
+        """Change many classes in one go; 0 shuts a class.
 
-        A class that was all but shut owes for its last packet at its old rate, for a minute at
-        worst, and HTB does not forgive that when the rate goes up: such a class is made anew.
+        A class that was shut owes for its last packet at its old rate, for a minute at worst, and
+        HTB does not forgive that when the rate goes up: such a class is made anew.
         """
         for minor, rate in rates.items():
-            if self._rates.get(minor, rate) < _DEBT_RATE < rate:
+            if rate > 0 and self._rates.get(minor, rate) == 0:
                 self.drop(minor)
                 self.open(minor, rate)
         messages = [self._transfer_message(minor, rate, 0) for minor, rate in rates.items()]
@@ -203,7 +204,7 @@ class Shaper:
     # --- details
 
     def _transfer_message(self, minor: int, rate: int, flags: int) -> bytes:
-        rate = max(rate, _MIN_RATE)
+        rate = max(rate, TRICKLE) if rate > 0 else _MIN_RATE
         options = self._options(
             rate=rate,
             ceil=rate,

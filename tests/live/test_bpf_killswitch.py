@@ -248,6 +248,30 @@ def test_on_a_shared_interface_the_owner_is_never_touched(bed, closing) -> None:
     Post(bed, closing, "a1", ("a2", False), lane=True).works()
 
 
+@pytest.mark.parametrize("tcx", [True, False])
+def test_on_an_uplink_only_what_guests_send_is_stopped(bed, closing, tcx) -> None:
+    root = cgroup2_root()
+    group = root / f"rn-{MARK}-up"
+    group.mkdir()
+    closing.callback(group.rmdir)
+    switch = KillSwitch()
+    closing.callback(switch.remove)
+    switch.attach_uplink("eth0", netns=bed.hosts["a1"].netns, tcx=tcx)
+    switch.admit(group, GUEST)
+    open_all(switch)
+    home = root / own_cgroup().lstrip("/")
+    closing.callback(lambda: join(home))
+    owner = Post(bed, closing, "a1", ("a2", False), lane=False)
+    join(group)
+    guest = Post(bed, closing, "a1", ("a2", False), lane=False)
+    join(home)
+    owner.works()
+    guest.works()
+    switch.stop(ALL)
+    assert not guest.arrives()
+    owner.works()
+
+
 def join(group) -> None:
     (group / "cgroup.procs").write_text(str(os.getpid()))
 

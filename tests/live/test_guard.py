@@ -175,7 +175,7 @@ def guests(client) -> dict:
 class Flow:
     """A guest on host a1 that fills its lane, from within its own cgroup."""
 
-    def __init__(self, station, name="flow", deadline=None) -> None:
+    def __init__(self, station, name="flow", deadline=None, *, lane=True) -> None:
         self.process = start(
             station.bed,
             "a1",
@@ -186,7 +186,7 @@ class Flow:
                 "congestion": "cubic",
                 "wait": True,
             },
-            lane=True,
+            lane=lane,
         )
         self.client = station.client()
         self.client.ask("open", guest=name, pids=[self.process.pid], deadline=deadline)
@@ -299,6 +299,28 @@ def test_the_lane_stops_for_what_is_sent_on_behalf_of_guests(station) -> None:
         station.client(AGENT).ask("shorten", guest="lane", deadline=in_wall_time(200))
         assert -MILLISECOND < flow.last_before(moment) < 20 * MILLISECOND
         assert station.client().ask("status")["counts"]["lane"]["out_dropped"]["packets"] > 0
+
+
+def test_a_guest_outside_the_lane_is_stopped_too_and_the_owner_is_not(station) -> None:
+    station.run(uplinks=["eth0"])
+    with Flow(station, lane=False) as flow:
+        station.client(AGENT)
+        moment = now() + 300 * MILLISECOND
+        flow.client.ask("shorten", guest="flow", deadline=in_wall_time(300))
+        station.kill()
+        assert flow.last_before(moment) > -MILLISECOND
+        owner = start(
+            station.bed,
+            "a1",
+            "flood",
+            {
+                "host": str(station.bed.hosts["a2"].address),
+                "port": PORT,
+                "congestion": "cubic",
+                "size": 1_000_000,
+            },
+        )
+        assert owner.wait(timeout=10) == 0
 
 
 # --- processes -----------------------------------------------------------------------------

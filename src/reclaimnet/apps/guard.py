@@ -119,6 +119,8 @@ class GuardConfig:
     lane_netns: Path | None = None
     lane_inner: str = "eth0"
     """The guests' side of it, which is shaped."""
+    uplinks: tuple[str, ...] = ()
+    """Interfaces by which guests outside the lane could send; the owner's traffic passes."""
     lease: int = SECOND
     terms: OwnerTerms = OwnerTerms()
 
@@ -147,6 +149,7 @@ def read_config(path: Path) -> GuardConfig:
         "lane": str,
         "lane_netns": Path,
         "lane_inner": str,
+        "uplinks": tuple,
         "lease": parse_duration,
         "terms": lambda given: read_terms(given, OwnerTerms()),
     }
@@ -233,6 +236,8 @@ class Guard:
         self._load()
         if config.lane is not None:
             self.switch.attach(config.lane, slot=LANE, shared=True)
+        for uplink in config.uplinks:
+            self.switch.attach_uplink(uplink)
         self._prepare_shaper()
         self._apply_terms()
         self.tick()
@@ -434,7 +439,7 @@ class Guard:
             "halted": self.halted,
             "counts": {"lane": asdict(self.switch.counts(LANE))},
             "can": {
-                "kill_switch": self.config.lane is not None,
+                "kill_switch": self.config.lane is not None or bool(self.config.uplinks),
                 "cgroup": self._cgroups is not None,
                 "shape": self._shaper is not None,
             },

@@ -44,6 +44,7 @@ from reclaimnet.adapters.linux.bpf_killswitch import (
     KillSwitch,
     now,
 )
+from reclaimnet.adapters.linux.tc_netns import inside
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guard_processes import (
     Process,
@@ -79,6 +80,7 @@ GONE_FOR: Final = 15 * MINUTE
 MAX_GONE: Final = 2048
 MAX_GUESTS: Final = LAST_GUEST - FIRST_GUEST + 1
 KEPT_ENDED: Final = 64
+BACKLOG: Final = 128
 FIFO_PRIORITY: Final = 20
 
 LANE_NAME: Final = "lane"
@@ -204,11 +206,12 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request, who made it, and the descriptors that came along."""
+    """One request, who made it, the descriptors that came along, and those that go back."""
 
     request: Mapping[str, Any]
     peer: Peer
     fds: Sequence[int] = ()
+    give: list[int] = field(default_factory=list)
 
 
 Answer = dict[str, Any]
@@ -283,6 +286,7 @@ class Guard:
             "close": self._verb_close,
             "pace": self._verb_pace,
             "mark": self._verb_mark,
+            "listen": self._verb_listen,
             "status": self._verb_status,
         }
         owner_verbs: dict[str, Callable[[Call], Answer]] = {
@@ -429,6 +433,18 @@ class Guard:
                 priority = tc.class_id(self.transfers[name][0])
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
         return {"marked": len(call.fds)}
+
+    def _verb_listen(self, call: Call) -> Answer:
+        """A listening socket in the lane, for an agent that serves checkpoints from outside it."""
+        netns = self.config.lane_netns
+        if netns is None:
+            raise Unavailable("There is no lane here: the guard's file names no lane_netns.")
+        port = _whole(call.request, "port")
+        if port > 65535:
+            raise UsageError("port must be at most 65535.")
+        made = inside(netns, lambda: socket.create_server(("", port), backlog=BACKLOG))
+        call.give.append(made.detach())
+        return {}
 
     def _verb_status(self, call: Call) -> Answer:
         return {
@@ -869,21 +885,26 @@ class Server:
         request, _, line.data = line.data.partition(b"\n")
         peer = self._peer(connection)
         assert peer is not None, "the peer was let in"
+        give: list[int] = []
         try:
-            connection.sendall(self._answer(request, peer, line.fds) + b"\n")
+            answer = self._answer(request, peer, line.fds, give) + b"\n"
+            socket.send_fds(connection, [answer[:MAX_LINE]], give)
+            connection.sendall(answer[MAX_LINE:])
         except OSError:  # gone, or it does not read its answers
             self._drop(connection)
         finally:
             line.drop_fds()
+            for fd in give:
+                os.close(fd)
 
-    def _answer(self, line: bytes, peer: Peer, fds: Sequence[int]) -> bytes:
+    def _answer(self, line: bytes, peer: Peer, fds: Sequence[int], give: list[int]) -> bytes:
         try:
             request = json.loads(line)
         except ValueError:
             request = None
         if not isinstance(request, dict):
             return json.dumps({"ok": False, "error": "A request is one JSON object."}).encode()
-        answer = self.guard.handle(Call(request=request, peer=peer, fds=fds))
+        answer = self.guard.handle(Call(request=request, peer=peer, fds=fds, give=give))
         return json.dumps(answer).encode()
 
     def _drop(self, connection: socket.socket) -> None:

@@ -313,6 +313,26 @@ def test_pinned_it_outlives_us_and_is_found_again(bed, closing, tmp_path) -> Non
     post.works()
 
 
+def test_a_pin_of_an_interface_that_is_gone_does_not_fool_us(closing, tmp_path) -> None:
+    """The campus is rebuilt, its interfaces have the same numbers, and the old pins are there."""
+    pins = tmp_path / "pins"
+    bpfload.ensure_bpffs(pins)
+    closing.callback(bpfload.drop_bpffs, pins)
+    campus = Campus(racks=(Rack(name="a", hosts=2),))
+    for _ in range(2):
+        with testbed.up(campus, f"{MARK}x"[-8:]) as bed, ExitStack() as inner:
+            switch = KillSwitch(pins=pins)
+            inner.callback(switch.close)
+            switch.attach("lane0", netns=bed.hosts["a1"].netns, slot=GUEST)
+            open_all(switch)
+            post = Post(bed, inner, "a1", ("a2", False), lane=True)
+            post.works()
+            switch.stop(GUEST)
+            assert not post.arrives()
+    again = KillSwitch(pins=pins)
+    again.remove()
+
+
 def test_twenty_random_deadlines_and_not_a_packet_after_any(bed, closing, switch) -> None:
     """Under a full flow behind the shaper; the peer's wire is the judge."""
     rng = random.Random(4)

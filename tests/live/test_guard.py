@@ -448,6 +448,9 @@ def test_the_owners_terms_hold_for_those_who_are_here_and_those_who_come(station
     assert abs(guests(agent)["late"]["deadline"] - until) < MILLISECOND
     # What the owner says stays within what root's file says.
     assert owner.ask("terms", rate=10 * RATE)["terms"]["rate"] == RATE
+    for nonsense in ({"until": -1}, {"until": 1 << 80}, {"rate": 1}, {"guests": None}, {"x": 1}):
+        with pytest.raises(Forbidden, match="will not do"):
+            owner.ask("terms", **nonsense)
 
 
 def test_a_stranger_is_not_listened_to(station) -> None:
@@ -473,7 +476,12 @@ def test_an_agent_can_hand_over_its_own_processes_only(station, sleeper) -> None
     ("request_", "complaint"),
     [
         ({"verb": "dance"}, "knows no 'dance'"),
+        ({"verb": ["open"]}, "knows no"),
         ({"verb": "open", "guest": "../x"}, "must be a name"),
+        ({"verb": "open", "guest": ["x"]}, "must be a name"),
+        ({"verb": "open", "guest": "x", "pids": {"1": 2}}, "list of at most"),
+        ({"verb": "open", "guest": "x", "pids": [4194303]}, "no process"),
+        ({"verb": "renew", "until": 1 << 80}, "whole number"),
         ({"verb": "open", "guest": "lane"}, "No guest can be called"),
         ({"verb": "open", "guest": "x", "deadline": "soon"}, "whole number"),
         ({"verb": "shorten", "guest": "nobody", "deadline": 1}, "no guest nobody"),

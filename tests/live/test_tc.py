@@ -73,6 +73,22 @@ def test_a_transfer_is_held_to_its_rate_and_a_change_is_felt(bed, lane) -> None:
     assert tc.qdisc_owner("eth0", netns=lane) == "kernel"
 
 
+def test_all_transfers_together_stay_within_the_link(bed, lane) -> None:
+    """However much each may have: the owner's rate holds for the sum."""
+    for target in ("b1", "b2"):
+        start_ready(bed, target, "sink", {"port": PORT})
+    shaper = tc.Shaper.install("eth0", netns=lane, rate=400 * MBIT, guests_only=True)
+    shaper.set_link_rate(40 * MBIT)
+    size = 2_500_000
+    flows = []
+    for number, target in enumerate(("b1", "b2")):
+        shaper.open(tc.FIRST_TRANSFER + number, 40 * MBIT)
+        priority = tc.class_id(tc.FIRST_TRANSFER + number)
+        flows.append(move(bed, size, target=target, priority=priority))
+    assert sum(rate_of(flow, size) for flow in flows) < 1.15 * 40 * MBIT
+    shaper.close()
+
+
 def test_a_class_that_was_shut_opens_at_once(bed, lane) -> None:
     start_ready(bed, "b1", "sink", {"port": PORT})
     shaper = tc.Shaper.install("eth0", netns=lane, rate=1000 * MBIT, guests_only=True)

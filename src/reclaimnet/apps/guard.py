@@ -81,6 +81,8 @@ MAX_GONE: Final = 2048
 MAX_GUESTS: Final = LAST_GUEST - FIRST_GUEST + 1
 KEPT_ENDED: Final = 64
 BACKLOG: Final = 128
+UNLIMITED_RATE: Final = 12_500_000_000
+"""100 Gbit/s, for owners who set no rate: transfers can be paced all the same."""
 FIFO_PRIORITY: Final = 20
 
 LANE_NAME: Final = "lane"
@@ -175,8 +177,12 @@ def read_terms(given: Mapping[str, Any], old: OwnerTerms) -> OwnerTerms:
     for key, value in given.items():
         if key == "guests" and value is None:
             raise ValueError("guests must be a number")
-        if value is not None and (type(value) is not int or value < 0):
+        if value is not None and (type(value) is not int or not 0 <= value < 1 << 63):
             raise ValueError(f"{key} must be a whole number, not {value!r}")
+        if key == "rate" and value is not None and value < tc.TRICKLE:
+            raise ValueError(
+                f"a rate below {tc.TRICKLE} bytes a second is of no use; use guests = 0"
+            )
     return replace(old, **given)
 
 
@@ -294,13 +300,13 @@ class Guard:
             "lengthen": self._verb_lengthen,
             "resume": self._verb_resume,
         }
-        verb = call.request.get("verb")
+        verb = str(call.request.get("verb"))
         try:
             if verb in owner_verbs and not call.peer.is_owner:
                 raise Forbidden(f"Only the machine's owner may ask for {verb!r}.")
             known = {**verbs, **owner_verbs}
-            if not isinstance(verb, str) or verb not in known:
-                raise UsageError(f"The guard knows no {verb!r}; it knows {', '.join(known)}.")
+            if verb not in known:
+                raise UsageError(f"The guard knows no {verb[:40]!r}; it knows {', '.join(known)}.")
             return {"ok": True, **known[verb](call)}
         except ReclaimNetError as error:
             return {"ok": False, "error": str(error)}
@@ -339,7 +345,11 @@ class Guard:
         self._set_deadline(guest, deadline)
         guest.processes += [one for one in processes if one not in guest.processes]
         self._save()
-        self._house(guest, processes)
+        try:
+            self._house(guest, processes)
+        except OSError:
+            self._end(guest)  # it is not where it should be, so it may not be here
+            raise
         self._save()
         return self._describe(guest)
 
@@ -505,6 +515,8 @@ class Guard:
         self.switch.set_deadline(ALL, latest)
         self.switch.set_deadline(LANE, min(latest, self.lane_deadline))
         self.switch.set_lease(LANE, NEVER)
+        if self._shaper is not None:
+            self._shaper.set_link_rate(self.terms.rate or UNLIMITED_RATE)
         for guest in self.guests.values():
             if latest < guest.deadline:
                 self._set_deadline(guest, latest)
@@ -524,8 +536,8 @@ class Guard:
         if identity != guest.cgroup_id:
             guest.cgroup_id = identity
             self.switch.admit(guest.cgroup, guest.slot)
-        for process in processes:
-            if started_at(process.pid) == process.started:
+        for process in family(processes):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 write_control(guest.cgroup / "cgroup.procs", str(process.pid))
 
     def _end(self, guest: Guest) -> None:
@@ -570,23 +582,22 @@ class Guard:
 
     def _prepare_shaper(self) -> None:
         config = self.config
-        if config.lane_netns is None or self.terms.rate is None:
+        if config.lane_netns is None:
             return
         owner = tc.qdisc_owner(config.lane_inner, netns=config.lane_netns)
         if owner == "ours" and self.transfers:
             self._shaper = tc.Shaper(config.lane_inner, netns=config.lane_netns)
             return
+        rate = self.terms.rate or UNLIMITED_RATE
         self._shaper = tc.Shaper.install(
-            config.lane_inner, netns=config.lane_netns, rate=self.terms.rate, guests_only=True
+            config.lane_inner, netns=config.lane_netns, rate=rate, guests_only=True
         )
         for minor, rate in self.transfers.values():
             self._shaper.open(minor, rate)
 
     def _need_shaper(self) -> tc.Shaper:
         if self._shaper is None:
-            raise Unavailable(
-                "Nothing is shaped here: the guard's file names no lane_netns, or no rate."
-            )
+            raise Unavailable("Nothing is shaped here: the guard's file names no lane_netns.")
         return self._shaper
 
     # --- what is kept on disk

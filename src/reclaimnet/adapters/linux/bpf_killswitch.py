@@ -240,7 +240,7 @@ class KillSwitch:
         self._maps["rn_ifaces"].put(struct.pack("<I", index), struct.pack("<II", slot, int(shared)))
         for program, attach in hooks:
             name = f"link-{index}-{attach}"
-            if name in self._links or self._reopen(name):
+            if name in self._links or self._reopen(name, index):
                 continue
             fd = self._program(program, bpfload.PROG_SCHED_CLS)
             try:
@@ -272,10 +272,16 @@ class KillSwitch:
         if self._pins is not None:
             bpfload.pin_link(link, self._pins / name)
 
-    def _reopen(self, name: str) -> bool:
+    def _reopen(self, name: str, index: int) -> bool:
+        """Take a pinned link up again, unless its interface is gone and the number used anew."""
         if self._pins is None or not (self._pins / name).exists():
             return False
-        self._links[name] = bpfload.open_link(self._pins / name)
+        link = bpfload.open_link(self._pins / name)
+        if bpfload.link_interface(link) != index:
+            os.close(link)
+            (self._pins / name).unlink()
+            return False
+        self._links[name] = link
         return True
 
     def _release(self, name: str) -> None:

@@ -114,32 +114,12 @@ class Shaper:
         With `guests_only`, unmarked packets are scavengers. With `lower_effort`, packets that
         carry that DSCP are. Refuses if somebody else's qdisc is there; ours is replaced.
         """
-        if rate < _MIN_RATE:
-            raise UsageError(f"{interface}: a rate of {rate} bytes a second is too low to shape.")
+        _check_rate(interface, rate)
         shaper = cls(interface, netns=netns)
         try:
             default = SCAVENGER if guests_only else BACKGROUND
             inside(netns, lambda: _replace_root(shaper._index, interface, default))
-            burst = _burst(rate)
-            shaper._change(ROOT, rate=rate, ceil=rate, prio=0, parent=0, burst=burst, create=True)
-            shaper._change(
-                BACKGROUND,
-                rate=round(rate * _BACKGROUND_SHARE),
-                ceil=rate,
-                prio=_PRIO_BACKGROUND,
-                quantum=_BACKGROUND_QUANTUM,
-                burst=burst,
-                create=True,
-            )
-            shaper._change(
-                SCAVENGER,
-                rate=max(_MIN_RATE, round(rate * _SCAVENGER_SHARE)),
-                ceil=rate,
-                prio=_PRIO_SCAVENGER,
-                quantum=_BORROWER_QUANTUM,
-                burst=_MIN_BURST,
-                create=True,
-            )
+            shaper._frame(rate, _NLM_CREATE)
             for minor, limit in ((BACKGROUND, _BACKGROUND_QUEUE), (SCAVENGER, _SCAVENGER_QUEUE)):
                 shaper._bound_queue(minor, limit)
             if lower_effort:
@@ -148,6 +128,11 @@ class Shaper:
             shaper.close()
             raise
         return shaper
+
+    def set_link_rate(self, rate: int) -> None:
+        """Hold the interface to another rate, with all that goes through it."""
+        _check_rate(self.interface, rate)
+        self._frame(rate, 0)
 
     def open(self, minor: int, rate: int) -> None:
         """A class for one transfer, held to `rate` bytes a second."""
@@ -204,33 +189,43 @@ class Shaper:
     # --- details
 
     def _transfer_message(self, minor: int, rate: int, flags: int) -> bytes:
-        rate = max(rate, TRICKLE) if rate > 0 else _MIN_RATE
+        """HTB lets a class have its `rate` even if that is more than its parent has. So a transfer
+        owns next to nothing and borrows up to its pace: together they stay within the link."""
+        ceil = max(rate, TRICKLE) if rate > 0 else _MIN_RATE
         options = self._options(
-            rate=rate,
-            ceil=rate,
+            rate=min(ceil, TRICKLE),
+            ceil=ceil,
             prio=_PRIO_TRANSFER,
             quantum=_BORROWER_QUANTUM,
-            burst=_burst(rate),
+            burst=_burst(ceil),
         )
         return self._message(_RTM_NEWTCLASS, flags, class_id(minor), class_id(ROOT), options)
 
-    def _change(
-        self,
-        minor: int,
-        *,
-        rate: int,
-        ceil: int,
-        prio: int,
-        burst: int,
-        quantum: int = _BACKGROUND_QUANTUM,
-        parent: int = ROOT,
-        create: bool = False,
-    ) -> None:
-        options = self._options(rate=rate, ceil=ceil, prio=prio, quantum=quantum, burst=burst)
-        flags = _NLM_CREATE if create else 0
-        self._send(
-            [self._message(_RTM_NEWTCLASS, flags, class_id(minor), class_id(parent), options)]
+    def _frame(self, rate: int, flags: int) -> None:
+        """The classes that are always there."""
+        burst = _burst(rate)
+        root = self._options(rate=rate, ceil=rate, prio=0, quantum=_BACKGROUND_QUANTUM, burst=burst)
+        background = self._options(
+            rate=round(rate * _BACKGROUND_SHARE),
+            ceil=rate,
+            prio=_PRIO_BACKGROUND,
+            quantum=_BACKGROUND_QUANTUM,
+            burst=burst,
         )
+        scavenger = self._options(
+            rate=max(_MIN_RATE, round(rate * _SCAVENGER_SHARE)),
+            ceil=rate,
+            prio=_PRIO_SCAVENGER,
+            quantum=_BORROWER_QUANTUM,
+            burst=_MIN_BURST,
+        )
+        for minor, parent, options in (
+            (ROOT, 0, root),
+            (BACKGROUND, ROOT, background),
+            (SCAVENGER, ROOT, scavenger),
+        ):
+            above = class_id(parent)
+            self._send([self._message(_RTM_NEWTCLASS, flags, class_id(minor), above, options)])
 
     def _options(self, *, rate: int, ceil: int, prio: int, quantum: int, burst: int) -> bytes:
         def ratespec(value: int) -> bytes:
@@ -354,6 +349,11 @@ def _class_count(message: Any) -> tuple[int, ClassCount]:
     stats = message.get_attr("TCA_STATS")
     count = ClassCount(bytes=stats["bytes"], packets=stats["packets"], backlog=stats["backlog"])
     return message["handle"] & 0xFFFF, count
+
+
+def _check_rate(interface: str, rate: int) -> None:
+    if rate < _MIN_RATE:
+        raise UsageError(f"{interface}: a rate of {rate} bytes a second is too low to shape.")
 
 
 def _burst(rate: int) -> int:

@@ -23,7 +23,7 @@ from reclaimnet.adapters.linux.tc import (
     class_id,
 )
 from reclaimnet.apps.bench.killswitch import start, start_ready
-from reclaimnet.errors import Unavailable
+from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link, LinkId, Transfer, TransferId
 from reclaimnet.model.units import SECOND
@@ -58,7 +58,8 @@ _BULK_PORT, _MOVE_PORT, _ANSWER_PORT = 5501, 5502, 5503
 
 def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
     """Rounds of each contender in turn, with rounds without any migration between them."""
-    assert trace is None, "this bench replays nothing"
+    if trace is not None:
+        raise UsageError("This bench makes its own traffic: it takes no trace.")
     rounds = _QUICK_ROUNDS if quick else _ROUNDS
     rng = random.Random(seed)
     campus = testbed.Campus(

@@ -21,7 +21,7 @@ from reclaimnet.adapters.linux import tc_netns, testbed
 from reclaimnet.adapters.linux.bpf_killswitch import ALL, NEVER, KillSwitch, Observer, now
 from reclaimnet.adapters.linux.tc import FIRST_TRANSFER, Shaper, class_id
 from reclaimnet.apps.bench import edge_traffic
-from reclaimnet.errors import Unavailable
+from reclaimnet.errors import Unavailable, UsageError
 
 LINK_RATE: Final = 125_000_000
 """1 Gbit/s, in bytes a second."""
@@ -49,7 +49,8 @@ _FIFO_PRIORITY: Final = 10
 
 def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
     """Flip under a 1 Gbit/s flow; the last packet is taken on the receiver's wire."""
-    assert trace is None, "this bench replays nothing"
+    if trace is not None:
+        raise UsageError("This bench makes its own traffic: it takes no trace.")
     rng = random.Random(seed)
     flips = _QUICK_FLIPS if quick else _FLIPS
     congestion = [name for name in CONGESTION if name in _available_congestion()]

@@ -20,7 +20,7 @@ from reclaimnet.adapters.linux.bpf_killswitch import Observer, now
 from reclaimnet.adapters.linux.testbed import Campus, Rack
 from reclaimnet.apps.bench.killswitch import start, start_ready
 from reclaimnet.apps.guard import Guard, read_config
-from reclaimnet.apps.guard_client import GuardClient
+from reclaimnet.apps.guard_client import GuardClient, samples
 from reclaimnet.errors import BadConfig, Forbidden, NotFound, Unavailable
 
 pytestmark = [
@@ -560,8 +560,12 @@ def test_an_agent_outside_the_lane_serves_from_within_it(station, bed) -> None:
             assert agent.ask("mark", transfer="move", sockets=[connection])["marked"] == 1
             connection.sendall(b"chunk")
             assert client.recv(5, socket.MSG_WAITALL) == b"chunk"
-            passed = agent.ask("status")["counts"]["lane"]["out_passed"]["packets"]
+            status = agent.ask("status")
+            passed = status["counts"]["lane"]["out_passed"]["packets"]
             assert passed > 0
+            metrics = samples(status)
+            labels = {"guest": "lane", "direction": "out", "verdict": "passed"}
+            assert ("reclaimnet_edge_packets_total", labels, passed) in metrics
             agent.ask("shorten", guest="lane", deadline=1)
             connection.sendall(b"late")
             client.settimeout(0.2)

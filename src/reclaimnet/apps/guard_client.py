@@ -65,3 +65,22 @@ class GuardClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def samples(status: dict[str, Any]) -> list[tuple[str, dict[str, str], float]]:
+    """The guard's counters as metrics: name, labels, value."""
+    counted = {"lane": status["counts"]["lane"]}
+    counted |= {guest["guest"]: guest["counts"] for guest in status["guests"]}
+    found: list[tuple[str, dict[str, str], float]] = [
+        ("reclaimnet_guard_guests", {}, len(status["guests"])),
+        ("reclaimnet_guard_halted", {}, float(status["halted"])),
+    ]
+    for guest, counts in sorted(counted.items()):
+        for key, count in counts.items():
+            direction, verdict = key.split("_")
+            labels = {"guest": guest, "direction": direction, "verdict": verdict}
+            found += [
+                (f"reclaimnet_edge_{unit}_total", labels, float(count[unit]))
+                for unit in ("packets", "bytes")
+            ]
+    return found

@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
 from reclaimnet.adapters.linux import bpfload
-from reclaimnet.adapters.linux.tc_netns import inside
+from reclaimnet.adapters.linux.tc_netns import IPRoute, NetlinkError, inside
 from reclaimnet.errors import NotFound, Unavailable
 
 # As in bpf/killswitch.h.

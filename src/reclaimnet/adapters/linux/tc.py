@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
-from reclaimnet.adapters.linux.tc_netns import inside
+from reclaimnet.adapters.linux.tc_netns import IPRoute, NetlinkError, inside
 from reclaimnet.errors import NotFound, Unavailable, UsageError
 
 MAJOR: Final = 0x524E

@@ -10,6 +10,25 @@ from typing import Any, Final, TypeVar
 
 from reclaimnet.errors import Unavailable
 
+try:
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
+except ImportError as error:
+    raise Unavailable(
+        "The edge needs pyroute2, which is not installed: pip install 'reclaimnet[edge]'."
+    ) from error
+
+__all__ = [
+    "NETNS_DIR",
+    "IPRoute",
+    "NetlinkError",
+    "inside",
+    "make",
+    "processes",
+    "remove",
+    "spawn",
+]
+
 NETNS_DIR: Final = Path("/run/netns")
 """Where `ip netns` looks too, so that people can use it on what we made."""
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pyroute2 import IPRoute
-
 from reclaimnet.adapters.linux import tc_netns, testbed
 from reclaimnet.adapters.linux.bpf_killswitch import ALL, NEVER, KillSwitch, Observer, now
 from reclaimnet.adapters.linux.tc import FIRST_TRANSFER, Shaper, class_id
@@ -264,7 +262,7 @@ def set_retransmit_floor(netns: Path, network: str, floor_ms: int) -> None:
     """Let TCP try again soon after a stop, so that the next flip need not wait for it."""
 
     def change() -> None:
-        with IPRoute() as route:
+        with tc_netns.IPRoute() as route:
             index = route.link_lookup(ifname=testbed.GUEST_INTERFACE)[0]
             route.route(
                 "replace",

@@ -23,8 +23,9 @@ from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import daemon
-from reclaimnet.apps.config import Config
+from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config
 from reclaimnet.apps.world import Clock, LiveWorld
+from reclaimnet.engine.neighbourhood import LIVELY, Timing
 from reclaimnet.engine.node import DISPATCHER, Body, Node
 from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model import events as ev
@@ -36,11 +37,9 @@ from reclaimnet.model.asking import (
     StatusRequest,
 )
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
-from reclaimnet.model.units import GIB, SECOND, show_duration
+from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.policy.suite import Suite
 
-ROLE_TTL: Final = 6 * SECOND
-VAULT_QUOTA: Final = 64 * GIB
 LEAVE_AT_MOST: Final = 30 * SECOND
 """How long Ctrl-C waits for guests to leave."""
 READY_S: Final = 30.0
@@ -63,8 +62,9 @@ class Settings:
     host: str = "127.0.0.1"
     """The address under which others reach this node's chunks."""
     lend: LendRequest | None = None
-    vault_quota: int = VAULT_QUOTA
+    vault_quota: int = DEFAULT_VAULT_QUOTA
     zone: str = "campus"
+    timing: Timing = LIVELY
 
 
 def main(
@@ -76,6 +76,7 @@ def main(
     gpus: int | None,
     lend: bool,
     notice: int,
+    vault_quota: int,
     detach: bool,
 ) -> int:
     """Behind `rn agent`."""
@@ -95,7 +96,7 @@ def main(
         )
     if detach:
         return _detached(config, node, folder, url=url, token=secret, gpus=gpus,
-                         lend=lend, notice=notice)  # fmt: skip
+                         lend=lend, notice=notice, vault_quota=vault_quota)  # fmt: skip
     found = find.declared(node, gpus) if gpus is not None else find.found()
     if not found:
         raise UsageError(
@@ -109,6 +110,7 @@ def main(
         gpus=found,
         host=_own_address(url),
         lend=LendRequest(notice=notice) if lend else None,
+        vault_quota=vault_quota,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     return asyncio.run(run(settings))
@@ -201,6 +203,7 @@ class Agent:
                     zone=settings.zone,
                     address=server.address,
                     shelf_bytes=vault.room(),
+                    timing=settings.timing,
                 ),
                 Suite(),
             )
@@ -272,7 +275,10 @@ class Agent:
             group.create_task(self._hear(campus))
             group.create_task(
                 campus.hold_role(
-                    DISPATCHER, node, ROLE_TTL, lambda event: self._role(event, campus, group)
+                    DISPATCHER,
+                    node,
+                    self.settings.timing.role,
+                    lambda event: self._role(event, campus, group),
                 )
             )
 
@@ -561,9 +567,11 @@ def _detached(
     gpus: int | None,
     lend: bool,
     notice: int,
+    vault_quota: int,
 ) -> int:
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
     argv += ["--join", url, "--name", node, "--notice", f"{notice / SECOND}s"]
+    argv += ["--vault-quota", str(vault_quota)]
     argv += ["--gpus", str(gpus)] if gpus is not None else []
     argv += ["--lend"] if lend else []
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}

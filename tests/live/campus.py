@@ -33,7 +33,7 @@ from reclaimnet.apps.client import Gateway, ask_local, status_of
 from reclaimnet.apps.config import load
 from reclaimnet.engine.neighbourhood import Timing
 from reclaimnet.errors import ReclaimNetError
-from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply
+from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobState
@@ -146,7 +146,7 @@ class LiveAgent:
     def card(self) -> Card:
         return status_of(self._campus.config, self.name)
 
-    def ask(self, request: LendRequest | ReclaimRequest) -> Reply:
+    def ask(self, request: Request) -> Reply:
         return ask_local(self._campus.config, self.name, request)
 
     def reclaim(self, grace_s: float | None = None, gpus: tuple[str, ...] = ()) -> Reply:
@@ -156,7 +156,10 @@ class LiveAgent:
         return reply
 
     def lend(self) -> None:
+        """Again, whether or not the notice is over."""
+
         def lent() -> bool:
+            self.ask(WithdrawRequest())
             return self.ask(LendRequest(notice=20 * SECOND)).ok
 
         until(lent, f"{self.name} lends again")

@@ -450,6 +450,7 @@ def test_the_job_dies_with_its_minder_and_that_is_told(bench, tmp_path):
     os.kill(who["pid"], signal.SIGKILL)
     exited = bench.wait(Exited)
     assert "minder died" in exited.reason
+    assert exited.killed, "the job is not to blame for it"
     eventually(lambda: not any(alive(pid) for pid in pids), "the death of its daemons")
 
 

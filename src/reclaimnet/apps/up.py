@@ -13,14 +13,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from reclaimnet.adapters.nats.campus import Campus, Enrolment
-from reclaimnet.adapters.nats.server import Server, running_server, start_server, stop_server
+from reclaimnet.adapters.nats.server import (
+    Server,
+    is_running,
+    running_server,
+    start_server,
+    stop_server,
+)
 from reclaimnet.adapters.tls import ca
 from reclaimnet.apps import daemon, gateway
 from reclaimnet.apps.config import Config, remember_gateway
-from reclaimnet.errors import Forbidden, UsageError
+from reclaimnet.errors import Forbidden, Unavailable, UsageError
 
 READY_S: Final = 30.0
 END_S: Final = 10.0
+LOOK_AGAIN_S: Final = 0.5
+"""How soon a NATS server that died is noticed, and started again."""
 AGENT_END_S: Final = 15.0
 _log = logging.getLogger("reclaimnet.up")
 
@@ -93,8 +101,11 @@ async def _serve(config: Config, listen: str, gateway_port: int) -> int:
     try:
         async with contextlib.AsyncExitStack() as stack:
             nats_token = _secret(config.state / "join-token")
-            server = _nats(config, listen, nats_token)
-            stack.callback(stop_server, server)
+            nats = _Nats(config, listen, nats_token)
+            server = await asyncio.to_thread(nats.start)
+            stack.callback(nats.stop)
+            keeping = asyncio.create_task(nats.keep())
+            stack.callback(keeping.cancel)
             authority = ca.make_ca(config.state / "ca")
             campus = await Campus.connect(server.url, nats_token, "gateway")
             stack.push_async_callback(campus.close)
@@ -121,11 +132,54 @@ async def _serve(config: Config, listen: str, gateway_port: int) -> int:
     return 0
 
 
-def _nats(config: Config, listen: str, token: str) -> Server:
-    """A server of ours that outlived its gateway goes on; otherwise a new one."""
-    return running_server(config.state / "nats") or start_server(
-        config.state / "nats", token, host=listen
-    )
+class _Nats:
+    """The campus's server: started again whenever it dies, on the port that agents know."""
+
+    def __init__(self, config: Config, listen: str, token: str) -> None:
+        self._folder = config.state / "nats"
+        self._port_file = config.state / "nats-port"
+        self._listen = listen
+        self._token = token
+        self._server: Server | None = None
+
+    def start(self) -> Server:
+        """A server of ours that outlived its gateway goes on; otherwise a new one."""
+        server = running_server(self._folder) or self._start_new()
+        self._port_file.write_text(str(server.port))
+        self._server = server
+        return server
+
+    def _start_new(self) -> Server:
+        port = _number(self._port_file)
+        if port:
+            try:
+                return start_server(self._folder, self._token, host=self._listen, port=port)
+            except Unavailable as error:
+                _log.warning("port %d is not to be had (%s); agents must join anew", port, error)
+        return start_server(self._folder, self._token, host=self._listen)
+
+    async def keep(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            server = self._server
+            if server is None or is_running(server):
+                continue
+            _log.warning("the NATS server has died; it is started again")
+            with contextlib.suppress(Unavailable):
+                self._server = await asyncio.to_thread(
+                    start_server, self._folder, self._token, host=self._listen, port=server.port
+                )
+
+    def stop(self) -> None:
+        if self._server is not None:
+            stop_server(self._server)
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def _signed(authority: ca.Authority, request: str) -> Enrolment:

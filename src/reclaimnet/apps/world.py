@@ -24,7 +24,7 @@ from reclaimnet.adapters.vault.store import Source, Vault
 from reclaimnet.adapters.vault.transfer import pull
 from reclaimnet.apps import bundle
 from reclaimnet.engine.node import Node
-from reclaimnet.errors import Damaged, ReclaimNetError, Unavailable
+from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
@@ -36,6 +36,8 @@ WORKERS: Final = 8
 LOG_QUEUE: Final = 1024
 """Pieces of output waiting to be sent; what comes on top is dropped, and the log says so."""
 MAY_READ_PATIENCE_S: Final = 3.0
+START_AGAIN_S: Final = 1.0
+"""A job that could not be started is kept for so long, lest it come back at once, for ever."""
 TELLING_RATE_BYTES: Final = 1 << 20
 """Less than this says nothing about a path's rate."""
 
@@ -298,9 +300,17 @@ class LiveWorld:
     async def _start(self, order: od.Start) -> None:
         try:
             workdir = await self._prepared(order.job, order.epoch, order.spec)
-            resume = await self._restored(order) if order.manifest else None
         except (ReclaimNetError, OSError) as error:
-            await self._could_not_start(order, str(error))
+            await self._could_not_start(order, error)
+            return
+        try:
+            resume = await self._restored(order) if order.manifest else None
+        except (Damaged, NotFound) as error:
+            assert order.manifest is not None, "there was something to restore"
+            self._pull_failed(order.job, order.manifest, error)
+            return
+        except (ReclaimNetError, OSError) as error:
+            await self._could_not_start(order, error)
             return
         if (order.job, order.epoch) in self._wanted:
             self.runner.start(
@@ -327,10 +337,18 @@ class LiveWorld:
                 await self._in_thread(self._vault.assemble, manifest, folder, base)
             self._assembled[key] = manifest
 
-    async def _could_not_start(self, order: od.Start, reason: str) -> None:
-        _log.warning("%s could not be started: %s", order.job, reason)
+    async def _could_not_start(self, order: od.Start, error: Exception) -> None:
+        _log.warning("%s could not be started: %s", order.job, error)
+        # Files that are gone will not come back; anything else may be better elsewhere or later.
+        hopeless = isinstance(error, NotFound | Damaged)
+        if not hopeless:
+            await asyncio.sleep(START_AGAIN_S)
         exited = ev.ProcessExited(
-            job=order.job, epoch=order.epoch, code=1, killed=True, reason=reason
+            job=order.job,
+            epoch=order.epoch,
+            code=NotFound.exit_code if hopeless else 1,
+            killed=not hopeless,
+            reason=f"could not be started: {error}",
         )
         self.deliver(exited)
         # A process that was started ahead may be waiting for its state in vain.
@@ -471,14 +489,7 @@ class LiveWorld:
             )
         except (ReclaimNetError, OSError) as error:
             del self._pulls[key]
-            self.deliver(
-                ev.PullFailed(
-                    job=order.job,
-                    manifest=order.manifest,
-                    reason=str(error),
-                    damaged=isinstance(error, Damaged),
-                )
-            )
+            self._pull_failed(order.job, order.manifest, error)
             return
         del self._pulls[key]
         took = max(time.monotonic_ns() - began, 1)
@@ -494,6 +505,12 @@ class LiveWorld:
                 source=order.sources[0] if telling else None,
                 rate_bps=result.moved_bytes * SECOND // took if telling else 0,
             )
+        )
+
+    def _pull_failed(self, job: JobId, manifest: ManifestId, error: Exception) -> None:
+        damaged = isinstance(error, Damaged)
+        self.deliver(
+            ev.PullFailed(job=job, manifest=manifest, reason=str(error), damaged=damaged)
         )
 
     async def _lay_out(self, order: od.Pull) -> None:

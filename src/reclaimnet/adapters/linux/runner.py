@@ -815,7 +815,8 @@ class Runner:
         except (OSError, ValueError, KeyError):
             self._end_orphans(attempt)
             why = _text(attempt.dir / "minder.err").strip().splitlines()[-1:]
-            code, killed = 128 + signal.SIGKILL, False
+            # Not the job's fault: the machine went down, or memory ran out.
+            code, killed = 128 + signal.SIGKILL, True
             reason = " ".join(["its minder died before it did", *why])
         if attempt.saving is Saving.SIGNAL and not killed:
             code, reason = self._see_leaving(attempt, code, reason)

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from tests.live.campus import LiveAgent, LiveCampus, live_campus
 
 from reclaimnet.model.work import Checkpoint, JobRecord, JobState
-from tests.live.campus import LiveAgent, LiveCampus, live_campus
 
 pytestmark = pytest.mark.needs("nats")
 

@@ -23,7 +23,7 @@ from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import daemon
-from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config
+from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
 from reclaimnet.engine.node import DISPATCHER, Body, Node
@@ -38,7 +38,7 @@ from reclaimnet.model.asking import (
 )
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
 from reclaimnet.model.units import SECOND, show_duration
-from reclaimnet.policy.suite import Suite
+from reclaimnet.policy.suite import SUITES
 
 LEAVE_AT_MOST: Final = 30 * SECOND
 """How long Ctrl-C waits for guests to leave."""
@@ -65,6 +65,7 @@ class Settings:
     vault_quota: int = DEFAULT_VAULT_QUOTA
     zone: str = "campus"
     timing: Timing = LIVELY
+    suite: str = "standby"
 
 
 def main(
@@ -78,8 +79,11 @@ def main(
     notice: int,
     vault_quota: int,
     detach: bool,
+    suite: str = "standby",
 ) -> int:
     """Behind `rn agent`."""
+    if suite not in SUITES:
+        raise UsageError(f"there is no suite {suite}{did_you_mean(suite, list(SUITES))}")
     node = NodeId(name or socket.gethostname().partition(".")[0])
     if not _NAME.fullmatch(node):
         raise UsageError(
@@ -95,8 +99,18 @@ def main(
             "give this one another --name"
         )
     if detach:
-        return _detached(config, node, folder, url=url, token=secret, gpus=gpus,
-                         lend=lend, notice=notice, vault_quota=vault_quota)  # fmt: skip
+        return _detached(
+            config,
+            node,
+            folder,
+            url=url,
+            token=secret,
+            gpus=gpus,
+            lend=lend,
+            notice=notice,
+            vault_quota=vault_quota,
+            suite=suite,
+        )
     found = find.declared(node, gpus) if gpus is not None else find.found()
     if not found:
         raise UsageError(
@@ -111,6 +125,7 @@ def main(
         host=_own_address(url),
         lend=LendRequest(notice=notice) if lend else None,
         vault_quota=vault_quota,
+        suite=suite,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     return asyncio.run(run(settings))
@@ -205,7 +220,7 @@ class Agent:
                     shelf_bytes=vault.room(),
                     timing=settings.timing,
                 ),
-                Suite(),
+                SUITES[settings.suite],
             )
             world = LiveWorld(
                 node=settings.node,
@@ -568,12 +583,14 @@ def _detached(
     lend: bool,
     notice: int,
     vault_quota: int,
+    suite: str,
 ) -> int:
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
     argv += ["--join", url, "--name", node, "--notice", f"{notice / SECOND}s"]
     argv += ["--vault-quota", str(vault_quota)]
     argv += ["--gpus", str(gpus)] if gpus is not None else []
     argv += ["--lend"] if lend else []
+    argv += ["--suite", suite]
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)

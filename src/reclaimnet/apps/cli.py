@@ -178,7 +178,7 @@ def _config(ctx: click.Context | None = None, *, state: str | None = None) -> Co
 
 
 SECTIONS: Final = {
-    "Borrowers": ("run", "ps", "logs", "why", "cancel"),
+    "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
     "Owners": ("lend", "reclaim", "nodes", "agent"),
     "Operators": ("up", "down", "doctor", "config", "completion"),
     "Researchers": ("demo", "bench", "sim"),
@@ -338,6 +338,23 @@ def logs(follow: bool, job: str) -> int:
     except KeyboardInterrupt:
         return _detached(record)
     return 0
+
+
+@command("rn fetch train\nrn fetch train results/")
+@job_argument
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False), required=False)
+def fetch(job: str, directory: Path | None) -> None:
+    """Fetch what a completed job has left in $RN_OUTPUT_DIR.
+
+    Without a DIRECTORY it goes into one named after the job.
+    """
+    from reclaimnet.apps import bundle
+
+    gateway = Gateway(_config())
+    record = gateway.find(job)
+    target = directory or Path(record.spec.name)
+    count = bundle.unpack_output(gateway.output(record.id), target)
+    _say(f"{count} file{'s' * (count != 1)} of {record.spec.name} are in {target}/.")
 
 
 @command("rn cancel train\nrn cancel 8f3a 91c0")
@@ -506,6 +523,7 @@ def down() -> Any:
     help="The most that checkpoints may take of this machine's disk.",
 )
 @click.option("--detach", is_flag=True, help="Run in the background; `rn down` ends it.")
+@click.option("--suite", default="standby", show_default=True, help="Its policies, by name.")
 def agent(
     join: str | None,
     token_file: Path | None,
@@ -516,6 +534,7 @@ def agent(
     notice: int,
     vault_quota: int,
     detach: bool,
+    suite: str,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = _config(state=state)
@@ -530,6 +549,7 @@ def agent(
         notice=notice,
         vault_quota=vault_quota,
         detach=detach,
+        suite=suite,
     )
 
 
@@ -579,7 +599,7 @@ def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None) 
 
     All of them run on the same input; progress goes to standard error.
     """
-    return _app("bench", "run")(name, json=as_json, seed=seed, quick=quick, trace=trace)
+    return _app("bench.registry", "run")(name, json=as_json, seed=seed, quick=quick, trace=trace)
 
 
 @command("rn sim --seed 7")

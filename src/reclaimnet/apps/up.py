@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import signal
+import ssl
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -21,11 +22,16 @@ from reclaimnet.adapters.nats.server import (
     stop_server,
 )
 from reclaimnet.adapters.tls import ca
+from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps import daemon, gateway
 from reclaimnet.apps.config import Config, remember_gateway
+from reclaimnet.apps.gateway_output import Fetcher
 from reclaimnet.errors import Forbidden, Unavailable, UsageError
+from reclaimnet.model.units import GIB
 
 READY_S: Final = 30.0
+FETCH_QUOTA: Final = 64 * GIB
+"""Output on its way from a node to its user passes through the gateway's disk."""
 END_S: Final = 10.0
 LOOK_AGAIN_S: Final = 0.5
 """How soon a NATS server that died is noticed, and started again."""
@@ -110,6 +116,10 @@ async def _serve(config: Config, listen: str, gateway_port: int) -> int:
             campus = await Campus.connect(server.url, nats_token, "gateway")
             stack.push_async_callback(campus.close)
             token = _secret(config.state / "gateway-token")
+            vault = stack.enter_context(
+                Vault(config.state / "gateway-vault", quota_bytes=FETCH_QUOTA)
+            )
+            fetcher = Fetcher(vault=vault, context=_own_context(config, authority))
 
             def ready(port: int) -> None:
                 url = f"http://{listen if listen != '0.0.0.0' else '127.0.0.1'}:{port}"
@@ -125,6 +135,7 @@ async def _serve(config: Config, listen: str, gateway_port: int) -> int:
                 stop,
                 on_ready=ready,
                 sign=lambda request: _signed(authority, request),
+                fetcher=fetcher,
             )
     finally:
         (config.state / "campus.json").unlink(missing_ok=True)
@@ -180,6 +191,17 @@ def _number(path: Path) -> int:
         return int(path.read_text())
     except (OSError, ValueError):
         return 0
+
+
+def _own_context(config: Config, authority: ca.Authority) -> ssl.SSLContext:
+    key = ca.new_key()
+    credentials = ca.keep(
+        config.state / "gateway-tls",
+        certificate=ca.issue(authority, ca.GATEWAY, key),
+        key=key,
+        authority=authority.pem,
+    )
+    return ca.client_context(credentials)
 
 
 def _signed(authority: ca.Authority, request: str) -> Enrolment:

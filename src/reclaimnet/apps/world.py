@@ -19,8 +19,8 @@ from reclaimnet import journal
 from reclaimnet.adapters.linux import runner as rn
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.campus import Campus, Refused
-from reclaimnet.adapters.tls.ca import node_of
-from reclaimnet.adapters.vault.store import Source, Vault
+from reclaimnet.adapters.tls.ca import GATEWAY, node_of
+from reclaimnet.adapters.vault.store import Saved, Source, Vault
 from reclaimnet.adapters.vault.transfer import pull
 from reclaimnet.apps import bundle
 from reclaimnet.engine.node import Node
@@ -38,6 +38,9 @@ LOG_QUEUE: Final = 1024
 MAY_READ_PATIENCE_S: Final = 3.0
 START_AGAIN_S: Final = 1.0
 """A job that could not be started is kept for so long, lest it come back at once, for ever."""
+HERE: Final = Path()
+OUTPUT: Final = Path(".rn-output")
+"""Where a checkpoint holds what the job had written into its output directory."""
 TELLING_RATE_BYTES: Final = 1 << 20
 """Less than this says nothing about a path's rate."""
 
@@ -76,7 +79,9 @@ class LiveWorld:
     ) -> None:
         self.node = node
         self.mind = mind
-        self.runner = Runner(folder / "run", self._on_report_from_thread)
+        self.runner = Runner(
+            folder / "run", self._on_report_from_thread, outputs=(folder / "output").absolute()
+        )
         self._folder = folder
         self._campus = campus
         self._vault = vault
@@ -145,6 +150,8 @@ class LiveWorld:
 
     def may_read(self, common_name: str, job: JobId) -> bool:
         """From the chunk server's threads: only nodes that this job is, or was asked to be, on."""
+        if common_name == GATEWAY:
+            return True
         peer = node_of(common_name)
         if peer is None:
             return False
@@ -305,6 +312,9 @@ class LiveWorld:
             return
         try:
             resume = await self._restored(order) if order.manifest else None
+            if resume is not None:
+                output = self.runner.output_of(order.job, order.epoch)
+                await self._in_thread(_move_files, resume / OUTPUT, output)
         except (Damaged, NotFound) as error:
             assert order.manifest is not None, "there was something to restore"
             self._pull_failed(order.job, order.manifest, error)
@@ -392,7 +402,7 @@ class LiveWorld:
         job, epoch = report.job, report.epoch
         saving = self._specs[job, epoch].saving
         try:
-            parts = await self._in_thread(_parts, report.path)
+            parts = await self._in_thread(self._state_and_output, report)
             saved = await self._in_thread(
                 lambda: self._vault.save(
                     job,
@@ -424,12 +434,18 @@ class LiveWorld:
             )
         )
 
+    def _state_and_output(self, report: rn.Snapshot) -> list[Source]:
+        """What a job has written so far belongs to its state: it moves, and goes back, with it."""
+        output = self.runner.output_of(report.job, report.epoch)
+        return [*_parts(report.path), *_parts(output, prefix=OUTPUT)]
+
     async def _exited(self, report: rn.Exited) -> None:
         """After its last snapshot, since that may be why it exited."""
         key = (report.job, report.epoch)
         saving = self._saving.pop(key, None)
         if saving is not None:
             await asyncio.wait([saving])
+        kept = await self._kept_output(report) if report.code == 0 and not report.killed else None
         self.deliver(
             ev.ProcessExited(
                 job=report.job,
@@ -437,9 +453,33 @@ class LiveWorld:
                 code=report.code,
                 killed=report.killed,
                 reason=report.reason,
+                output=kept.manifest if kept else None,
+                output_bytes=kept.size if kept else 0,
             )
         )
         await self.scrub(report.job, report.epoch)
+
+    async def _kept_output(self, report: rn.Exited) -> Saved | None:
+        """What a completed job left for its user, if anything."""
+        try:
+            parts = await self._in_thread(_parts, self.runner.output_of(report.job, report.epoch))
+            if not parts:
+                return None
+            saved: Saved = await self._in_thread(
+                lambda: self._vault.save(
+                    report.job,
+                    epoch=report.epoch,
+                    step=0,
+                    saving=Saving.NONE,
+                    taken_at=self._clock.now(),
+                    parts=parts,
+                )
+            )
+        except (ReclaimNetError, OSError) as error:
+            text = f"--- the output could not be kept: {error} ---\n".encode()
+            self._log_lines(rn.LogLines(job=report.job, epoch=report.epoch, text=text))
+            return None
+        return saved
 
     async def scrub(self, job: JobId, epoch: int) -> None:
         """Leave nothing of an attempt on the owner's machine but its checkpoints."""
@@ -450,8 +490,9 @@ class LiveWorld:
         if preparing is not None:
             # What is half unpacked cannot be removed for good.
             await asyncio.wait([preparing])
+        output = self.runner.output_of(job, epoch)
         async with self._laying_out.setdefault(key, asyncio.Lock()):
-            for folder in (self._workdir(job, epoch), self._resume_dir(job, epoch)):
+            for folder in (self._workdir(job, epoch), self._resume_dir(job, epoch), output):
                 await self._in_thread(_remove_folder, folder)
         for known in (self._laying_out, self._assembled, self._specs):
             known.pop(key, None)
@@ -509,9 +550,7 @@ class LiveWorld:
 
     def _pull_failed(self, job: JobId, manifest: ManifestId, error: Exception) -> None:
         damaged = isinstance(error, Damaged)
-        self.deliver(
-            ev.PullFailed(job=job, manifest=manifest, reason=str(error), damaged=damaged)
-        )
+        self.deliver(ev.PullFailed(job=job, manifest=manifest, reason=str(error), damaged=damaged))
 
     async def _lay_out(self, order: od.Pull) -> None:
         """For a job on its way here: its last state but one, ready to be brought up to date."""
@@ -586,13 +625,25 @@ class LiveWorld:
             )
 
 
-def _parts(folder: Path) -> list[Source]:
+def _parts(folder: Path, prefix: Path = HERE) -> list[Source]:
     """Every file below, by its relative name."""
     return [
-        Source(name=str(path.relative_to(folder)), path=path, mode=path.stat().st_mode & 0o777)
+        Source(
+            name=str(prefix / path.relative_to(folder)),
+            path=path,
+            mode=path.stat().st_mode & 0o777,
+        )
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.is_symlink()
     ]
+
+
+def _move_files(source: Path, target: Path) -> None:
+    """What the job had written when it was saved; a head start may have written something else."""
+    _fresh_folder(target)
+    if source.is_dir():
+        for entry in source.iterdir():
+            shutil.move(entry, target / entry.name)
 
 
 def _fresh_folder(folder: Path) -> None:

@@ -219,8 +219,15 @@ class Runner:
     """One per agent; `root` holds the run directories and must be on a local file system."""
 
     def __init__(
-        self, root: Path, on: Callable[[RunnerReport], None], *, cgroups: bool = True
+        self,
+        root: Path,
+        on: Callable[[RunnerReport], None],
+        *,
+        cgroups: bool = True,
+        outputs: Path | None = None,
     ) -> None:
+        """Output directories are made below `outputs` and stay there; without it, they are part
+        of the run directories and go with them."""
         root.mkdir(parents=True, exist_ok=True)
         self._root = root.resolve()
         self._lock = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -230,6 +237,7 @@ class Runner:
             os.close(self._lock)
             raise Unavailable(f"another agent uses {root}; stop it first") from error
         self._on = on
+        self._outputs = outputs
         self._parent = cgroup.find_parent() if cgroups else None
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
         self._leases: dict[JobId, int] = {}
@@ -322,6 +330,11 @@ class Runner:
         found: Future[list[Found]] = Future()
         self._do(lambda: found.set_result(self._adopt()))
         return found.result(timeout=CALL_PATIENCE_S)
+
+    def output_of(self, job: JobId, epoch: int) -> Path:
+        """The attempt's output directory."""
+        name = f"{job}.{epoch}"
+        return self._root / name / "output" if self._outputs is None else self._outputs / name
 
     def scrub(self, job: JobId, epoch: int) -> None:
         """Remove all that is left of an attempt that is over."""
@@ -479,8 +492,9 @@ class Runner:
             self._refuse(job, epoch, error)
             return None
         try:
-            for part in ("checkpoint", "output", "lib"):
+            for part in ("checkpoint", "lib"):
                 (directory / part).mkdir()
+            self.output_of(job, epoch).mkdir(parents=True, exist_ok=True)
             # Whatever Python the job uses, it finds the SDK, and nothing else of the agent's.
             (directory / "lib" / "reclaimnet").symlink_to(Path(reclaimnet.__file__).parent)
             os.mkfifo(directory / "bell", 0o600)
@@ -558,7 +572,7 @@ class Runner:
             "RN_CHECKPOINT_DIR": str(attempt.checkpoint),
             "RN_RESUME_FROM": "" if resume is None else str(source),
             "RN_NOTICE_FILE": str(attempt.dir / "notice.json"),
-            "RN_OUTPUT_DIR": str(attempt.dir / "output"),
+            "RN_OUTPUT_DIR": str(self.output_of(attempt.job, attempt.epoch)),
             "CUDA_VISIBLE_DEVICES": ",".join(attempt.gpus),
             "SLURM_JOB_ID": attempt.job,
             "SLURM_RESTART_COUNT": str(restarts),

@@ -256,13 +256,17 @@ class LiveCampus:
         self, name: str, *, gpus: int = 1, wait: bool = True, through: "Wire | None" = None,
         quota: int | None = None,
     ) -> LiveAgent:  # fmt: skip
-        left = json.loads((self.config.state / "campus.json").read_text())
-        url = left["nats_url"] if through is None else through.url
-        arguments = [url, left["nats_token"], str(gpus), str(quota or 0)]
+        url = self.nats_url if through is None else through.url
+        token = (self.config.state / "join-token").read_text().strip()
+        arguments = [url, token, str(gpus), str(quota or 0)]
         self.agents[name] = LiveAgent(self, name, arguments)
         if wait:
             self.agents[name].wait_ready()
         return self.agents[name]
+
+    @property
+    def nats_url(self) -> str:
+        return str(json.loads((self.config.state / "campus.json").read_text())["nats_url"])
 
     def __getitem__(self, name: str) -> LiveAgent:
         return self.agents[name]

@@ -1,6 +1,5 @@
 """One life: at most one attempt of a job makes progress that counts."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,7 @@ def test_a_node_that_is_cut_off_stops_by_itself_and_is_fenced_when_it_comes_back
 ) -> None:
     with live_campus(tmp_path) as campus:
         campus.start()
-        url = json.loads((campus.config.state / "campus.json").read_text())["nats_url"]
-        wire = Wire(url)
+        wire = Wire(campus.nats_url)
         try:
             cut_off = campus.add("a", through=wire)
             job = campus.train()

@@ -134,7 +134,6 @@ def main(
 async def run(settings: Settings) -> int:
     """Live until told to end. SIGINT leaves in peace, SIGTERM ends guests at once, SIGHUP leaves
     them to the next agent, which is how one restarts without disturbing anybody."""
-    daemon.note_self(settings.folder / "agent.pid")
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -149,15 +148,27 @@ async def run(settings: Settings) -> int:
 
     loop.set_exception_handler(fail)
     agent = Agent(settings)
-    try:
-        async with asyncio.TaskGroup() as group:
-            living = group.create_task(agent.live())
-            stopping = group.create_task(_until_told(agent, signals, broken))
-            await stopping
-            living.cancel()
-    finally:
-        (settings.folder / "agent.pid").unlink(missing_ok=True)
+    with daemon.the_only_one(settings.folder / "agent.pid", f"an agent for {settings.node}"):
+        try:
+            async with asyncio.TaskGroup() as group:
+                living = group.create_task(agent.live())
+                stopping = group.create_task(_until_told(agent, signals, broken))
+                await stopping
+                living.cancel()
+        except BaseExceptionGroup as error:
+            cause = _cause(error)
+            if not isinstance(cause, ReclaimNetError):
+                _log.exception("the agent is broken")
+            raise cause from error
     return 0
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first of what went wrong: a sentence for people if there is one."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [_cause(part) for part in error.exceptions]
+    return next((cause for cause in causes if isinstance(cause, ReclaimNetError)), causes[0])
 
 
 async def _until_told(
@@ -198,6 +209,7 @@ class Agent:
         campus = await _connected(settings)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(campus.close)
+            await _refuse_a_taken_name(campus, settings, self._clock.now())
             credentials = await _credentials(campus, settings)
             vault = stack.enter_context(
                 Vault(settings.folder / "vault", quota_bytes=settings.vault_quota)
@@ -502,6 +514,18 @@ async def _connected(settings: Settings) -> Campus:
                 said = str(error)
                 _log.warning("waiting for the campus: %s", error)
             await asyncio.sleep(CONNECT_AGAIN_S)
+
+
+async def _refuse_a_taken_name(campus: Campus, settings: Settings, now: int) -> None:
+    """Two machines under one name would take each other's jobs and leases for their own. Who has
+    a certificate of that name has been that node before."""
+    if (settings.folder / "tls" / "node.crt").exists():
+        return
+    card = await campus.read_card(settings.node)
+    if card is not None and now - card.beat < settings.timing.given_up_after:
+        raise UsageError(
+            f"a node called {settings.node} is on this campus already; give this one another --name"
+        )
 
 
 async def _credentials(campus: Campus, settings: Settings) -> ca.Credentials:

@@ -6,6 +6,7 @@ import http.client
 import json
 import logging
 import os
+import queue
 import secrets
 import signal
 import ssl
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from reclaimnet.adapters.linux.runner import Exited, Runner
 from reclaimnet.adapters.nats.campus import Campus, Enrolment
 from reclaimnet.adapters.nats.server import (
     Server,
@@ -52,7 +54,6 @@ def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> i
     if foreground:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         return asyncio.run(_serve(config, listen, gateway_port))
-    (config.state / "campus.json").unlink(missing_ok=True)
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "up"]
     argv += ["--foreground", "--listen", listen, "--gateway-port", str(gateway_port)]
     daemon.spawn(
@@ -82,6 +83,8 @@ def down(*, config: Config) -> int:
             daemon.end(agent, patience_s=AGENT_END_S)
             ended.append(f"agent {pid_file.parent.name}")
         pid_file.unlink(missing_ok=True)
+    orphaned = [run.parent.name for run in sorted(config.agents.glob("*/run")) if _end_guests(run)]
+    ended += [f"guests that agent {name} had left" for name in orphaned]
     pid_file = config.state / "up.pid"
     campus = daemon.running(pid_file)
     if campus is not None:
@@ -98,14 +101,37 @@ def down(*, config: Config) -> int:
     return 0
 
 
+def _end_guests(run: Path) -> bool:
+    """End what an agent left that was killed; whether there was any."""
+    over: queue.SimpleQueue[object] = queue.SimpleQueue()
+    try:
+        runner = Runner(
+            run, lambda report: over.put(report) if isinstance(report, Exited) else None
+        )
+    except Unavailable:
+        # Another agent has taken the place, in the foreground perhaps.
+        return False
+    try:
+        left = runner.adopt()
+        for attempt in left:
+            runner.scrub(attempt.job, attempt.epoch)
+        for _ in [attempt for attempt in left if attempt.exit is None]:
+            over.get(timeout=END_S)
+    except queue.Empty:
+        raise Unavailable(f"guests in {run} do not end; end them by hand") from None
+    finally:
+        runner.close()
+    return bool(left)
+
+
 async def _serve(config: Config, listen: str, gateway_port: int) -> int:
-    daemon.note_self(config.state / "up.pid")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    try:
+    with daemon.the_only_one(config.state / "up.pid", "a campus"):
         async with contextlib.AsyncExitStack() as stack:
+            stack.callback((config.state / "campus.json").unlink, missing_ok=True)
             nats_token = _secret(config.state / "join-token")
             nats = _Nats(config, listen, nats_token)
             server = await asyncio.to_thread(nats.start)
@@ -137,9 +163,6 @@ async def _serve(config: Config, listen: str, gateway_port: int) -> int:
                 sign=lambda request: _signed(authority, request),
                 fetcher=fetcher,
             )
-    finally:
-        (config.state / "campus.json").unlink(missing_ok=True)
-        (config.state / "up.pid").unlink(missing_ok=True)
     return 0
 
 

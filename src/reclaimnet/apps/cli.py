@@ -21,10 +21,16 @@ import msgspec
 
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.client import Gateway, ask_local, follow_on, local_agents
-from reclaimnet.apps.config import DEFAULT_GATEWAY_PORT, Config, did_you_mean, load
+from reclaimnet.apps.config import (
+    DEFAULT_GATEWAY_PORT,
+    DEFAULT_VAULT_QUOTA,
+    Config,
+    did_you_mean,
+    load,
+)
 from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
-from reclaimnet.model.units import parse_duration, show_duration
+from reclaimnet.model.units import parse_duration, parse_size, show_duration, show_size
 from reclaimnet.model.work import JobRecord, JobState, Saving
 
 JSON_VERSION: Final = 1
@@ -100,6 +106,18 @@ class DurationType(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class SizeType(click.ParamType[int]):
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 class PairType(click.ParamType[tuple[str, str]]):
     name = "K=V"
 
@@ -113,6 +131,7 @@ class PairType(click.ParamType[tuple[str, str]]):
 
 
 DURATION: Final = DurationType()
+SIZE: Final = SizeType()
 PAIR: Final = PairType()
 
 
@@ -496,6 +515,13 @@ def down() -> Any:
 @click.option("--state", metavar="DIR", help="Where this machine keeps its state.")
 @click.option("lending", "--lend", is_flag=True, help="Lend all of them at once.")
 @click.option("--notice", type=DURATION, default="60s", show_default=True, help="For --lend.")
+@click.option(
+    "--vault-quota",
+    type=SIZE,
+    default=DEFAULT_VAULT_QUOTA,
+    show_default=show_size(DEFAULT_VAULT_QUOTA),
+    help="The most that checkpoints may take of this machine's disk.",
+)
 @click.option("--detach", is_flag=True, help="Run in the background; `rn down` ends it.")
 @click.option("--suite", default="standby", show_default=True, help="Its policies, by name.")
 def agent(
@@ -506,6 +532,7 @@ def agent(
     state: str | None,
     lending: bool,
     notice: int,
+    vault_quota: int,
     detach: bool,
     suite: str,
 ) -> Any:
@@ -520,6 +547,7 @@ def agent(
         gpus=gpus,
         lend=lending,
         notice=notice,
+        vault_quota=vault_quota,
         detach=detach,
         suite=suite,
     )

@@ -190,6 +190,8 @@ class Attempt:
     def pull_failed(self, event: PullFailed, now: int) -> list[Order]:
         if self.phase == Phase.BOOKED and event.manifest == self._offered:
             return self._decline(f"could not fetch the state: {event.reason}")
+        if self.phase == Phase.STARTING and event.manifest == self._restored:
+            return self._fetch_again(event, now)
         if self.phase != Phase.FETCHING or event.manifest != self._fetched().manifest:
             return []
         checkpoint = self._fetched()
@@ -210,6 +212,27 @@ class Attempt:
             return orders + self._close(JobState.PENDING, reason, now)
         self._fetch_at = now + FETCH_AGAIN
         return orders
+
+    def _fetch_again(self, event: PullFailed, now: int) -> list[Order]:
+        """What was thought to be here turned out damaged when it was laid out: others may have it
+        whole, and otherwise the one before it will do."""
+        self._fetching = next(
+            index
+            for index, checkpoint in enumerate(self.record.checkpoints)
+            if checkpoint.manifest == event.manifest
+        )
+        self.phase = Phase.FETCHING
+        self._fetch_round += 1
+        if self._fetch_round >= FETCH_ROUNDS:
+            return self.pull_failed(event, now)
+        return [
+            self._explain(
+                "which checkpoint?",
+                f"the one of step {self._fetched().step}, from another node",
+                f"damaged here: {event.reason}",
+            ),
+            *self._fetch(),
+        ]
 
     def _decline(self, reason: str) -> list[Order]:
         assert self.source is not None, "only a job on its way can be declined"
@@ -394,8 +417,10 @@ class Attempt:
         if self._verdict is not None:
             return self._close(self._verdict, self.record.reason, now)
         if event.killed:
-            why = self.notice.cause if self.notice else event.reason or "ended by this node"
-            return self._close(JobState.PENDING, f"Reclaimed: {why}", now)
+            why = f"NodeFail: {event.reason or 'ended by this node'}"
+            if self.notice is not None:
+                why = f"Reclaimed: {self.notice.cause}"
+            return self._close(JobState.PENDING, why, now)
         if event.code == REQUEUE_EXIT_CODE:
             return self._close(JobState.PENDING, "saved, and asked to be run again", now)
         if event.code == 0 and event.output is not None:

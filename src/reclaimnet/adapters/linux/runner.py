@@ -241,6 +241,9 @@ class Runner:
         self._parent = cgroup.find_parent() if cgroups else None
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
         self._leases: dict[JobId, int] = {}
+        self._ends: dict[tuple[JobId, int], int] = {}
+        """When attempts end, those to come included; under `_ending`, as it changes any time."""
+        self._ending = threading.Lock()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -288,30 +291,22 @@ class Runner:
         self._do_for(job, epoch, lambda attempt: self._warn(attempt, notice))
 
     def limit(self, job: JobId, epoch: int, at_monotonic_ns: int | None) -> None:
-        """The attempt ends at that time, whoever is alive then; None lifts the limit."""
-
-        def set_limit(attempt: _Attempt) -> None:
-            if attempt.words[Word.END_AT] != AT_ONCE:
-                attempt.words[Word.END_AT] = at_monotonic_ns or 0
-                self._nudge(attempt)
-
-        self._do_for(job, epoch, set_limit)
+        """The attempt, be it still to come, ends at that time, whoever is alive then; None lifts
+        the limit. It stands when this returns: the owner has been promised it."""
+        self._set_end(job, epoch, at_monotonic_ns or 0)
 
     def end(self, job: JobId, epoch: int) -> None:
         """End every process of the attempt now and free its memory. Answered by Exited, even if
         there is no such attempt."""
 
-        def end_now(attempt: _Attempt) -> None:
-            attempt.words[Word.END_AT] = AT_ONCE
-            self._nudge(attempt)
-
         def answer_for_none() -> None:
             if (job, epoch) not in self._attempts:
+                self._ends.pop((job, epoch), None)
                 reason = "there was no process"
                 self._on(Exited(job=job, epoch=epoch, code=137, killed=True, reason=reason))
 
+        self._set_end(job, epoch, AT_ONCE)
         self._do(answer_for_none)
-        self._do_for(job, epoch, end_now)
 
     def hold_lease(self, until_monotonic_ns: int, jobs: Sequence[JobId]) -> None:
         """The attempts of these jobs, those to come included, may make progress until then, and
@@ -389,6 +384,17 @@ class Runner:
             for attempt in list(self._attempts.values()):
                 if not attempt.over and attempt.waiting_orders is None:
                     self._safely(functools.partial(self._look, attempt, now))
+
+    def _set_end(self, job: JobId, epoch: int, at: int) -> None:
+        """From the caller's thread: ours may be busy, and the agent may be killed next."""
+        with self._ending:
+            if self._ends.get((job, epoch)) == AT_ONCE:
+                return
+            self._ends[job, epoch] = at
+            attempt = self._attempts.get((job, epoch))
+            if attempt is not None:
+                attempt.words[Word.END_AT] = at
+        self._do_for(job, epoch, self._nudge)
 
     def _safely(self, action: Callable[[], None]) -> None:
         """One attempt's trouble must not leave the others without their lease."""
@@ -493,7 +499,9 @@ class Runner:
             (directory / "lib" / "reclaimnet").symlink_to(Path(reclaimnet.__file__).parent)
             os.mkfifo(directory / "bell", 0o600)
             images = self._images(name)
-            group = None if self._parent is None else cgroup.make_group(self._parent, name)
+            group = None
+            if self._parent is not None:
+                group = cgroup.make_group(self._parent, self._group_name(name))
             words = make_page(directory / "page")
             attempt = _Attempt(
                 job=job,
@@ -526,7 +534,9 @@ class Runner:
             self._remove(name)
             self._refuse(job, epoch, error)
             return None
-        self._attempts[job, epoch] = attempt
+        with self._ending:
+            words[Word.END_AT] = self._ends.get((job, epoch), 0)
+            self._attempts[job, epoch] = attempt
         return attempt
 
     def _refuse(self, job: JobId, epoch: int, error: Exception) -> None:
@@ -536,7 +546,7 @@ class Runner:
     def _remove(self, name: str) -> None:
         """All that an attempt of that name has, or may have, on this machine."""
         if self._parent is not None:
-            cgroup.end_group(self._parent / (cgroup.MARK + name))
+            cgroup.end_group(self._parent / (cgroup.MARK + self._group_name(name)))
         shutil.rmtree(self._image_root / name, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._image_root.rmdir()
@@ -582,8 +592,15 @@ class Runner:
 
     @property
     def _image_root(self) -> Path:
-        digest = hashlib.blake2b(str(self._root).encode(), digest_size=8).hexdigest()
-        return SHARED_MEMORY / f"reclaimnet-{os.getuid()}-{digest}"
+        return SHARED_MEMORY / f"reclaimnet-{os.getuid()}-{self._digest}"
+
+    def _group_name(self, name: str) -> str:
+        """Two agents of one machine may hold the same epoch ready, one after the other."""
+        return f"{self._digest}-{name}"
+
+    @property
+    def _digest(self) -> str:
+        return hashlib.blake2b(str(self._root).encode(), digest_size=8).hexdigest()
 
     def _restore_directory(self, attempt: _Attempt, resume: Path) -> None:
         attempt.waiting_orders = []
@@ -602,6 +619,9 @@ class Runner:
             order()
 
     def _launch(self, attempt: _Attempt) -> None:
+        if 0 < attempt.words[Word.END_AT] <= time.monotonic_ns():
+            self._exited(attempt, 128 + signal.SIGKILL, True, "its time here was over")
+            return
         try:
             pid = self._spawn_minder(attempt)
         except OSError as error:
@@ -642,6 +662,8 @@ class Runner:
     # --- steering ---------------------------------------------------------------------------
 
     def _hold_lease(self, until: int, jobs: Sequence[JobId]) -> None:
+        now = time.monotonic_ns()
+        self._leases = {job: held for job, held in self._leases.items() if held > now}
         self._leases.update(dict.fromkeys(jobs, until))
         for attempt in self._attempts.values():
             if attempt.job in jobs and not attempt.over:
@@ -813,7 +835,8 @@ class Runner:
         except (OSError, ValueError, KeyError):
             self._end_orphans(attempt)
             why = _text(attempt.dir / "minder.err").strip().splitlines()[-1:]
-            code, killed = 128 + signal.SIGKILL, False
+            # Not the job's fault: the machine went down, or memory ran out.
+            code, killed = 128 + signal.SIGKILL, True
             reason = " ".join(["its minder died before it did", *why])
         if attempt.saving is Saving.SIGNAL and not killed:
             code, reason = self._see_leaving(attempt, code, reason)
@@ -982,7 +1005,9 @@ class Runner:
                 taken_mark=_mark(file.parent / "checkpoint"),
             )
             attempt.step_at = words[Word.STEP_AT]
-            self._attempts[attempt.job, attempt.epoch] = attempt
+            with self._ending:
+                self._ends[attempt.job, attempt.epoch] = words[Word.END_AT]
+                self._attempts[attempt.job, attempt.epoch] = attempt
             found.append(self._find(attempt, same_boot=text["boot"] == _boot_id()))
         return found
 
@@ -1017,13 +1042,15 @@ class Runner:
     def _scrub(self, job: JobId, epoch: int) -> None:
         attempt = self._attempts.get((job, epoch))
         if attempt is None:
+            self._ends.pop((job, epoch), None)
             return
         if not attempt.over:
             attempt.scrub = True
-            attempt.words[Word.END_AT] = AT_ONCE
-            self._nudge(attempt)
+            self._set_end(job, epoch, AT_ONCE)
             return
-        del self._attempts[job, epoch]
+        with self._ending:
+            del self._attempts[job, epoch]
+            self._ends.pop((job, epoch), None)
         if attempt.group is not None:
             cgroup.end_group(attempt.group)
         self._remove(attempt.dir.name)

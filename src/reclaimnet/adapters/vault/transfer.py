@@ -397,7 +397,12 @@ def pull(
     stays for the next try, unless there was no room. `on_progress` gets the bytes that are here
     and those there will be, from any of the threads, one call at a time.
     """
-    already = _whole(vault, manifest, job)
+    try:
+        already = _whole(vault, manifest, job)
+    except Damaged:
+        if not sources:
+            raise
+        already = None
     if already is not None:
         return PullResult(manifest=already, moved_bytes=0)
     return _Puller(
@@ -415,7 +420,7 @@ def pull(
 def _whole(vault: Vault, identity: ManifestId, job: JobId) -> Manifest | None:
     try:
         manifest = vault.manifest(identity)
-    except (NotFound, Damaged):
+    except NotFound:
         return None
     if manifest.job != job:
         raise Forbidden(f"checkpoint {identity[:12]} is not one of job {job}")

@@ -171,20 +171,24 @@ def sampled_left(
     limit: int,
     elapsed: int,
     user: int,
-    place: int,
+    since: int,
     user_share: Floats,
     user_known: Ints,
     classes: Floats,
     class_known: Ints,
 ) -> None:
-    """What one job may have left, in each of SAMPLES futures: stratified, no random numbers."""
+    """What one job may have left, in each of SAMPLES futures: stratified, no random numbers.
+
+    The rank in which a job walks its futures hangs on when it came (`since`) only: it is the same
+    at every look, and jobs that came together, an array say, are long or short together.
+    """
     row = limit_class(limit)
     if user_known[user] >= OWN_RECORD:
         shares = sorted_shares(user_share[user], user_known[user])
     else:
         shares = classes[row, : min(class_known[row], classes.shape[1])]
-    stride = 1 + place % (SAMPLES - 1)
-    offset = (place * 7) % SAMPLES
+    stride = 1 + since % (SAMPLES - 1)
+    offset = (since // (SAMPLES - 1)) % SAMPLES
     for m in range(SAMPLES):
         level = ((m * stride + offset) % SAMPLES + 0.5) / SAMPLES
         out[m] = remaining_guess(shares, limit, elapsed, level)
@@ -233,6 +237,7 @@ def chain_features(
     limit: int,
     ends_at: int,
     waited: int,
+    own: int,
     run_nodes: Ints,
     run_limit: Ints,
     run_elapsed: Ints,
@@ -252,7 +257,11 @@ def chain_features(
     times: Ints,
     free: Ints,
 ) -> None:
-    """Fill `out`, one number per name in FEATURES. Waiting jobs come in rank of priority."""
+    """Fill `out`, one number per name in FEATURES. Waiting jobs come in rank of priority.
+
+    `own` is the predecessor's place among the running jobs, or NEVER once it has ended: it is the
+    one job whose end is known.
+    """
     running = run_nodes.shape[0]
     waiting = min(wait_nodes.shape[0], PLANNED)
     left = ends_at - now
@@ -266,10 +275,13 @@ def chain_features(
     run_likely_work = 0.0
     for k in range(running):
         rest = max(run_limit[k] - run_elapsed[k], LATE_S)
-        sampled_left(
-            run_left[k], run_limit[k], run_elapsed[k], run_user[k], k,
-            user_share, user_known, classes, class_known,
-        )
+        if k == own:
+            run_left[k, :] = max(left, LATE_S)
+        else:
+            sampled_left(
+                run_left[k], run_limit[k], run_elapsed[k], run_user[k], now - run_elapsed[k],
+                user_share, user_known, classes, class_known,
+            )
         run_limit_work += run_nodes[k] * rest
         run_likely_work += run_nodes[k] * np.mean(run_left[k])
 
@@ -279,7 +291,7 @@ def chain_features(
     queue_nodes = 0
     for k in range(waiting):
         sampled_left(
-            wait_left[k], wait_limit[k], 0, wait_user[k], running + k,
+            wait_left[k], wait_limit[k], 0, wait_user[k], now - wait_age[k],
             user_share, user_known, classes, class_known,
         )
         wait_limit_work += wait_nodes[k] * wait_limit[k]
@@ -312,8 +324,7 @@ def chain_features(
 
     freed = float(free_now)
     for k in range(running):
-        if run_left[k, SAMPLES // 2] <= left:
-            freed += run_nodes[k]
+        freed += run_nodes[k] * np.mean(run_left[k] <= left)
 
     recent = recent_waits.shape[0]
     ranked = np.sort(recent_waits)

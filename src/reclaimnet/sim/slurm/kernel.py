@@ -326,12 +326,21 @@ def look(
     run_limit = np.empty(running, dtype=np.int64)
     run_elapsed = np.empty(running, dtype=np.int64)
     run_user = np.empty(running, dtype=np.int64)
+    # The predecessor comes last, as in a view made from squeue.
+    own = NEVER
+    slot = 0
     for k in range(running):
         job = st.run_id[k]
-        run_nodes[k] = load.nodes[job]
-        run_limit[k] = load.limit[job]
-        run_elapsed[k] = now - st.run_start[k]
-        run_user[k] = load.user[job]
+        place = slot
+        if job == load.nodes.shape[0] - 2:
+            own = running - 1
+            place = own
+        else:
+            slot += 1
+        run_nodes[place] = load.nodes[job]
+        run_limit[place] = load.limit[job]
+        run_elapsed[place] = now - st.run_start[k]
+        run_user[place] = load.user[job]
     waiting = reg[WAITING]
     wait_nodes = np.empty(waiting, dtype=np.int64)
     wait_limit = np.empty(waiting, dtype=np.int64)
@@ -357,7 +366,7 @@ def look(
         if hour - mem.submitted[k, 1] < 6:
             quarter += mem.submitted[k, 0]
     chain_features(
-        out, now, total, reg[FREE], nodes, limit, ends_at, waited,
+        out, now, total, reg[FREE], nodes, limit, ends_at, waited, own,
         run_nodes, run_limit, run_elapsed, run_user,
         wait_nodes, wait_limit, wait_age, wait_user,
         mem.user_share, mem.user_known, mem.class_share, mem.class_known,

@@ -260,3 +260,82 @@ def _job(
         wait_s=start - submit,
         ok=ok,
     )
+
+
+# --- a trace of our own ---------------------------------------------------------------------
+
+SYNTHETIC_NODES: Final = 64
+_EPOCH_S: Final = 1_735_689_600
+"""2025-01-01, so that months and weekdays of a synthetic trace are real ones."""
+
+
+def synthetic_trace(
+    *, seed: int, days: int = 90, nodes: int = SYNTHETIC_NODES, load: float = 0.85
+) -> list[TraceJob]:
+    """People on a cluster: each with habits of their own, in bursts, by day more than by night,
+    in weeks of more and less work. Offered load rises from half of `load` at the start to above it
+    in the last third, so that what is learnt on the first part meets a busier cluster.
+    """
+    rng = random.Random(seed)
+    users = [_Habits.drawn(rng, f"u{k:03d}") for k in range(60)]
+    wanted_node_s = nodes * 86_400
+    jobs: list[TraceJob] = []
+    mood = 1.0
+    for day in range(days):
+        if day % 7 == 0:
+            mood = 0.6 * mood + 0.4 * rng.uniform(0.5, 1.5)
+        weekend = 0.6 if (day + 2) % 7 >= 5 else 1.1
+        rise = 0.55 + 0.55 * day / days
+        left = wanted_node_s * load * rise * weekend * mood
+        while left > 0:
+            user = rng.choices(users, [u.activity for u in users])[0]
+            hour = min(23.99, max(0.0, rng.gauss(14, 4.5)))
+            at = _EPOCH_S + day * 86_400 + int(hour * 3_600)
+            for job in user.burst(rng, at, len(jobs), nodes):
+                jobs.append(job)
+                left -= job.nodes * job.run_s
+    return sorted(jobs, key=lambda job: (job.submit_s, job.id))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Habits:
+    name: str
+    activity: float
+    limit_h: float
+    sizes: tuple[int, ...]
+    burst_size: float
+    finishes: float
+    """How likely a job of theirs runs to its limit rather than ending early."""
+
+    @classmethod
+    def drawn(cls, rng: random.Random, name: str) -> "_Habits":
+        return cls(
+            name=name,
+            activity=rng.paretovariate(1.1),
+            limit_h=rng.choice((0.5, 1, 2, 2, 8, 24, 24, 48, 48, 48)),
+            sizes=rng.choice(((1,), (1,), (1, 1, 2), (1, 4), (2, 4), (1, 8, 16))),
+            burst_size=rng.choice((1, 1, 1, 3, 10)),
+            finishes=rng.betavariate(0.5, 1.2),
+        )
+
+    def burst(self, rng: random.Random, at: int, count: int, nodes: int) -> list[TraceJob]:
+        size = min(rng.choice(self.sizes), nodes)
+        limit = int(self.limit_h * 3_600)
+        typical = rng.betavariate(0.4, 1.5)
+        jobs = []
+        for k in range(min(1 + int(rng.expovariate(1 / self.burst_size)), 40)):
+            if rng.random() < self.finishes:
+                run = limit
+            else:
+                run = max(30, min(limit, int(limit * typical * rng.lognormvariate(0, 0.5))))
+            jobs.append(
+                TraceJob(
+                    id=f"{count + k:06d}",
+                    user=self.name,
+                    submit_s=at + k,
+                    run_s=run,
+                    limit_s=limit,
+                    nodes=size,
+                )
+            )
+        return jobs

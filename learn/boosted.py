@@ -37,7 +37,8 @@ def _fit(rows: np.ndarray, target: np.ndarray, level: float, seed: int) -> Trees
         "bagging_fraction": 0.7,
         "bagging_freq": 1,
         "feature_fraction": 0.6,
-        "num_threads": 2,
+        # Its threads spin while they wait, which is ruinous on a machine with other work.
+        "num_threads": 1,
         "deterministic": True,
         "force_row_wise": True,
         "max_bin": 127,
@@ -50,7 +51,6 @@ def _fit(rows: np.ndarray, target: np.ndarray, level: float, seed: int) -> Trees
 
 def _as_arrays(structures: list[dict]) -> Trees:
     """LightGBM's nested trees, flattened in depth-first rank."""
-    roots: list[int] = []
     feature: list[int] = []
     threshold: list[float] = []
     left: list[int] = []
@@ -70,8 +70,7 @@ def _as_arrays(structures: list[dict]) -> Trees:
             right[at] = add(node["right_child"])
         return at
 
-    for structure in structures:
-        roots.append(add(structure))
+    roots = [add(structure) for structure in structures]
     return Trees(
         roots=np.array(roots, dtype=np.int32),
         feature=np.array(feature, dtype=np.int32),

@@ -26,7 +26,7 @@ def train(table: PairTable, *, seed: int, quick: bool) -> Forest:
         n_estimators=TREES,
         min_samples_leaf=min(LEAF_SAMPLES, max(len(rows) // 40, 1)),
         max_features=0.4,
-        n_jobs=2,
+        n_jobs=1,
         random_state=seed,
     ).fit(rows, target)
     return Forest(trees=_as_arrays(grown, rows, target))

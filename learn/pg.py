@@ -6,7 +6,10 @@ cost of a pair, and its gradient, are exact sums over the looks at which the cha
 The network only corrects the plan's own opinion (`chance_of_submitting`).
 """
 
+from itertools import pairwise
+
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from reclaimnet.policy.provision import (
     NETWORK_INPUTS,
@@ -17,33 +20,41 @@ from reclaimnet.policy.provision import (
 )
 from reclaimnet.sim.slurm.episodes import PairTable
 
-HIDDEN = (48, 48)
+HIDDEN = (32, 32)
 UPDATES = 2_000
 PAIRS_PER_BATCH = 24
+LOOK_STRIDE = 2
+"""Every other look is enough to learn from."""
 RATE = 2e-3
 DECAY = 1e-4
 PRICES = (0.5, 8.0)
 
 
 def train(table: PairTable, *, seed: int, quick: bool) -> PolicyGradient:
+    with threadpool_limits(1):
+        return _train(table, seed=seed, updates=UPDATES // (2 if quick else 1))
+
+
+def _train(table: PairTable, *, seed: int, updates: int) -> PolicyGradient:
     rng = np.random.default_rng(seed)
     sizes = (NETWORK_INPUTS, *HIDDEN, 1)
-    net = [rng.normal(0, 1 / np.sqrt(a), (a, b)) for a, b in zip(sizes, sizes[1:], strict=False)]
+    net = [rng.normal(0, 1 / np.sqrt(a), (a, b)) for a, b in pairwise(sizes)]
     net += [np.zeros(b) for b in sizes[1:]]
     # The correction starts at nothing: the untrained policy is the plan's.
     net[2] *= 0.0
-    gaps = table.gap_h()
-    looks = gaps.shape[1]
+    # The last look, where the predecessor has ended, must be among those kept.
+    kept = np.arange(table.wait_h.shape[1] - 1, -1, -LOOK_STRIDE)[::-1]
+    gaps = table.gap_h()[:, kept]
+    features = table.features[:, kept]
     mean = [np.zeros_like(part) for part in net]
     square = [np.zeros_like(part) for part in net]
-    updates = UPDATES // (2 if quick else 1)
     for step in range(updates):
         pairs = rng.integers(len(gaps), size=PAIRS_PER_BATCH)
         price = np.exp(rng.uniform(*np.log(PRICES), size=PAIRS_PER_BATCH))
         cost = price[:, None] * np.maximum(gaps[pairs], 0) + np.maximum(-gaps[pairs], 0)
         cost = np.minimum(cost / (1 + price[:, None]), 30.0)
-        rows = table.features[pairs].reshape(-1, table.features.shape[-1])
-        inputs = network_inputs(rows, np.repeat(price, looks))
+        rows = features[pairs].reshape(-1, features.shape[-1])
+        inputs = network_inputs(rows, np.repeat(price, len(kept)))
         w1, w2, w3, b1, b2, b3 = net
         h1 = np.tanh(inputs @ w1 + b1)
         h2 = np.tanh(h1 @ w2 + b2)

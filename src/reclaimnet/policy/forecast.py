@@ -13,6 +13,11 @@ Floats = npt.NDArray[np.float64]
 NEVER = -1
 
 
+def rising(values: Floats | Ints) -> Ints:
+    """Places in rising rank, equals in the rank they came."""
+    return np.argsort(values, kind="stable")
+
+
 def earliest_slot(
     times: Ints, free: Ints, count: int, nodes: int, duration: int, latest: int
 ) -> int:
@@ -71,8 +76,7 @@ def free_profile(
     times[0] = now
     free[0] = free_now
     count = 1
-    rank = np.argsort(ends[:running])
-    for k in rank:
+    for k in rising(ends[:running]):
         end = ends[k]
         if end <= times[count - 1]:
             free[count - 1] += nodes[k]
@@ -135,7 +139,8 @@ LIMIT_CLASSES = 6
 
 def sorted_shares(ring: Floats, known: int) -> Floats:
     """What a ring holds, in rising rank."""
-    return np.sort(ring[: min(known, ring.shape[0])])
+    held = ring[: min(known, ring.shape[0])]
+    return held[rising(held)]
 
 
 def remaining_guess(shares: Floats, limit: int, elapsed: int, level: float) -> int:
@@ -159,7 +164,7 @@ def remaining_guess(shares: Floats, limit: int, elapsed: int, level: float) -> i
 LATE_S = 60
 """What a job at or past its end is given: the limit is enforced by a slow periodic check."""
 
-SAMPLES = 17
+SAMPLES = 11
 """Futures drawn per look; a prime, so that every job walks all of them in a rank of its own."""
 
 OWN_RECORD = 5
@@ -279,8 +284,15 @@ def chain_features(
             run_left[k, :] = max(left, LATE_S)
         else:
             sampled_left(
-                run_left[k], run_limit[k], run_elapsed[k], run_user[k], now - run_elapsed[k],
-                user_share, user_known, classes, class_known,
+                run_left[k],
+                run_limit[k],
+                run_elapsed[k],
+                run_user[k],
+                now - run_elapsed[k],
+                user_share,
+                user_known,
+                classes,
+                class_known,
             )
         run_limit_work += run_nodes[k] * rest
         run_likely_work += run_nodes[k] * np.mean(run_left[k])
@@ -291,8 +303,15 @@ def chain_features(
     queue_nodes = 0
     for k in range(waiting):
         sampled_left(
-            wait_left[k], wait_limit[k], 0, wait_user[k], now - wait_age[k],
-            user_share, user_known, classes, class_known,
+            wait_left[k],
+            wait_limit[k],
+            0,
+            wait_user[k],
+            now - wait_age[k],
+            user_share,
+            user_known,
+            classes,
+            class_known,
         )
         wait_limit_work += wait_nodes[k] * wait_limit[k]
         wait_likely_work += wait_nodes[k] * np.mean(wait_left[k])
@@ -305,8 +324,18 @@ def chain_features(
         for k in range(running):
             ends[k] = now + max(run_limit[k] - run_elapsed[k], LATE_S)
         begin = planned_start(
-            times, free, now, free_now, ends, run_nodes, running,
-            wait_nodes, wait_limit, waiting, nodes, limit,
+            times,
+            free,
+            now,
+            free_now,
+            ends,
+            run_nodes,
+            running,
+            wait_nodes,
+            wait_limit,
+            waiting,
+            nodes,
+            limit,
         )
         by_limits = (begin - now) / 3600.0
         durations = np.empty(waiting, dtype=np.int64)
@@ -316,18 +345,28 @@ def chain_features(
             for k in range(waiting):
                 durations[k] = wait_left[k, m]
             begin = planned_start(
-                times, free, now, free_now, ends, run_nodes, running,
-                wait_nodes, durations, waiting, nodes, limit,
+                times,
+                free,
+                now,
+                free_now,
+                ends,
+                run_nodes,
+                running,
+                wait_nodes,
+                durations,
+                waiting,
+                nodes,
+                limit,
             )
             starts[m] = (begin - now) / 3600.0
-        starts = np.sort(starts)
+        starts = starts[rising(starts)]
 
     freed = float(free_now)
     for k in range(running):
         freed += run_nodes[k] * np.mean(run_left[k] <= left)
 
     recent = recent_waits.shape[0]
-    ranked = np.sort(recent_waits)
+    ranked = recent_waits[rising(recent_waits)]
     like_sum = 0.0
     like_count = 0
     for k in range(recent):

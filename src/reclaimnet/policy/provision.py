@@ -263,28 +263,40 @@ _LOG_COLUMNS: Final = [
 ]
 _PLAIN_COLUMNS: Final = [FEATURES.index(name) for name in ("size", "free", "freed_by_end")]
 NETWORK_INPUTS: Final = len(PLAN_LEVELS) + len(_LOG_COLUMNS) + len(_PLAIN_COLUMNS) + 1
-PRIOR_SLOPE: Final = 4.0
+_MEDIAN: Final = PLAN_LEVELS.index(0.5)
+LOGIT_SLOPE: Final = 4.0
+ADVANTAGE_SLOPE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeepQ:
-    """Submit when the learnt cost of submitting is not above the learnt cost of waiting."""
+    """Submit when waiting for the next look is learnt to cost no less."""
 
     network: Network
     gap_price: float = FAIR_PRICE
 
-    def submits(self, rows: Floats) -> Flags:
+    def advantages(self, rows: Floats) -> Floats:
         inputs = network_inputs(rows, np.full(len(rows), self.gap_price))
-        costs = self.network(inputs)
-        due: Flags = costs[:, 1] <= costs[:, 0]
+        return waiting_advantage(inputs, self.network(inputs)[:, 0])
+
+    def submits(self, rows: Floats) -> Flags:
+        due: Flags = self.advantages(rows) >= 0.0
         return due | _reached(rows, np.zeros(len(rows)))
 
     def __call__(self, view: ChainView) -> Timing:
         row = features_of(view)
-        inputs = network_inputs(row[None], np.array([self.gap_price]))
-        wait, submit = self.network(inputs)[0]
-        why = f"learnt cost of submitting {submit:.2f}, of waiting {wait:.2f}"
+        dearer = float(self.advantages(row[None])[0]) * COST_UNIT_H
+        why = f"waiting for the next look is learnt to cost {dearer:+.2f} h"
         return _timing(view, row, _planned(row), submit=bool(self.submits(row[None])[0]), why=why)
+
+
+COST_UNIT_H: Final = 5.0
+
+
+def waiting_advantage(inputs: Floats, correction: Floats) -> Floats:
+    """What waiting costs more than submitting: a prior from the plan's median, corrected."""
+    advantage: Floats = ADVANTAGE_SLOPE * inputs[:, _MEDIAN] + correction
+    return advantage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -314,8 +326,7 @@ class PolicyGradient:
 
 def chance_of_submitting(inputs: Floats, correction: Floats) -> Floats:
     """The prior's logit is the plan's median against the time left."""
-    median = PLAN_LEVELS.index(0.5)
-    logit = PRIOR_SLOPE * inputs[:, median] + correction
+    logit = LOGIT_SLOPE * inputs[:, _MEDIAN] + correction
     chance: Floats = 1.0 / (1.0 + np.exp(-np.clip(logit, -30.0, 30.0)))
     return chance
 
@@ -403,6 +414,8 @@ def _timing(view: ChainView, row: Floats, waits: Floats, *, submit: bool, why: s
 
 def next_look(left: int) -> int:
     """How long to wait until the next look: rarely while the end is far, often when it is near."""
+    if left > 24 * HOUR:
+        return 2 * HOUR
     if left > 12 * HOUR:
         return HOUR
     if left > 6 * HOUR:
@@ -443,10 +456,13 @@ def features_of(view: ChainView) -> Floats:
         share = min(1.0, (job.ended - job.started) / max(job.limit, SECOND))
         shares.setdefault(number(job.user), []).append(share)
         classes[forecast.limit_class(job.limit // SECOND)].append(share)
-    user_share, user_known = _rings([shares.get(k, []) for k in range(len(number.known))], USER_RING)
+    user_share, user_known = _rings(
+        [shares.get(k, []) for k in range(len(number.known))], USER_RING
+    )
     class_share, class_known = _rings(classes, CLASS_RING)
 
-    begun = [(job.started, job.submitted, job.nodes) for job in (*view.ended, *running)]
+    begun = [(job.started, job.submitted, job.nodes) for job in running]
+    begun += [(job.started, job.submitted, job.nodes) for job in view.ended]
     begun = sorted(begun)[-WAIT_RING:]
     day, quarter = (_submitted_node_hours(view, hours) for hours in (24, 6))
     scratch = len(running) + 2 * len(view.waiting) + 8
@@ -500,6 +516,7 @@ def _rings(lists: list[list[float]], width: int) -> tuple[Floats, npt.NDArray[np
 def _submitted_node_hours(view: ChainView, hours: int) -> float:
     """Node-hours asked for within the last hours, whatever became of the jobs since."""
     asked = [(job.submitted, job.nodes, job.limit) for job in view.waiting]
-    asked += [(job.submitted, job.nodes, job.limit) for job in (*view.ended, *view.running)]
+    asked += [(job.submitted, job.nodes, job.limit) for job in view.running]
+    asked += [(job.submitted, job.nodes, job.limit) for job in view.ended]
     hour_now = view.now // HOUR
     return sum(nodes * limit / HOUR for at, nodes, limit in asked if hour_now - at // HOUR < hours)

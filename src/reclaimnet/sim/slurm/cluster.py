@@ -350,7 +350,9 @@ class Cluster:
     def _lost(self, outage: Outage) -> None:
         self._free[outage.pool] -= outage.nodes
         self._total[outage.pool] -= outage.nodes
-        newest = sorted(self._running[outage.pool], key=lambda run: (-run.start_s, run.record.job.id))
+        newest = sorted(
+            self._running[outage.pool], key=lambda run: (-run.start_s, run.record.job.id)
+        )
         for run in newest:
             if self._free[outage.pool] >= 0:
                 break

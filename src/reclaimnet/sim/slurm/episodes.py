@@ -26,11 +26,13 @@ SLURM: Final = Rules(
 SIZE_WEIGHT: Final = 100.0
 
 LEADS_S: Final = tuple(
-    [h * 3_600 for h in range(47, 12, -1)]
+    [h * 3_600 for h in range(46, 24, -2)]
+    + [h * 3_600 for h in range(24, 12, -1)]
     + [m * 1_800 for m in range(24, 12, -1)]
     + [m * 600 for m in range(36, -1, -1)]
 )
-"""When a watcher looks: hourly, half-hourly below 12 h, every ten minutes in the last 6 h."""
+"""When a watcher looks: every two hours while a day or more is left, then hourly, half-hourly below
+12 h, every ten minutes in the last 6 h. `provision.next_look` says the same to a live watcher."""
 
 WAIT_RING: Final = 100
 USER_RING: Final = 16
@@ -186,7 +188,7 @@ def play_pairs(
                 run_start=state.run_start.copy(),
                 run_end=state.run_end.copy(),
             )
-            seen = Memory(*(part.copy() for part in memory[:-1]), start=memory.start.copy())
+            seen = _copied(memory)
             row_features = np.zeros((len(leads), len(FEATURES)))
             row_waits = np.zeros(len(leads))
             load.bonus[-2:] = SIZE_WEIGHT * size / total
@@ -205,6 +207,19 @@ def play_pairs(
         nodes=np.array(sizes, dtype=np.int64),
         features=np.array(features),
         wait_h=np.array(waits),
+    )
+
+
+def _copied(memory: Memory) -> Memory:
+    return Memory(
+        user_share=memory.user_share.copy(),
+        user_known=memory.user_known.copy(),
+        class_share=memory.class_share.copy(),
+        class_known=memory.class_known.copy(),
+        waits=memory.waits.copy(),
+        wait_nodes=memory.wait_nodes.copy(),
+        submitted=memory.submitted.copy(),
+        start=memory.start.copy(),
     )
 
 

@@ -4,14 +4,37 @@
 priority, and a property test holds the two to the same starts, second for second.
 """
 
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
-from numba.extending import register_jitable
+from numba.extending import overload, register_jitable
 
 from reclaimnet.policy import forecast
 from reclaimnet.policy.forecast import Floats, Ints
+
+rising = forecast.rising
+
+
+@overload(rising)
+def _rising(values: Any) -> Any:
+    """By insertion: what is ranked here is short or nearly in rank already, and numpy's own sort
+    would take longer to compile than everything else together."""
+
+    def insertion(values: Any) -> Any:
+        count = values.shape[0]
+        rank = np.empty(count, dtype=np.int64)
+        for k in range(count):
+            at = k
+            while at > 0 and values[rank[at - 1]] > values[k]:
+                rank[at] = rank[at - 1]
+                at -= 1
+            rank[at] = k
+        return rank
+
+    return insertion
+
 
 earliest_slot = register_jitable(forecast.earliest_slot)
 reserve = register_jitable(forecast.reserve)
@@ -22,6 +45,13 @@ sorted_shares = register_jitable(forecast.sorted_shares)
 remaining_guess = register_jitable(forecast.remaining_guess)
 sampled_left = register_jitable(forecast.sampled_left)
 chain_features = register_jitable(forecast.chain_features)
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def compiled(function: _Function) -> _Function:
+    return cast(_Function, njit(cache=True, nogil=True)(function))
+
 
 NEVER: Final = forecast.NEVER
 FAR: Final = 1 << 60
@@ -87,7 +117,7 @@ class Memory(NamedTuple):
     start: Ints
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _remember(shares: Any, known: Any, row: int, value: float) -> None:
     """Keep the newest in a ring."""
     width = shares.shape[1]
@@ -95,7 +125,7 @@ def _remember(shares: Any, known: Any, row: int, value: float) -> None:
     known[row] += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _start(load: Any, st: Any, mem: Any, rules: Any, at: int) -> None:
     """Move the waiting job in place `at` to the running ones."""
     reg = st.reg
@@ -123,7 +153,7 @@ def _start(load: Any, st: Any, mem: Any, rules: Any, at: int) -> None:
     reg[WAITING] -= 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _end(load: Any, st: Any, mem: Any, slot: int) -> None:
     reg = st.reg
     job = st.run_id[slot]
@@ -140,18 +170,18 @@ def _end(load: Any, st: Any, mem: Any, slot: int) -> None:
     reg[RUNNING] = last
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _priority(load: Any, rules: Any, job: int, since: int, now: int) -> float:
     age = min(now - since, rules.max_age_s)
-    return load.bonus[job] + rules.age_weight * age / rules.max_age_s
+    return float(load.bonus[job] + rules.age_weight * age / rules.max_age_s)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _main_pass(load: Any, st: Any, mem: Any, rules: Any) -> None:
     """Start in strict rank until the first that does not fit."""
     reg = st.reg
     while reg[WAITING] > 0 and reg[FREE] > 0:
-        best = 0
+        best = np.int64(0)
         top = -1.0e300
         for k in range(reg[WAITING]):
             rank = _priority(load, rules, st.wait_id[k], st.wait_since[k], reg[CLOCK])
@@ -163,7 +193,7 @@ def _main_pass(load: Any, st: Any, mem: Any, rules: Any) -> None:
         _start(load, st, mem, rules, best)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _backfill_pass(load: Any, st: Any, mem: Any, rules: Any, times: Any, free: Any) -> None:
     """Plan the waiting jobs by their limits; start those whose plan says now."""
     reg = st.reg
@@ -174,7 +204,7 @@ def _backfill_pass(load: Any, st: Any, mem: Any, rules: Any, times: Any, free: A
     rank = np.empty(waiting, dtype=np.float64)
     for k in range(waiting):
         rank[k] = -_priority(load, rules, st.wait_id[k], st.wait_since[k], now)
-    order = np.argsort(rank, kind="mergesort")
+    order = rising(rank)
     # The smallest request still to come: once it exceeds what is free now, no plan can say "now".
     least = np.empty(waiting + 1, dtype=np.int64)
     least[waiting] = FAR
@@ -224,7 +254,7 @@ def _backfill_pass(load: Any, st: Any, mem: Any, rules: Any, times: Any, free: A
                 break
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def advance(
     load: Any,
     st: Any,
@@ -262,7 +292,7 @@ def advance(
         reg[CLOCK] = at
         changed = False
         if next_end == at:
-            k = 0
+            k = np.int64(0)
             while k < reg[RUNNING]:
                 if st.run_end[k] == at:
                     _end(load, st, mem, k)
@@ -286,7 +316,7 @@ def advance(
             _backfill_pass(load, st, mem, rules, times, free)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def submit(load: Any, st: Any, mem: Any, job: int, at: int) -> None:
     """Put a job into the queue."""
     reg = st.reg
@@ -302,7 +332,7 @@ def submit(load: Any, st: Any, mem: Any, job: int, at: int) -> None:
         mem.submitted[row, 0] += load.nodes[job] * load.limit[job] / 3600.0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def inject(load: Any, st: Any, mem: Any, rules: Any, job: int) -> None:
     """Submit a job now and let the batch system look at it, as sbatch does."""
     now = st.reg[CLOCK]
@@ -312,11 +342,20 @@ def inject(load: Any, st: Any, mem: Any, rules: Any, job: int) -> None:
     st.reg[BACKFILL_AT] = min(st.reg[BACKFILL_AT], -((-now) // grid) * grid)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def look(
-    load: Any, st: Any, mem: Any, rules: Any, total: int,
-    nodes: int, limit: int, ends_at: int, waited: int,
-    times: Any, free: Any, out: Any,
+    load: Any,
+    st: Any,
+    mem: Any,
+    rules: Any,
+    total: int,
+    nodes: int,
+    limit: int,
+    ends_at: int,
+    waited: int,
+    times: Any,
+    free: Any,
+    out: Any,
 ) -> None:
     """The features of a chain's choice, from what its watcher can see now."""
     reg = st.reg
@@ -349,7 +388,7 @@ def look(
     rank = np.empty(waiting, dtype=np.float64)
     for k in range(waiting):
         rank[k] = -_priority(load, rules, st.wait_id[k], st.wait_since[k], now)
-    order = np.argsort(rank, kind="mergesort")
+    order = rising(rank)
     for k in range(waiting):
         job = st.wait_id[order[k]]
         wait_nodes[k] = load.nodes[job]
@@ -366,19 +405,52 @@ def look(
         if hour - mem.submitted[k, 1] < 6:
             quarter += mem.submitted[k, 0]
     chain_features(
-        out, now, total, reg[FREE], nodes, limit, ends_at, waited, own,
-        run_nodes, run_limit, run_elapsed, run_user,
-        wait_nodes, wait_limit, wait_age, wait_user,
-        mem.user_share, mem.user_known, mem.class_share, mem.class_known,
-        mem.waits[:seen], mem.wait_nodes[:seen], day, quarter, times, free,
+        out,
+        now,
+        total,
+        reg[FREE],
+        nodes,
+        limit,
+        ends_at,
+        waited,
+        own,
+        run_nodes,
+        run_limit,
+        run_elapsed,
+        run_user,
+        wait_nodes,
+        wait_limit,
+        wait_age,
+        wait_user,
+        mem.user_share,
+        mem.user_known,
+        mem.class_share,
+        mem.class_known,
+        mem.waits[:seen],
+        mem.wait_nodes[:seen],
+        day,
+        quarter,
+        times,
+        free,
     )
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def play_pair(
-    load: Any, st: Any, mem: Any, rules: Any, capacity: Any, total: int,
-    nodes: int, limit: int, leads: Any, arrivals: int,
-    features: Any, waits: Any, times: Any, free: Any,
+    load: Any,
+    st: Any,
+    mem: Any,
+    rules: Any,
+    capacity: Any,
+    total: int,
+    nodes: int,
+    limit: int,
+    leads: Any,
+    arrivals: int,
+    features: Any,
+    waits: Any,
+    times: Any,
+    free: Any,
 ) -> int:
     """One pair from now: at each lead before the predecessor's end, what is seen, and how long a
     successor submitted right then would wait. The predecessor's end, or NEVER.
@@ -391,9 +463,13 @@ def play_pair(
         load.nodes[job] = nodes
         load.limit[job] = limit
         load.run[job] = limit
+    # A bare constant would be a type of its own to the compiler, and all compiled twice.
+    nobody = np.int64(NEVER)
     asked = st.reg[CLOCK]
     inject(load, st, mem, rules, first)
-    started = advance(load, st, mem, rules, capacity, times, free, asked + PATIENCE_S, first, arrivals)
+    started = advance(
+        load, st, mem, rules, capacity, times, free, asked + PATIENCE_S, first, arrivals
+    )
     if started == NEVER:
         return NEVER
     grid = rules.limit_grid_s
@@ -403,11 +479,28 @@ def play_pair(
         if at < st.reg[CLOCK]:
             waits[k] = -1.0
             continue
-        advance(load, st, mem, rules, capacity, times, free, at, NEVER, arrivals)
-        look(load, st, mem, rules, total, nodes, limit, ends_at, started - asked, times, free, features[k])
+        advance(load, st, mem, rules, capacity, times, free, at, nobody, arrivals)
+        look(
+            load,
+            st,
+            mem,
+            rules,
+            total,
+            nodes,
+            limit,
+            ends_at,
+            started - asked,
+            times,
+            free,
+            features[k],
+        )
         fork = State(
-            st.reg.copy(), st.wait_id.copy(), st.wait_since.copy(),
-            st.run_id.copy(), st.run_start.copy(), st.run_end.copy(),
+            st.reg.copy(),
+            st.wait_id.copy(),
+            st.wait_since.copy(),
+            st.run_id.copy(),
+            st.run_start.copy(),
+            st.run_end.copy(),
         )
         fork.reg[REMEMBERS] = 0
         inject(load, fork, mem, rules, second)
@@ -415,7 +508,7 @@ def play_pair(
             load, fork, mem, rules, capacity, times, free, at + PATIENCE_S, second, arrivals
         )
         waits[k] = (begun - at) / 3600.0 if begun != NEVER else PATIENCE_S / 3600.0
-    return ends_at
+    return int(ends_at)
 
 
 PATIENCE_S: Final = 10 * 86_400

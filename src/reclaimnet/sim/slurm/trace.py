@@ -76,7 +76,9 @@ LS6_COLUMNS: Final = (
 
 def _ls6(lines: list[str], name: str) -> Iterator[TraceJob]:
     header = lines[0].split("\t")
-    at = _columns(header, ("JobID", "UID", "Start", "Submit", "End", "TimelimitRaw", "NNodes"), name)
+    at = _columns(
+        header, ("JobID", "UID", "Start", "Submit", "End", "TimelimitRaw", "NNodes"), name
+    )
     exit_at = header.index("ExitCode") if "ExitCode" in header else None
     for number, line in enumerate(lines[1:], start=2):
         if not line.strip():
@@ -105,7 +107,7 @@ def _ls6(lines: list[str], name: str) -> Iterator[TraceJob]:
 
 
 def _sacct(lines: list[str], name: str) -> Iterator[TraceJob]:
-    """Any set of columns that has the needed ones; steps and jobs that never started are left out."""
+    """Any columns that include the needed ones; steps and jobs that never started are left out."""
     header = lines[0].split("|")
     at = _columns(header, ("JobID", "User", "Submit", "Start", "End", "NNodes"), name)
     if "TimelimitRaw" not in header and "Timelimit" not in header:

@@ -48,6 +48,13 @@ _STATE_CODES: Final = {
 }
 
 
+class Writer(StrEnum):
+    """Which engine of a node asked for a write, so that the answer finds its way back."""
+
+    ATTEMPT = "attempt"
+    DISPATCHER = "dispatcher"
+
+
 class Saving(StrEnum):
     """How a job can be saved."""
 
@@ -73,6 +80,8 @@ class JobSpec:
     env: tuple[tuple[str, str], ...] = ()
     bundle: str | None = None
     """The content id of the working directory that was sent along."""
+    workdir: str | None = None
+    """A directory that every node sees; used if nothing was sent along."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,9 @@
 """Pairs of a chain on a simulated cluster: what a watcher sees, and what each submit time costs."""
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
@@ -225,3 +227,121 @@ def _copied(memory: Memory) -> Memory:
 
 ARRIVALS_PER_PAIR: Final = 4_096
 """More jobs than arrive on one cluster within a pair; a fuller queue is an error in the load."""
+
+
+# --- which worlds to learn in, which to be judged in ----------------------------------------
+
+DAY_S: Final = 86_400
+WARM_UP_S: Final = 5 * DAY_S
+"""Before the first pair of a trace: an empty cluster is not a cluster."""
+RUN_OUT_S: Final = 6 * DAY_S
+"""After the last pair: its successor must meet the queue that really came."""
+UTILISATIONS: Final = (0.6, 0.72, 0.8, 0.88, 0.94)
+"""How busy the worlds are that a policy learns in, whatever its own months were like."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningWorld:
+    """A load on so many nodes."""
+
+    jobs: tuple[TraceJob, ...]
+    total: int
+    rules: Rules
+
+
+def learning_worlds(jobs: Sequence[TraceJob], *, total: int, seed: int) -> list[LearningWorld]:
+    """The same months on clusters of several sizes, and denser ones with other weeks laid over.
+
+    A policy that only saw quiet months would meet its first queue in service. One world backfills
+    by the EASY rule, so that not everything hangs on one plan being kept.
+    """
+    mean_busy = busy_nodes(jobs)
+    worlds = [LearningWorld(jobs=tuple(jobs), total=total, rules=SLURM)]
+    for utilisation in UTILISATIONS:
+        fewer = max(round(mean_busy / utilisation), 8)
+        rules = SLURM._replace(conservative=False) if utilisation == EASY_AT else SLURM
+        worlds.append(LearningWorld(jobs=tuple(jobs), total=fewer, rules=rules))
+    rng = random.Random(seed)
+    share = min(max((0.85 * total - mean_busy) / max(mean_busy, 1e-9), 0.1), 1.0)
+    for weeks in (2, -3):
+        denser = laid_over(jobs, share=share, weeks=weeks, rng=rng)
+        worlds.append(LearningWorld(jobs=tuple(denser), total=total, rules=SLURM))
+    return worlds
+
+
+EASY_AT: Final = 0.8
+
+
+def busy_nodes(jobs: Sequence[TraceJob]) -> float:
+    """The mean of nodes in use if every job ran when submitted."""
+    span = jobs[-1].submit_s - jobs[0].submit_s
+    return sum(job.nodes * job.run_s for job in jobs) / max(span, 1)
+
+
+def laid_over(
+    jobs: Sequence[TraceJob], *, share: float, weeks: int, rng: random.Random
+) -> list[TraceJob]:
+    """The trace with a thinned copy of itself, moved by whole weeks, on top."""
+    begin, end = jobs[0].submit_s, jobs[-1].submit_s
+    extra = [
+        replace(
+            job, id=f"{job.id}+", user=f"{job.user}+", submit_s=job.submit_s + weeks * 7 * DAY_S
+        )
+        for job in jobs
+        if rng.random() < share
+    ]
+    both = [*jobs, *(job for job in extra if begin <= job.submit_s <= end)]
+    return sorted(both, key=lambda job: (job.submit_s, job.id))
+
+
+def begins_between(*, begin_s: int, end_s: int, every_s: int, jitter: int = 0) -> list[int]:
+    """When pairs begin: regularly, each moved within its hour so that no hour is special."""
+    return [
+        at + (jitter * 977 + k * 1_709) % 3_600 if jitter else at
+        for k, at in enumerate(range(begin_s, end_s, every_s))
+    ]
+
+
+def split_at(jobs: Sequence[TraceJob]) -> int:
+    """Where learning ends and judging begins: the trace's last calendar month, if it holds 20 days
+    and at least as much comes before it; else the last third."""
+    first = jobs[0].submit_s
+    # A handful of jobs submitted long before the rest must not stretch the trace.
+    early = jobs[len(jobs) // 100].submit_s
+    last = jobs[-1].submit_s
+    month = datetime.fromtimestamp(last, UTC).replace(day=1, hour=0, minute=0, second=0)
+    begin = int(month.timestamp())
+    if last - begin >= 20 * DAY_S and begin - early >= last - begin:
+        return begin
+    return max(first, last - (last - early) // 3)
+
+
+def fitting_nodes(jobs: Sequence[TraceJob], *, since_s: int) -> int:
+    """The constant number of nodes on which the jobs wait, on average, as long as they really did.
+
+    Where a trace does not say how long they waited: nodes for 90 % use.
+    """
+    recorded = [job.wait_s for job in jobs if job.submit_s >= since_s and job.wait_s is not None]
+    judged = [job for job in jobs if job.submit_s >= since_s]
+    mean_busy = busy_nodes(judged)
+    if not recorded:
+        return max(round(mean_busy / 0.9), max(job.nodes for job in jobs))
+    real = sum(recorded) / len(recorded)
+    low = max(int(mean_busy * 0.8), 1)
+    high = max(int(mean_busy * 2.0), low + 1)
+    best = (float("inf"), high)
+    while low <= high:
+        total = (low + high) // 2
+        starts = simulated_starts(jobs, total=total)
+        waits = [
+            start - job.submit_s
+            for start, job in zip(starts.tolist(), jobs, strict=True)
+            if job.submit_s >= since_s and start != kernel.NEVER
+        ]
+        mean = sum(waits) / max(len(waits), 1)
+        best = min(best, (abs(mean - real), total))
+        if mean > real:
+            low = total + 1
+        else:
+            high = total - 1
+    return best[1]

@@ -25,8 +25,6 @@ from reclaimnet.sim.slurm.episodes import PairTable
 HIDDEN = (32, 32)
 UPDATES = 3_000
 PAIRS_PER_BATCH = 16
-LOOK_STRIDE = 2
-"""Every other look is enough to learn from."""
 RATE = 2e-3
 FOLLOW = 0.02
 LAMBDA = 0.8
@@ -49,16 +47,15 @@ def _train(table: PairTable, *, seed: int, updates: int) -> DeepQ:
     target = [part.copy() for part in net]
     mean = [np.zeros_like(part) for part in net]
     square = [np.zeros_like(part) for part in net]
-    # The last look, where the predecessor has ended, must be among those kept.
-    kept = np.arange(table.wait_h.shape[1] - 1, -1, -LOOK_STRIDE)[::-1]
-    gaps = table.gap_h()[:, kept]
-    features = table.features[:, kept]
+    gaps = table.gap_h()
+    features = table.features
+    looks = gaps.shape[1]
     for step in range(updates):
         pairs = rng.integers(len(gaps), size=PAIRS_PER_BATCH)
         price = np.exp(rng.uniform(*np.log(PRICES), size=PAIRS_PER_BATCH))
         cost = scaled_cost(gaps[pairs], price[:, None])
         rows = features[pairs].reshape(-1, features.shape[-1])
-        inputs = network_inputs(rows, np.repeat(price, len(kept)))
+        inputs = network_inputs(rows, np.repeat(price, looks))
         believed = _advantage(target, inputs).reshape(cost.shape)
         wanted = _targets(cost, believed)
         w1, w2, w3, b1, b2, b3 = net
@@ -68,7 +65,7 @@ def _train(table: PairTable, *, seed: int, updates: int) -> DeepQ:
         # Looks at which nobody would hesitate teach little.
         doubt = np.exp(-np.abs(inputs[:, 2]))
         error = np.clip(advantage - wanted.ravel(), -0.5, 0.5) * doubt
-        error[len(kept) - 1 :: len(kept)] = 0.0
+        error[looks - 1 :: looks] = 0.0
         out = error[:, None] / len(inputs)
         d2 = (out @ w3.T) * (1 - h2 * h2)
         d1 = (d2 @ w2.T) * (1 - h1 * h1)

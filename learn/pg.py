@@ -23,8 +23,6 @@ from reclaimnet.sim.slurm.episodes import PairTable
 HIDDEN = (32, 32)
 UPDATES = 2_000
 PAIRS_PER_BATCH = 24
-LOOK_STRIDE = 2
-"""Every other look is enough to learn from."""
 RATE = 2e-3
 DECAY = 1e-4
 PRICES = (0.5, 8.0)
@@ -42,10 +40,9 @@ def _train(table: PairTable, *, seed: int, updates: int) -> PolicyGradient:
     net += [np.zeros(b) for b in sizes[1:]]
     # The correction starts at nothing: the untrained policy is the plan's.
     net[2] *= 0.0
-    # The last look, where the predecessor has ended, must be among those kept.
-    kept = np.arange(table.wait_h.shape[1] - 1, -1, -LOOK_STRIDE)[::-1]
-    gaps = table.gap_h()[:, kept]
-    features = table.features[:, kept]
+    gaps = table.gap_h()
+    features = table.features
+    looks = gaps.shape[1]
     mean = [np.zeros_like(part) for part in net]
     square = [np.zeros_like(part) for part in net]
     for step in range(updates):
@@ -54,7 +51,7 @@ def _train(table: PairTable, *, seed: int, updates: int) -> PolicyGradient:
         cost = price[:, None] * np.maximum(gaps[pairs], 0) + np.maximum(-gaps[pairs], 0)
         cost = np.minimum(cost / (1 + price[:, None]), 30.0)
         rows = features[pairs].reshape(-1, features.shape[-1])
-        inputs = network_inputs(rows, np.repeat(price, len(kept)))
+        inputs = network_inputs(rows, np.repeat(price, looks))
         w1, w2, w3, b1, b2, b3 = net
         h1 = np.tanh(inputs @ w1 + b1)
         h2 = np.tanh(h1 @ w2 + b2)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import io
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from reclaimnet.policy.provision import (
     FAIR_PRICE,
     LEVELS,
     PROVISION,
+    Average,
     Boosted,
     DeepQ,
     Forest,
@@ -28,11 +28,19 @@ from reclaimnet.policy.provision import (
     Plan,
     PolicyGradient,
     Provision,
+    Quantile,
+    Reactive,
     StaticLead,
     Trees,
 )
 from reclaimnet.sim.slurm import episodes
-from reclaimnet.sim.slurm.episodes import DAY_S, LEADS_S, RUN_OUT_S, WARM_UP_S, PairTable
+from reclaimnet.sim.slurm.episodes import (
+    DAY_S,
+    LEARNING_LEADS_S,
+    RUN_OUT_S,
+    WARM_UP_S,
+    PairTable,
+)
 from reclaimnet.sim.slurm.trace import TraceJob, read_trace
 
 LEARNT: Final = ("forest", "boosted", "dqn", "pg")
@@ -154,8 +162,12 @@ def build(
         return StaticLead(lead_h=lead_h)
     if name == "plan":
         return Plan(gap_price=gap_price, promise=promise)
-    if name not in LEARNT:
-        return PROVISION[name]()
+    if name == "reactive":
+        return Reactive()
+    if name == "avg":
+        return Average()
+    if name == "quantile":
+        return Quantile()
     policy = unpacked(name, _weights(name, weights))
     if isinstance(policy, Forest | Boosted):
         return replace(policy, gap_price=gap_price, promise=promise)
@@ -243,9 +255,9 @@ def learning_table(
 ) -> PairTable:
     """Pairs in all learning worlds; nothing of the judged part is in them."""
     worlds = episodes.learning_worlds(learning, total=total, seed=seed)
-    begin = learning[len(learning) // 100].submit_s + WARM_UP_S
+    begin = episodes.settled_s(learning) + WARM_UP_S
     end = learning[-1].submit_s - RUN_OUT_S
-    per_world = 36 if quick else 150
+    per_world = 80 if quick else 200
     every = max((end - begin) // per_world, 3_600)
     done = 0
 
@@ -258,6 +270,7 @@ def learning_table(
             total=world.total,
             begins_s=episodes.begins_between(begin_s=begin, end_s=end, every_s=every, jitter=k + 1),
             nodes=sizes,
+            leads_s=LEARNING_LEADS_S,
             rules=world.rules,
         )
         done += 1
@@ -321,7 +334,7 @@ def fitted(
 
 
 def trainer(name: str) -> ModuleType:
-    """The trainer's module from learn/, which stays outside the package: it needs heavy libraries."""
+    """The trainer's module in learn/, outside the package since it needs heavy libraries."""
     module = sys.modules.get(f"learn.{name}")
     if module is not None:
         return module
@@ -364,12 +377,3 @@ def summary(gaps: Any, *, gap_price: float) -> dict[str, float]:
         "zero_gap_share": round(float((gaps <= ZERO_GAP_H).mean()), 4),
         "cost_h": round(gap + overlap / gap_price, 4),
     }
-
-
-def lead_places() -> dict[int, int]:
-    """Whole hours of lead and the look that has them."""
-    return {lead // 3_600: k for k, lead in enumerate(LEADS_S) if lead % 3_600 == 0}
-
-
-def as_json(report: Mapping[str, Any]) -> str:
-    return json.dumps(report, indent=1, sort_keys=False)

@@ -416,9 +416,9 @@ def next_look(left: int) -> int:
     """How long to wait until the next look: rarely while the end is far, often when it is near."""
     if left > 24 * HOUR:
         return 2 * HOUR
-    if left > 12 * HOUR:
-        return HOUR
     if left > 6 * HOUR:
+        return HOUR
+    if left > 2 * HOUR:
         return 30 * MINUTE
     return 10 * MINUTE
 

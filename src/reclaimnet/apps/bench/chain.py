@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,8 +69,8 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
     _note("judging")
     worlds: dict[str, tuple[int, Any, int | None]] = {
         str(total): (total, SLURM, None),
-        str(total - 2): (total - 2, SLURM, 16 * 3_600 if quick else 8 * 3_600),
-        str(total + 2): (total + 2, SLURM, 16 * 3_600 if quick else 8 * 3_600),
+        str(total - 2): (total - 2, SLURM, 24 * 3_600 if quick else 8 * 3_600),
+        str(total + 2): (total + 2, SLURM, 24 * 3_600 if quick else 8 * 3_600),
     }
     if not quick:
         easy = SLURM._replace(conservative=False)
@@ -298,7 +299,7 @@ def below_hull(point: tuple[float, float], points: list[tuple[float, float]]) ->
     gap, overlap = point
     if gap < hull[0][0]:
         return True
-    for (x0, y0), (x1, y1) in zip(hull, hull[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(hull):
         if x0 <= gap <= x1:
             return overlap < y0 + (y1 - y0) * (gap - x0) / max(x1 - x0, 1e-12)
     return False
@@ -338,6 +339,7 @@ def _day(at_s: int) -> str:
 
 
 def _note(text: str) -> None:
+    """To standard error, with the time: --json keeps standard output to itself."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 

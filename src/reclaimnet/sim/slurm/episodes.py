@@ -29,12 +29,15 @@ SIZE_WEIGHT: Final = 100.0
 
 LEADS_S: Final = tuple(
     [h * 3_600 for h in range(46, 24, -2)]
-    + [h * 3_600 for h in range(24, 12, -1)]
-    + [m * 1_800 for m in range(24, 12, -1)]
-    + [m * 600 for m in range(36, -1, -1)]
+    + [h * 3_600 for h in range(24, 6, -1)]
+    + [m * 1_800 for m in range(12, 4, -1)]
+    + [m * 600 for m in range(12, -1, -1)]
 )
 """When a watcher looks: every two hours while a day or more is left, then hourly, half-hourly below
-12 h, every ten minutes in the last 6 h. `provision.next_look` says the same to a live watcher."""
+6 h, every ten minutes in the last two. `provision.next_look` says the same to a live watcher."""
+
+LEARNING_LEADS_S: Final = LEADS_S[::-2][::-1]
+"""Neighbouring looks teach nearly the same: every other one, the last included, is enough."""
 
 WAIT_RING: Final = 100
 USER_RING: Final = 16
@@ -52,10 +55,11 @@ class PairTable:
     """(pairs, leads, features)"""
     wait_h: Floats
     """(pairs, leads): how long a successor submitted at that lead waits."""
+    leads_s: Ints
 
     def gap_h(self) -> Floats:
         """Start of the successor minus end of the predecessor; negative is overlap."""
-        gap: Floats = self.wait_h - np.asarray(LEADS_S) / 3_600.0
+        gap: Floats = self.wait_h - self.leads_s / 3_600.0
         return gap
 
     def take(self, rows: Ints) -> "PairTable":
@@ -64,6 +68,7 @@ class PairTable:
             nodes=self.nodes[rows],
             features=self.features[rows],
             wait_h=self.wait_h[rows],
+            leads_s=self.leads_s,
         )
 
 
@@ -73,6 +78,7 @@ def joined(tables: Sequence[PairTable]) -> PairTable:
         nodes=np.concatenate([t.nodes for t in tables]),
         features=np.concatenate([t.features for t in tables]),
         wait_h=np.concatenate([t.wait_h for t in tables]),
+        leads_s=tables[0].leads_s,
     )
 
 
@@ -162,6 +168,7 @@ def play_pairs(
     total: int,
     begins_s: Sequence[int],
     nodes: Sequence[int],
+    leads_s: Sequence[int] = LEADS_S,
     rules: Rules = SLURM,
 ) -> PairTable:
     """One pair per begin and size, each on its own copy of the same warm cluster."""
@@ -169,7 +176,7 @@ def play_pairs(
     state, memory = empty_state(load, total=total, begin_s=jobs[0].submit_s)
     capacity = constant(total)
     times, free = scratch(load, total)
-    leads = np.array(LEADS_S, dtype=np.int64)
+    leads = np.array(leads_s, dtype=np.int64)
     begun: list[int] = []
     sizes: list[int] = []
     features: list[Floats] = []
@@ -209,6 +216,7 @@ def play_pairs(
         nodes=np.array(sizes, dtype=np.int64),
         features=np.array(features),
         wait_h=np.array(waits),
+        leads_s=leads,
     )
 
 
@@ -236,7 +244,7 @@ WARM_UP_S: Final = 5 * DAY_S
 """Before the first pair of a trace: an empty cluster is not a cluster."""
 RUN_OUT_S: Final = 6 * DAY_S
 """After the last pair: its successor must meet the queue that really came."""
-UTILISATIONS: Final = (0.6, 0.72, 0.8, 0.88, 0.94)
+UTILISATIONS: Final = (0.65, 0.75, 0.82, 0.88, 0.94, 1.0)
 """How busy the worlds are that a policy learns in, whatever its own months were like."""
 
 
@@ -269,13 +277,19 @@ def learning_worlds(jobs: Sequence[TraceJob], *, total: int, seed: int) -> list[
     return worlds
 
 
-EASY_AT: Final = 0.8
+EASY_AT: Final = 0.82
 
 
 def busy_nodes(jobs: Sequence[TraceJob]) -> float:
     """The mean of nodes in use if every job ran when submitted."""
-    span = jobs[-1].submit_s - jobs[0].submit_s
+    span = jobs[-1].submit_s - settled_s(jobs)
     return sum(job.nodes * job.run_s for job in jobs) / max(span, 1)
+
+
+def settled_s(jobs: Sequence[TraceJob]) -> int:
+    """When a trace begins in earnest: a handful of jobs submitted long before the rest, and held
+    back, must not stretch it."""
+    return jobs[len(jobs) // 100].submit_s
 
 
 def laid_over(
@@ -305,15 +319,13 @@ def begins_between(*, begin_s: int, end_s: int, every_s: int, jitter: int = 0) -
 def split_at(jobs: Sequence[TraceJob]) -> int:
     """Where learning ends and judging begins: the trace's last calendar month, if it holds 20 days
     and at least as much comes before it; else the last third."""
-    first = jobs[0].submit_s
-    # A handful of jobs submitted long before the rest must not stretch the trace.
-    early = jobs[len(jobs) // 100].submit_s
+    early = settled_s(jobs)
     last = jobs[-1].submit_s
     month = datetime.fromtimestamp(last, UTC).replace(day=1, hour=0, minute=0, second=0)
     begin = int(month.timestamp())
     if last - begin >= 20 * DAY_S and begin - early >= last - begin:
         return begin
-    return max(first, last - (last - early) // 3)
+    return last - (last - early) // 3
 
 
 def fitting_nodes(jobs: Sequence[TraceJob], *, since_s: int) -> int:

@@ -17,7 +17,7 @@ from reclaimnet.policy.forecast import Floats, Ints
 rising = forecast.rising
 
 
-@overload(rising)
+@overload(rising)  # type: ignore[untyped-decorator]
 def _rising(values: Any) -> Any:
     """By insertion: what is ranked here is short or nearly in rank already, and numpy's own sort
     would take longer to compile than everything else together."""
@@ -181,7 +181,7 @@ def _main_pass(load: Any, st: Any, mem: Any, rules: Any) -> None:
     """Start in strict rank until the first that does not fit."""
     reg = st.reg
     while reg[WAITING] > 0 and reg[FREE] > 0:
-        best = np.int64(0)
+        best = int(np.int64(0))
         top = -1.0e300
         for k in range(reg[WAITING]):
             rank = _priority(load, rules, st.wait_id[k], st.wait_since[k], reg[CLOCK])
@@ -292,7 +292,7 @@ def advance(
         reg[CLOCK] = at
         changed = False
         if next_end == at:
-            k = np.int64(0)
+            k = int(np.int64(0))
             while k < reg[RUNNING]:
                 if st.run_end[k] == at:
                     _end(load, st, mem, k)
@@ -464,7 +464,7 @@ def play_pair(
         load.limit[job] = limit
         load.run[job] = limit
     # A bare constant would be a type of its own to the compiler, and all compiled twice.
-    nobody = np.int64(NEVER)
+    nobody = int(np.int64(NEVER))
     asked = st.reg[CLOCK]
     inject(load, st, mem, rules, first)
     started = advance(

@@ -1,6 +1,7 @@
 """A chain's choice: what it sees is what a watcher can see, and the price moves it the right way."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,9 @@ from reclaimnet.policy.provision import (
     next_look,
 )
 from reclaimnet.sim.slurm import episodes, kernel
+from reclaimnet.sim.slurm.capacity import inferred_capacity
 from reclaimnet.sim.slurm.episodes import LEADS_S, LIMIT_S, SLURM, play_pairs
-from reclaimnet.sim.slurm.trace import synthetic_trace
+from reclaimnet.sim.slurm.trace import TraceJob, synthetic_trace
 
 T0 = 1_000_000 * HOUR
 
@@ -83,7 +85,12 @@ def test_an_idle_cluster_makes_the_plan_wait_and_a_queue_makes_it_submit() -> No
 
 def test_the_average_policy_follows_recent_waits() -> None:
     waited = EndedJob(
-        user="x", nodes=1, limit=HOUR, submitted=T0 - 9 * HOUR, started=T0 - 4 * HOUR, ended=T0 - HOUR
+        user="x",
+        nodes=1,
+        limit=HOUR,
+        submitted=T0 - 9 * HOUR,
+        started=T0 - 4 * HOUR,
+        ended=T0 - HOUR,
     )
     busy = replace(view(left_h=1.5), ended=(waited,) * 5)
     assert Average()(busy).submit
@@ -92,7 +99,7 @@ def test_the_average_policy_follows_recent_waits() -> None:
 
 def test_looks_come_closer_as_the_end_does_and_match_the_simulated_ones() -> None:
     left = [lead * SECOND for lead in LEADS_S]
-    for now, later in zip(left, left[1:], strict=False):
+    for now, later in pairwise(left):
         assert next_look(now) == now - later
 
 
@@ -186,18 +193,25 @@ def test_what_the_simulator_shows_is_what_a_watcher_would_see(jobs: list) -> Non
         # Rings may be cut between jobs that ended in the same second.
         assert ours == pytest.approx(theirs, rel=0.02, abs=0.02), name
 
-
-def test_features_know_nothing_of_run_times_yet_to_be_seen(jobs: list) -> None:
-    """Change how long jobs run that end after the look: what was seen must not change."""
-    begin = jobs[0].submit_s + 15 * 86_400
-    table = play_pairs(jobs, total=32, begins_s=[begin], nodes=[2], leads_s=[46 * 3_600])
-    end_of_look = begin + 10 * 86_400
-    changed = [
-        replace(job, run_s=min(job.limit_s, job.run_s * 2)) if job.submit_s > end_of_look else job
-        for job in jobs
-    ]
-    again = play_pairs(changed, total=32, begins_s=[begin], nodes=[2], leads_s=[46 * 3_600])
-    assert np.array_equal(table.features, again.features)
+    # Nothing of what is yet to come shows: neither how long jobs will run nor when they will end.
+    load.run[:] = 1
+    state.run_end[:] += 12_345
+    blind = np.zeros(len(FEATURES))
+    kernel.look(
+        load,
+        state,
+        memory,
+        SLURM,
+        total,
+        size,
+        LIMIT_S,
+        ends_at,
+        started - begin,
+        times,
+        free,
+        blind,
+    )
+    assert np.array_equal(row, blind)
 
 
 @pytest.mark.parametrize("name", ["plan", "forest", "boosted", "dqn", "pg"])
@@ -217,7 +231,9 @@ def test_a_stronger_promise_is_kept_more_often(jobs: list) -> None:
 
     def kept(probability: float) -> float:
         promise = Promise(gap=HOUR, probability=probability)
-        return float((chain.chosen_gaps(chain.build("forest", promise=promise), table) <= 1.02).mean())
+        return float(
+            (chain.chosen_gaps(chain.build("forest", promise=promise), table) <= 1.02).mean()
+        )
 
     assert kept(0.95) >= kept(0.5)
 
@@ -258,3 +274,28 @@ def test_the_hull_is_what_mixing_static_leads_could_reach() -> None:
     # Below the middle lead, but not below the line between the outer two.
     assert not below_hull((2.0, 2.5), static)
     assert not below_hull((5.0, 0.0), static)
+
+
+def test_capacity_is_read_from_what_was_busy_while_jobs_queued() -> None:
+    day = 86_400
+
+    def crowd(first: int, last: int, nodes: int) -> list[TraceJob]:
+        return [
+            TraceJob(
+                id=f"{at}-{k}",
+                user="u",
+                submit_s=at * day + 1,
+                run_s=day - 3_601,
+                limit_s=day,
+                nodes=1,
+                wait_s=3_600,
+            )
+            for at in range(first, last)
+            for k in range(nodes)
+        ]
+
+    most, changes = inferred_capacity([*crowd(100, 110, 4), *crowd(110, 120, 9)])
+    assert most == 9
+    assert changes[0].tolist() == [100 * day, -5]
+    assert changes[1][1] == 5
+    assert abs(int(changes[1][0]) // day - 110) <= 1

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +35,7 @@ from reclaimnet.policy.provision import (
     Trees,
 )
 from reclaimnet.sim.slurm import episodes
+from reclaimnet.sim.slurm.capacity import inferred_capacity
 from reclaimnet.sim.slurm.episodes import (
     DAY_S,
     LEARNING_LEADS_S,
@@ -377,3 +379,46 @@ def summary(gaps: Any, *, gap_price: float) -> dict[str, float]:
         "zero_gap_share": round(float((gaps <= ZERO_GAP_H).mean()), 4),
         "cost_h": round(gap + overlap / gap_price, 4),
     }
+
+
+# --- does the simulator wait as the cluster did? --------------------------------------------
+
+
+def fidelity(trace: Path) -> dict[str, Any]:
+    """Waits by month, recorded and simulated: on the inferred capacity, and on a constant one."""
+    jobs = read_trace(trace)
+    if all(job.wait_s is None for job in jobs):
+        raise BadConfig(f"{trace.name} does not say how long jobs waited; nothing to compare with.")
+    split = episodes.split_at(jobs)
+    most, changes = inferred_capacity(jobs)
+    constant = episodes.fitting_nodes(jobs, since_s=calibration_begin(jobs, split))
+    submits = np.array([job.submit_s for job in jobs])
+    waits = {
+        "recorded": np.array([job.wait_s or 0 for job in jobs]) / 3_600,
+        "inferred": (episodes.simulated_starts(jobs, total=most, capacity=changes) - submits)
+        / 3_600,
+        f"constant {constant}": (episodes.simulated_starts(jobs, total=constant) - submits) / 3_600,
+    }
+    months = sorted({_month(at) for at in submits[len(submits) // 100 :].tolist()})
+    in_month = np.array([_month(at) for at in submits.tolist()])
+    return {
+        "capacity": [[_date(at), change] for at, change in changes.tolist()],
+        "most_nodes": most,
+        "months": {
+            month: {name: _spread(values[in_month == month]) for name, values in waits.items()}
+            for month in months
+        },
+    }
+
+
+def _spread(waits_h: Any) -> dict[str, float]:
+    named = {f"p{q}": round(float(np.percentile(waits_h, q)), 2) for q in (50, 75, 90, 95, 99)}
+    return {"mean": round(float(waits_h.mean()), 2), **named}
+
+
+def _month(at_s: int) -> str:
+    return _date(at_s)[:7]
+
+
+def _date(at_s: int) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d")

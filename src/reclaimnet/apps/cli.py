@@ -524,6 +524,12 @@ def down() -> Any:
 )
 @click.option("--detach", is_flag=True, help="Run in the background; `rn down` ends it.")
 @click.option("--suite", default="standby", show_default=True, help="Its policies, by name.")
+@click.option(
+    "--guard",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The guard's socket; otherwise the usual one, if a guard runs.",
+)
+@click.option("--address", help="Where others reach this node's checkpoints, if it is not obvious.")
 def agent(
     join: str | None,
     token_file: Path | None,
@@ -535,6 +541,8 @@ def agent(
     vault_quota: int,
     detach: bool,
     suite: str,
+    guard: Path | None,
+    address: str | None,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = _config(state=state)
@@ -550,6 +558,8 @@ def agent(
         vault_quota=vault_quota,
         detach=detach,
         suite=suite,
+        guard=guard,
+        address=address,
     )
 
 

@@ -22,6 +22,7 @@ from reclaimnet.adapters.linux.bpf_killswitch import (
     now,
 )
 from reclaimnet.adapters.linux.testbed import Campus, Rack
+from reclaimnet.apps.bench import killswitch as bench
 from reclaimnet.apps.bench.killswitch import start, start_ready
 from reclaimnet.errors import NotFound, Unavailable
 
@@ -364,6 +365,21 @@ def test_twenty_random_deadlines_and_not_a_packet_after_any(bed, closing, switch
         assert seen > before, "it was the deadline that stopped them"
         pause(20 * MILLISECOND)
         assert observer.packets == seen
+
+
+def test_the_bench_reports_what_the_design_asks_for(monkeypatch) -> None:
+    monkeypatch.setattr(bench, "_QUICK_FLIPS", {"bpf": 3, "tc_class": 2, "process_kill": 2})
+    report = bench.run(seed=1, quick=True)
+    assert report["bench"] == "killswitch"
+    assert report["params"]["congestion"] == ["cubic", "bbr"]
+    assert set(report["results"]) == {"bpf", "tc_class", "process_kill"}
+    for row in report["results"].values():
+        for key in ("flip_us", "last_packet_us"):
+            assert set(row[key]) == {"p50", "p99"}
+    assert report["results"]["bpf"]["flips"] == 6
+    last = {name: row["last_packet_us"]["p50"] for name, row in report["results"].items()}
+    assert last["bpf"] < last["tc_class"] < last["process_kill"]
+    bench.show(report)
 
 
 def test_an_interface_that_is_not_there(bed, closing) -> None:

@@ -11,6 +11,7 @@ from reclaimnet.adapters.linux import tc, testbed
 from reclaimnet.adapters.linux.bpf_killswitch import Observer
 from reclaimnet.adapters.linux.tc_netns import inside
 from reclaimnet.adapters.linux.testbed import Campus, Rack
+from reclaimnet.apps.bench import background as bench
 from reclaimnet.apps.bench.killswitch import start, start_ready
 from reclaimnet.errors import NotFound, UsageError
 
@@ -172,6 +173,17 @@ def test_a_batch_with_a_mistake_says_so_and_does_the_rest(lane) -> None:
         shaper.set_rates({tc.FIRST_TRANSFER + 9: MBIT, tc.FIRST_TRANSFER: 2 * MBIT})
     shaper.set_rates({tc.FIRST_TRANSFER: 3 * MBIT})
     shaper.close()
+
+
+def test_the_bench_reports_what_the_design_asks_for(monkeypatch) -> None:
+    monkeypatch.setattr(bench, "_QUICK_ROUNDS", 1)
+    report = bench.run(seed=1, quick=True)
+    assert report["bench"] == "background"
+    assert set(report["results"]) == {"none", "fair_share", "paced"}
+    keys = {"background_loss_pct", "fct_p50_ratio", "rr_p99_ratio", "deadline_met"}
+    assert all(keys <= set(row) for row in report["results"].values())
+    assert report["results"]["paced"]["fct_p50_ratio"] < report["results"]["none"]["fct_p50_ratio"]
+    bench.show(report)
 
 
 def test_bad_input_is_refused_in_a_sentence(lane) -> None:

@@ -205,7 +205,6 @@ class Guest:
 class Peer:
     """Who is at the other end of the socket."""
 
-    pid: int
     uid: int
     is_owner: bool
 
@@ -869,11 +868,11 @@ class Server:
 
     def _peer(self, connection: socket.socket) -> Peer | None:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, uid, _ = struct.unpack("3i", raw)
+        _pid, uid, _gid = struct.unpack("3i", raw)
         config = self.guard.config
         if uid not in (0, config.owner_uid, config.agent_uid):
             return None
-        return Peer(pid=pid, uid=uid, is_owner=uid in (0, config.owner_uid))
+        return Peer(uid=uid, is_owner=uid in (0, config.owner_uid))
 
     def _read(self, connection: socket.socket) -> None:
         line = self._peers[connection]
@@ -899,8 +898,8 @@ class Server:
         give: list[int] = []
         try:
             answer = self._answer(request, peer, line.fds, give) + b"\n"
-            socket.send_fds(connection, [answer[:MAX_LINE]], give)
-            connection.sendall(answer[MAX_LINE:])
+            sent = socket.send_fds(connection, [answer], give)
+            connection.sendall(answer[sent:])
         except OSError:  # gone, or it does not read its answers
             self._drop(connection)
         finally:

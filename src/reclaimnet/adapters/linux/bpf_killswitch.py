@@ -158,14 +158,6 @@ class KillSwitch:
         queue already holds still leaves."""
         self._attach(_UPLINK_HOOKS, interface, netns, FOREIGN, shared=True, tcx=tcx)
 
-    def detach(self, interface: str, *, netns: Path | None = None) -> None:
-        index = inside(netns, lambda: _interface_index(interface))
-        for attach in _CLSACT_PARENT:
-            self._release(f"link-{index}-{attach}")
-            if self._clsact.pop((index, attach), None) is not None:
-                inside(netns, _filter_remover(index, attach))
-        self._maps["rn_ifaces"].drop(struct.pack("<I", index))
-
     def admit(self, cgroup: Path, slot: int) -> None:
         """Sockets that open in this cgroup (or below) from now on belong to the slot."""
         self._maps["rn_cgroups"].put(

@@ -410,6 +410,39 @@ def test_damaged_state_stops_everybody_until_the_owner_resumes(station, sleeper)
         station.client(AGENT).ask("open", guest="job", pids=[sleeper().pid])
 
 
+def test_without_an_interface_to_watch_it_needs_no_bpf_and_still_ends_guests(
+    station, sleeper, monkeypatch
+) -> None:
+    monkeypatch.setenv("PATH", "")  # no compiler
+    for key in ("lane", "lane_netns"):
+        del station.settings[key]
+    station.run(cache=str(station.folder / "cache"))
+    monkeypatch.undo()
+    agent = station.client(AGENT)
+    assert agent.ask("status")["can"] == {"kill_switch": False, "cgroup": True, "shape": False}
+    process = sleeper()
+    agent.ask("open", guest="job", pids=[process.pid], deadline=in_wall_time(200))
+    assert process.wait(timeout=5) == -signal.SIGKILL
+    with pytest.raises(Forbidden, match="Nothing is shaped"):
+        agent.ask("pace", transfer="t", rate=1_000_000)
+
+
+def test_an_interface_that_is_not_there_keeps_the_guard_from_starting(station) -> None:
+    station.settings["lane"] = "nope0"
+    station.write()
+    process = station.bed.run(
+        "a1",
+        [sys.executable, "-m", "reclaimnet.apps.guard", str(station.file)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr.read() == b"guard: There is no network interface nope0 here.\n"
+    assert process.wait() == NotFound.exit_code
+    station.settings["lane"] = "lane0"
+    station.write()
+    station.process = process  # so that what it had made is removed
+
+
 # --- who may ask for what ------------------------------------------------------------------
 
 

@@ -42,6 +42,7 @@ from reclaimnet.adapters.linux.bpf_killswitch import (
     LAST_GUEST,
     NEVER,
     KillSwitch,
+    NoSwitch,
     now,
 )
 from reclaimnet.adapters.linux.tc_netns import inside
@@ -237,15 +238,10 @@ class Guard:
         self._renewed = 0
         self._checked = 0
         config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _prepare_pins(config.pins)
         self._cgroups = prepare_cgroups(config.cgroup)
-        self.switch = KillSwitch(pins=config.pins, cache=config.cache)
+        self.switch = _open_switch(config)
         self._shaper: tc.Shaper | None = None
         self._load()
-        if config.lane is not None:
-            self.switch.attach(config.lane, slot=LANE, shared=True)
-        for uplink in config.uplinks:
-            self.switch.attach_uplink(uplink)
         self._prepare_shaper()
         self._apply_terms()
         self.tick()
@@ -464,7 +460,7 @@ class Guard:
             "halted": self.halted,
             "counts": {"lane": asdict(self.switch.counts(LANE))},
             "can": {
-                "kill_switch": self.config.lane is not None or bool(self.config.uplinks),
+                "kill_switch": isinstance(self.switch, KillSwitch),
                 "cgroup": self._cgroups is not None,
                 "shape": self._shaper is not None,
             },
@@ -700,7 +696,8 @@ class Guard:
         self.switch.remove()
         if self.config.pins.is_mount():
             bpfload.drop_bpffs(self.config.pins)
-        self.config.pins.rmdir()
+        if self.config.pins.exists():
+            self.config.pins.rmdir()
         if self._cgroups is not None:
             with contextlib.suppress(OSError):  # somebody else has put a group there
                 self._cgroups.rmdir()
@@ -777,6 +774,20 @@ def _on_our_clock(wall: int) -> int:
 
 def _on_wall_clock(ours: int) -> int:
     return ours - now() + time.time_ns()
+
+
+def _open_switch(config: GuardConfig) -> KillSwitch | NoSwitch:
+    """The kill switch on every interface that the owner's file names. If it names none, no BPF is
+    needed, and the guard ends processes only."""
+    if config.lane is None and not config.uplinks:
+        return NoSwitch()
+    _prepare_pins(config.pins)
+    switch = KillSwitch(pins=config.pins, cache=config.cache)
+    if config.lane is not None:
+        switch.attach(config.lane, slot=LANE, shared=True)
+    for uplink in config.uplinks:
+        switch.attach_uplink(uplink)
+    return switch
 
 
 def _prepare_pins(pins: Path) -> None:

@@ -281,6 +281,35 @@ class KillSwitch:
             os.close(link)
 
 
+class NoSwitch:
+    """The same words with nothing behind them, for machines on which no interface is watched."""
+
+    resumed = False
+
+    def set_lease(self, slot: int, until: int) -> None: ...
+
+    def set_deadline(self, slot: int, at: int) -> None: ...
+
+    def stop(self, slot: int) -> None: ...
+
+    def deadline(self, slot: int) -> int:
+        return NEVER
+
+    def counts(self, slot: int) -> Counts:
+        none = Count(packets=0, bytes=0)
+        return Counts(out_passed=none, out_dropped=none, in_passed=none, in_dropped=none)
+
+    def admit(self, cgroup: Path, slot: int) -> None: ...
+
+    def dismiss(self, cgroup_id: int, slot: int) -> None: ...
+
+    def forget(self, cgroup_id: int) -> None: ...
+
+    def close(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+
 class Observer:
     """Sees the last packet that comes in at an interface, with the kill switch's own clock."""
 

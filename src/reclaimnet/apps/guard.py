@@ -22,21 +22,18 @@ import re
 import selectors
 import signal
 import socket
-import stat
 import struct
 import sys
 import time
-import tomllib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from reclaimnet.adapters.linux import bpfload, tc
 from reclaimnet.adapters.linux.bpf_killswitch import (
     ALL,
-    DEFAULT_CACHE,
     FIRST_GUEST,
     LANE,
     LAST_GUEST,
@@ -45,8 +42,8 @@ from reclaimnet.adapters.linux.bpf_killswitch import (
     NoSwitch,
     now,
 )
-from reclaimnet.adapters.linux.tc_netns import inside
-from reclaimnet.apps.guard_client import DEFAULT_SOCKET
+from reclaimnet.adapters.linux.tc_netns import inside, interface_index
+from reclaimnet.apps.guard_config import GuardConfig, OwnerTerms, narrower, read_config, read_terms
 from reclaimnet.apps.guard_processes import (
     Process,
     family,
@@ -58,14 +55,13 @@ from reclaimnet.apps.guard_processes import (
     write_control,
 )
 from reclaimnet.errors import (
-    BadConfig,
     Forbidden,
     NotFound,
     ReclaimNetError,
     Unavailable,
     UsageError,
 )
-from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND, parse_duration
+from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND
 
 END_AHEAD: Final = 50 * MILLISECOND
 """Ending a guest takes a few milliseconds; at the deadline it has to be over."""
@@ -91,100 +87,6 @@ LANE_NAME: Final = "lane"
 
 _GUEST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _MCL_CURRENT_AND_FUTURE: Final = 3
-
-
-# --- what the owner says -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerTerms:
-    """The most that guests may ever have. Only the owner changes it."""
-
-    until: int | None = None
-    """Nanoseconds since 1970 after which no guest is here; None: no such moment."""
-    guests: int = 64
-    rate: int | None = None
-    """Bytes a second for all guests together; None: as fast as the machine goes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardConfig:
-    """The owner's file, /etc/reclaimnet/guard.toml."""
-
-    agent_uid: int
-    owner_uid: int = 0
-    socket: Path = DEFAULT_SOCKET
-    state: Path = Path("/var/lib/reclaimnet/guard")
-    pins: Path = Path("/sys/fs/bpf/reclaimnet")
-    cache: Path = DEFAULT_CACHE
-    cgroup: Path | None = None
-    """Guests' groups are made below; None: below the root of cgroup v2, wherever it is mounted."""
-    lane: str | None = None
-    """The host's side of the guests' veth, where the kill switch sits."""
-    lane_netns: Path | None = None
-    lane_inner: str = "eth0"
-    """The guests' side of it, which is shaped."""
-    uplinks: tuple[str, ...] = ()
-    """Interfaces by which guests outside the lane could send; the owner's traffic passes."""
-    lease: int = SECOND
-    terms: OwnerTerms = OwnerTerms()
-
-
-def read_config(path: Path) -> GuardConfig:
-    """Read the owner's file; refused unless only root can have written it."""
-    try:
-        status = path.stat()
-        table = tomllib.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise NotFound(
-            f"The guard needs the owner's terms in {path}, which is not there."
-        ) from error
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise BadConfig(f"{path} cannot be read: {error}.") from error
-    if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise Forbidden(f"{path} must belong to root and be writable by nobody else.")
-    readers: dict[str, Callable[[Any], Any]] = {
-        "agent_uid": int,
-        "owner_uid": int,
-        "socket": Path,
-        "state": Path,
-        "pins": Path,
-        "cache": Path,
-        "cgroup": Path,
-        "lane": str,
-        "lane_netns": Path,
-        "lane_inner": str,
-        "uplinks": tuple,
-        "lease": parse_duration,
-        "terms": lambda given: read_terms(given, OwnerTerms()),
-    }
-    try:
-        unknown = sorted(set(table) - set(readers))
-        if unknown:
-            raise ValueError(f"nobody knows the key {unknown[0]!r}")
-        config = GuardConfig(**{key: readers[key](value) for key, value in table.items()})
-    except (TypeError, ValueError) as error:
-        raise BadConfig(f"{path} is wrong: {error}.") from error
-    if config.lease < 50 * MILLISECOND:
-        raise BadConfig(f"{path} is wrong: a lease below 50ms does not outlast a busy machine.")
-    return config
-
-
-def read_terms(given: Mapping[str, Any], old: OwnerTerms) -> OwnerTerms:
-    """The old terms with what is given changed; ValueError says what is wrong with it."""
-    unknown = sorted(set(given) - {"until", "guests", "rate"})
-    if unknown:
-        raise ValueError(f"terms have no {unknown[0]!r}")
-    for key, value in given.items():
-        if key == "guests" and value is None:
-            raise ValueError("guests must be a number")
-        if value is not None and (type(value) is not int or not 0 <= value < 1 << 63):
-            raise ValueError(f"{key} must be a whole number, not {value!r}")
-        if key == "rate" and value is not None and value < tc.TRICKLE:
-            raise ValueError(
-                f"a rate below {tc.TRICKLE} bytes a second is of no use; use guests = 0"
-            )
-    return replace(old, **given)
 
 
 # --- what is known of a guest --------------------------------------------------------------
@@ -227,6 +129,7 @@ class Guard:
     """All that the guard decides. One thread calls it; nothing in it waits for anybody."""
 
     def __init__(self, config: GuardConfig) -> None:
+        _check_machine(config)
         self.config = config
         self.terms = config.terms
         self.guests: dict[str, Guest] = {}
@@ -470,7 +373,7 @@ class Guard:
         """New terms hold at once, also for guests that are here already."""
         given = {key: value for key, value in call.request.items() if key != "verb"}
         try:
-            self.terms = _narrower(read_terms(given, self.terms), self.config.terms)
+            self.terms = narrower(read_terms(given, self.terms), self.config.terms)
         except ValueError as error:
             raise UsageError(f"These terms will not do: {error}.") from error
         self._apply_terms()
@@ -628,7 +531,7 @@ class Guard:
             return
         try:
             state = json.loads(path.read_text())
-            self.terms = _narrower(read_terms(state["terms"], OwnerTerms()), self.config.terms)
+            self.terms = narrower(read_terms(state["terms"], OwnerTerms()), self.config.terms)
             self.halted = bool(state["halted"])
             if state["boot"] != _boot_id():
                 return  # the machine was restarted: no guest has survived that
@@ -704,19 +607,6 @@ class Guard:
         (self.config.state / "state.json").unlink(missing_ok=True)
 
 
-def _narrower(kept: OwnerTerms, file: OwnerTerms) -> OwnerTerms:
-    """What the owner said last, within what root's file says."""
-
-    def least(one: int | None, other: int | None) -> int | None:
-        return other if one is None else one if other is None else min(one, other)
-
-    return OwnerTerms(
-        until=least(kept.until, file.until),
-        guests=min(kept.guests, file.guests),
-        rate=least(kept.rate, file.rate),
-    )
-
-
 # --- reading requests ----------------------------------------------------------------------
 
 
@@ -774,6 +664,14 @@ def _on_our_clock(wall: int) -> int:
 
 def _on_wall_clock(ours: int) -> int:
     return ours - now() + time.time_ns()
+
+
+def _check_machine(config: GuardConfig) -> None:
+    """Refuse what cannot be done here before anything is touched."""
+    for interface in (*config.uplinks, *([] if config.lane is None else [config.lane])):
+        interface_index(interface)
+    if config.lane_netns is not None:
+        tc.check_free(config.lane_inner, netns=config.lane_netns)
 
 
 def _open_switch(config: GuardConfig) -> KillSwitch | NoSwitch:

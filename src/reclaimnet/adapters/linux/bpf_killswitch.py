@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from reclaimnet.adapters.linux import bpfload
-from reclaimnet.adapters.linux.tc_netns import IPRoute, NetlinkError, inside
-from reclaimnet.errors import NotFound, Unavailable
+from reclaimnet.adapters.linux.tc_netns import IPRoute, NetlinkError, inside, interface_index
+from reclaimnet.errors import Unavailable
 
 # As in bpf/killswitch.h.
 SLOTS: Final = 256
@@ -225,7 +224,7 @@ class KillSwitch:
         shared: bool,
         tcx: bool,
     ) -> None:
-        index = inside(netns, lambda: _interface_index(interface))
+        index = inside(netns, lambda: interface_index(interface))
         self._maps["rn_ifaces"].put(struct.pack("<I", index), struct.pack("<II", slot, int(shared)))
         for program, attach in hooks:
             name = f"link-{index}-{attach}"
@@ -328,7 +327,7 @@ class Observer:
             license_text=found.license,
         )
         try:
-            index = inside(netns, lambda: _interface_index(interface))
+            index = inside(netns, lambda: interface_index(interface))
             create = _link_creator(program, index, bpfload.ATTACH_TCX_INGRESS)
             self._link = inside(netns, create)
         finally:
@@ -362,13 +361,6 @@ def _create_map(name: str, spec: bpfload.MapSpec) -> bpfload.Map:
             f"This kernel does not let us use BPF ({error.strerror}): the kill switch needs root "
             "and a kernel with CONFIG_BPF_SYSCALL."
         ) from error
-
-
-def _interface_index(interface: str) -> int:
-    try:
-        return socket.if_nametoindex(interface)
-    except OSError as error:
-        raise NotFound(f"There is no network interface {interface} here.") from error
 
 
 def _link_creator(program: int, index: int, attach: int) -> Callable[[], int]:

@@ -17,11 +17,10 @@ from reclaimnet.model.work import JobRecord, Manifest
 MAX_MESSAGE_BYTES: Final = 1 << 20
 """Nothing larger is ever sent or accepted; bulk bytes travel as chunks."""
 
-_EVENTS: Final[dict[str, type]] = {kind.__name__: kind for kind in typing.get_args(events.Event)}
-_ORDERS: Final[dict[str, type]] = {kind.__name__: kind for kind in typing.get_args(orders.Order)}
-_REQUESTS: Final[dict[str, type]] = {
-    kind.__name__: kind for kind in typing.get_args(asking.Request)
-}
+Kinds = dict[str, type]
+_EVENTS: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(events.Event)}
+_ORDERS: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(orders.Order)}
+_REQUESTS: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(asking.Request)}
 T = typing.TypeVar("T")
 _encoder: Final = msgspec.json.Encoder(order="deterministic")
 
@@ -110,7 +109,7 @@ def _decode_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _from_dict(fields: Mapping[str, Any], kinds: dict[str, type]) -> object:
+def _from_dict(fields: Mapping[str, Any], kinds: Kinds) -> object:
     kind = kinds.get(str(fields.get("kind")))
     if kind is None:
         raise Damaged(f"unknown kind {fields.get('kind')!r}: is the sender newer than this node?")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from reclaimnet.model.market import Card, Cause, GpuId, JobId, NodeId, NoticeId, Offer
 from reclaimnet.model.probing import Probe, ProbeId, Ticket
-from reclaimnet.model.work import JobRecord, ManifestId
+from reclaimnet.model.work import JobRecord, ManifestId, Writer
 
 # --- the provider speaks -------------------------------------------------------------------
 
@@ -103,6 +103,14 @@ class HandoverFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverWithdrawn:
+    """The source does not need the destination any more, and gives its place back."""
+
+    job: JobId
+    source: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyAsked:
     """A node is asked to keep a copy of a checkpoint, for a job that may come to it one day."""
 
@@ -116,6 +124,8 @@ class CopyHeld:
     job: JobId
     manifest: ManifestId
     node: NodeId
+    rate_bps: int = 0
+    """What the way to the node carried; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +144,7 @@ class Written:
     """A compare-and-set succeeded; the record carries its new revision."""
 
     record: JobRecord
+    writer: Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +153,7 @@ class WriteRefused:
 
     job: JobId
     current: JobRecord | None
+    writer: Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +162,7 @@ class WriteFailed:
 
     job: JobId
     reason: str
+    writer: Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +229,9 @@ class ProcessExited:
     code: int
     killed: bool = False
     reason: str = ""
+    output: ManifestId | None = None
+    """What it left in its output directory is in this node's vault."""
+    output_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +240,13 @@ class ProcessFound:
 
     record: JobRecord
     gpus: tuple[GpuId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesFound:
+    """After a restart of the agent: the vault holds checkpoints of these jobs."""
+
+    jobs: tuple[JobId, ...]
 
 
 # --- transfers -----------------------------------------------------------------------------
@@ -238,6 +261,9 @@ class Pulled:
     step: int
     size: int
     moved_bytes: int
+    source: NodeId | None = None
+    rate_bps: int = 0
+    """What the way from the source carried; 0 if too little moved to tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +283,14 @@ class BeatHeard:
     """Another node's card arrived."""
 
     card: Card
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatChecked:
+    """What the store holds as the node's newest card at this moment; None if nothing."""
+
+    node: NodeId
+    card: Card | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +328,7 @@ Event = (
     | HandoverOffered
     | HandoverDone
     | HandoverFailed
+    | HandoverWithdrawn
     | CopyAsked
     | CopyHeld
     | CopyRefused
@@ -308,9 +343,11 @@ Event = (
     | SaveFailed
     | ProcessExited
     | ProcessFound
+    | CopiesFound
     | Pulled
     | PullFailed
     | BeatHeard
+    | BeatChecked
     | BeatAcked
     | RoleWon
     | RoleLost

@@ -89,10 +89,23 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a job has come on a node."""
+
+    job: JobId
+    epoch: int
+    step: int
+    at: int | None
+    """When that step was done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """What a node tells the campus about itself with every beat; slightly stale by nature."""
 
     node: NodeId
+    beat: int = 0
+    """When the node sent it, by the node's clock: only equality means anything to others."""
     provider: str = ""
     zone: str = "campus"
     address: Address = Address()
@@ -111,4 +124,4 @@ class Card:
     hazard_per_h: float = 0.0
     """The rate at which this provider is expected to take GPUs back now."""
     lending_since: int | None = None
-    busy: tuple[JobId, ...] = ()
+    jobs: tuple[Progress, ...] = ()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from reclaimnet.model.events import Event
 from reclaimnet.model.market import Card, GpuId, JobId, NodeId, Notice
-from reclaimnet.model.work import Decision, JobRecord, JobSpec, ManifestId
+from reclaimnet.model.work import Decision, JobRecord, JobSpec, ManifestId, Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,7 @@ class Write:
     """
 
     record: JobRecord
+    writer: Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +50,19 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Read a node's newest card from the store itself. Answered by BeatChecked, or not at all."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HoldLease:
-    """All attempts of this node may make progress until then, and stand still afterwards."""
+    """These jobs' processes on this node, the ones to come included, may make progress until then,
+    and stand still afterwards."""
 
     until: int
+    jobs: tuple[JobId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +77,8 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Run the job, from the checkpoint if there is one. Answered by ProcessStarted, or by
-    ProcessExited if it could not be."""
+    """Run the job, from the checkpoint if there is one. Answered by ProcessStarted, by
+    PullFailed if the checkpoint turns out damaged, or by ProcessExited if it could not be."""
 
     job: JobId
     epoch: int
@@ -159,6 +169,7 @@ Order = (
     | Write
     | Read
     | Beat
+    | Check
     | HoldLease
     | WarmUp
     | Start

@@ -21,6 +21,7 @@ class JobState(StrEnum):
     RUNNING = "RUNNING"
     CHECKPOINTING = "CHECKPOINTING"
     MIGRATING = "MIGRATING"
+    COMPLETING = "COMPLETING"
     SUSPENDED = "SUSPENDED"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
@@ -41,11 +42,19 @@ _STATE_CODES: Final = {
     JobState.RUNNING: "R",
     JobState.CHECKPOINTING: "CK",
     JobState.MIGRATING: "MG",
+    JobState.COMPLETING: "CG",
     JobState.SUSPENDED: "S",
     JobState.COMPLETED: "CD",
     JobState.FAILED: "F",
     JobState.CANCELLED: "CA",
 }
+
+
+class Writer(StrEnum):
+    """Which engine of a node asked for a write, so that the answer finds its way back."""
+
+    ATTEMPT = "attempt"
+    DISPATCHER = "dispatcher"
 
 
 class Saving(StrEnum):
@@ -73,6 +82,8 @@ class JobSpec:
     env: tuple[tuple[str, str], ...] = ()
     bundle: str | None = None
     """The content id of the working directory that was sent along."""
+    workdir: str | None = None
+    """A directory that every node sees; used if nothing was sent along."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +147,8 @@ class JobRecord:
     checkpoints: tuple[Checkpoint, ...] = ()
     """Newest first, bounded by KEPT_CHECKPOINTS."""
     standby: NodeId | None = None
+    output: Checkpoint | None = None
+    """What the job left in its output directory, once it has completed."""
     step: int = 0
     """The last step the holder has seen done."""
     last_step_at: int | None = None

@@ -105,9 +105,9 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
     }
 
 
-def show(report: dict[str, Any]) -> None:
-    """A table for people, on standard error."""
-    out = sys.stderr
+def render(report: dict[str, Any]) -> None:
+    """A table for people."""
+    out = sys.stdout
     out.write(f"{'':12}{'background':>12}{'FCT p50':>10}{'rr p99':>10}{'deadlines':>12}\n")
     for name, row in report["results"].items():
         out.write(

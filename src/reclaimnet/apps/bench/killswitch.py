@@ -84,9 +84,9 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
     }
 
 
-def show(report: dict[str, Any]) -> None:
-    """A table for people, on standard error."""
-    out = sys.stderr
+def render(report: dict[str, Any]) -> None:
+    """A table for people."""
+    out = sys.stdout
     out.write(f"{'':14}{'flips':>6}{'flip p50':>11}{'p99':>9}{'last packet p50':>18}{'p99':>10}\n")
     for contender, row in report["results"].items():
         out.write(

@@ -1,0 +1,706 @@
+"""The campus as one program sees it: records, cards, roles, messages, journal, logs, bundles."""
+
+import asyncio
+import contextlib
+import dataclasses
+import io
+import itertools
+import logging
+import random
+import re
+import secrets
+import ssl
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import blake3
+import msgspec
+import nats.errors
+import nats.js.errors
+from nats.aio.msg import Msg
+from nats.js.api import Header, ObjectMeta, RawStreamMsg, StreamConfig
+from nats.js.object_store import ObjectStore
+
+from reclaimnet.adapters.nats import streams
+from reclaimnet.adapters.nats.follow import Stored, read_stream
+from reclaimnet.adapters.nats.journal import JournalWriter, Line
+from reclaimnet.adapters.nats.link import Link
+from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable, UsageError
+from reclaimnet.model.asking import Reply, Request
+from reclaimnet.model.events import Event, RoleLost, RoleWon
+from reclaimnet.model.market import Card, JobId, NodeId
+from reclaimnet.model.units import MIB, SECOND
+from reclaimnet.model.work import JobRecord
+from reclaimnet.wire import (
+    MAX_MESSAGE_BYTES,
+    decode_card,
+    decode_event,
+    decode_record,
+    decode_reply,
+    decode_request,
+    encode_card,
+    encode_event,
+    encode_json,
+    encode_record,
+    encode_reply,
+    encode_request,
+)
+
+MAX_BUNDLE_BYTES: Final = 32 * MIB
+MAX_ASKS: Final = 64
+"""So many requests are answered at the same time; more are turned away."""
+MAX_JOURNAL_ENTRIES: Final = 10_000
+"""The newest entries of one job that read_journal returns."""
+MAX_BUNDLES: Final = 100_000
+BUNDLE_TIMEOUT_S: Final = 30.0
+PREPARE_TIMEOUT_S: Final = 20.0
+PREPARE_TRIES: Final = 10
+PREPARE_RETRY_S: Final = 0.1
+READ_TIMEOUT_S: Final = 15.0
+ENROL_TIMEOUT_S: Final = 10.0
+LOG_HEARTBEAT_S: Final = 1.0
+QUIET_BEATS_AT_END: Final = 2
+"""A job's last output may arrive a little after its last record."""
+
+LEASE_USED: Final = 2 / 3
+"""The part of a role's time to live after which its holder gives it up unless it was renewed;
+others take it after the whole. The rest is for clocks that do not run alike."""
+RENEWALS_PER_LEASE: Final = 4
+
+_WRONG_REVISION: Final = (10071, 10164)
+_NODE_HEADER: Final = "Rn-Node"
+_EPOCH_HEADER: Final = "Rn-Epoch"
+_GATEWAYS: Final = "gateways"
+
+_log = logging.getLogger("reclaimnet.nats")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Someone else wrote first; `current` is what is stored now (None: no such job)."""
+
+    current: JobRecord | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    card: Card
+    age: int
+    """How old the card was when it came; its node may be gone since."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enrolment:
+    certificate: str
+    ca: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hold:
+    """What the role's key holds: `session` tells apart two lives of one node."""
+
+    holder: str
+    session: str
+
+
+class Campus:
+    """Use Campus.connect, and close it."""
+
+    def __init__(self, link: Link, zone: str) -> None:
+        self._link = link
+        self._zone = token(zone)
+        self._journal = JournalWriter(link)
+        self._session = secrets.token_hex(4)
+        self._line_numbers = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.bad_messages = 0
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        token: str,
+        name: str,
+        on_state: Callable[[bool], None] = lambda _up: None,
+        *,
+        zone: str = "campus",
+        replicas: int = 1,
+        tls: ssl.SSLContext | None = None,
+    ) -> "Campus":
+        """Raises Unavailable or Forbidden. Afterwards the link comes back by itself, for ever;
+        `on_state` is told each time it goes and comes."""
+        link = await Link.open(url, token, name, on_state, tls)
+        campus = cls(link, zone)
+        try:
+            await campus._prepare(replicas)
+        except BaseException:
+            await link.close()
+            raise
+        campus._spawn(campus._journal.run())
+        return campus
+
+    @property
+    def is_up(self) -> bool:
+        return self._link.is_up
+
+    @property
+    def journal_dropped(self) -> int:
+        return self._journal.dropped
+
+    async def close(self) -> None:
+        if self._link.is_up:
+            await self._journal.flush()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._link.close()
+
+    # --- records ---------------------------------------------------------------------------
+
+    async def write(self, record: JobRecord) -> JobRecord | Refused:
+        """Compare-and-set on the record's revision; 0 means that it must not exist yet.
+
+        If Unavailable is raised, nobody knows whether it was written.
+        """
+        # The place in the store is the revision; a copy of it in the value could only be stale.
+        value = encode_record(dataclasses.replace(record, revision=0))
+        revision = await self._compare_and_set(
+            self._job_subject(record.id),
+            value,
+            revision=record.revision,
+            ttl_s=streams.KEPT_ENDED // SECOND if record.state.terminal else None,
+            what=f"store job {record.id}",
+        )
+        if revision is None:
+            return Refused(current=await self.read(record.id))
+        return dataclasses.replace(record, revision=revision)
+
+    async def read(self, job: JobId) -> JobRecord | None:
+        stored = await self._newest(streams.JOBS, self._job_subject(job), f"read job {job}")
+        if stored is None or stored.data is None:
+            return None
+        return _with_revision(decode_record(stored.data), stored.seq or 0)
+
+    async def watch_records(
+        self, on_current: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[JobRecord, None]:
+        """All records, then every change, for ever; `on_current` is called when the first part
+        is done. Of changes in quick succession, or while the link was down, only the newest
+        may be seen."""
+        subject = f"$KV.jobs.{self._zone}.>"
+        async with contextlib.aclosing(self._watch(streams.JOBS, subject, on_current)) as changes:
+            async for stored in changes:
+                record = self._understood(decode_record, stored.data, stored.subject)
+                if record is not None:
+                    yield _with_revision(record, stored.revision)
+
+    async def record_room(self) -> float:
+        """The free share of the records' store. When it is full, no record can change any more:
+        whoever accepts jobs must stop well before."""
+        async with self._link.reach("look at the store of jobs"):
+            info = await self._link.jetstream.stream_info(streams.JOBS)
+        return 1 - info.state.bytes / max(1, info.config.max_bytes or 1)
+
+    # --- cards -----------------------------------------------------------------------------
+
+    async def beat(self, card: Card) -> None:
+        """Returns when the card is stored."""
+        async with self._link.reach(f"store the card of node {card.node}"):
+            await self._link.jetstream.publish(
+                f"$KV.nodes.{token(card.node)}", encode_card(card), stream=streams.NODES
+            )
+
+    async def read_card(self, node: NodeId) -> Card | None:
+        """The node's newest card, from the store itself."""
+        subject = f"$KV.nodes.{token(node)}"
+        stored = await self._newest(streams.NODES, subject, f"read the card of node {node}")
+        return decode_card(stored.data) if stored is not None and stored.data else None
+
+    async def watch_cards(
+        self, on_current: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[Heard, None]:
+        """As watch_records: the newest card of every node, then every beat."""
+        # Only what was there before us can be old; so clocks that differ matter only there.
+        current = asyncio.Event()
+
+        def caught_up() -> None:
+            current.set()
+            on_current()
+
+        source = self._watch(streams.NODES, "$KV.nodes.>", caught_up)
+        async with contextlib.aclosing(source) as changes:
+            async for stored in changes:
+                card = self._understood(decode_card, stored.data, stored.subject)
+                if card is not None:
+                    age = 0 if current.is_set() else max(0, time.time_ns() - stored.stored_at)
+                    yield Heard(card=card, age=age)
+
+    # --- roles -----------------------------------------------------------------------------
+
+    async def hold_role(
+        self, role: str, me: NodeId, ttl: int, on_event: Callable[[RoleWon | RoleLost], None]
+    ) -> None:
+        """Try to get the role and to keep it, until cancelled; then it is given back.
+
+        Every clock here is our own: the holder gives up some time after it *sent* its last
+        successful renewal, others take over a longer time after they *saw* it.
+        """
+        ttl_s = ttl / SECOND
+        seen_revision, seen_at = -1, 0.0
+        while True:
+            try:
+                revision, current = await self._read_role(role)
+                now = time.monotonic()
+                if revision != seen_revision:
+                    seen_revision, seen_at = revision, now
+                is_free = current is None or not current.holder
+                if is_free or now - seen_at >= ttl_s:
+                    won, sent_at = await self._write_role(role, me, revision)
+                    if won is not None:
+                        on_event(RoleWon(role=role))
+                        try:
+                            await self._keep_role(role, me, ttl_s, won, sent_at)
+                        except asyncio.CancelledError:
+                            on_event(RoleLost(role=role))
+                            await self._give_role_back(role, me)
+                            raise
+                        on_event(RoleLost(role=role))
+                        seen_revision = -1
+            except Unavailable as error:
+                _log.debug("role %s: %s", role, error)
+            # Waiting contenders do not all come at once.
+            await asyncio.sleep(ttl_s / RENEWALS_PER_LEASE * random.uniform(0.5, 1.0))
+
+    async def _keep_role(
+        self, role: str, me: NodeId, ttl_s: float, revision: int, sent_at: float
+    ) -> None:
+        """Returns when the role is lost: someone else has it, or may soon have."""
+        while True:
+            lost_at = sent_at + LEASE_USED * ttl_s
+            try:
+                async with asyncio.timeout(max(0.0, lost_at - time.monotonic())):
+                    await asyncio.sleep(ttl_s / RENEWALS_PER_LEASE)
+                    renewed, renewed_at = await self._write_role(role, me, revision)
+                    if renewed is None:
+                        # Either taken from us, or our last renewal went through unheard.
+                        revision, current = await self._read_role(role)
+                        if current != _Hold(holder=me, session=self._session):
+                            return
+                        continue
+            except TimeoutError:
+                return
+            except Unavailable as error:
+                _log.debug("role %s was not renewed: %s", role, error)
+                continue
+            revision, sent_at = renewed, renewed_at
+
+    async def _give_role_back(self, role: str, me: NodeId) -> None:
+        """Others need not wait for the role to lapse."""
+        if not self._link.is_up:
+            return
+        with contextlib.suppress(ReclaimNetError):
+            revision, current = await self._read_role(role)
+            if current == _Hold(holder=me, session=self._session):
+                await self._write_role(role, NodeId(""), revision)
+
+    async def _read_role(self, role: str) -> tuple[int, _Hold | None]:
+        stored = await self._newest(streams.ROLES, _role_subject(role), f"read role {role}")
+        if stored is None:
+            return 0, None
+        try:
+            hold = msgspec.json.decode(stored.data or b"", type=_Hold)
+        except msgspec.DecodeError:
+            self._drop_bad(_role_subject(role))
+            hold = None
+        return stored.seq or 0, hold
+
+    async def _write_role(
+        self, role: str, holder: NodeId, revision: int
+    ) -> tuple[int | None, float]:
+        sent_at = time.monotonic()
+        value = encode_json(_Hold(holder=holder, session=self._session))
+        new_revision = await self._compare_and_set(
+            _role_subject(role), value, revision=revision, what=f"write role {role}"
+        )
+        return new_revision, sent_at
+
+    # --- messages --------------------------------------------------------------------------
+
+    async def tell(self, node: NodeId, event: Event) -> None:
+        """Deliver at most once. If the link is down nothing is sent: late news is no news."""
+        data = encode_event(event)
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise UsageError(f"a {type(event).__name__} of {len(data)} bytes is too large to send")
+        if not self._link.is_up:
+            raise Unavailable(f"node {node} was not told: there is no link to the server")
+        async with self._link.reach(f"tell node {node}"):
+            await self._link.client.publish(f"node.{token(node)}.tell", data)
+
+    async def listen(self, node: NodeId, on_event: Callable[[Event], None]) -> None:
+        async def receive(message: Msg) -> None:
+            event = self._understood(decode_event, message.data, message.subject)
+            if event is not None:
+                on_event(event)
+
+        await self._link.serve(f"node.{token(node)}.tell", receive)
+
+    async def ask(self, node: NodeId, request: Request, timeout: float) -> Reply:
+        subject = f"node.{token(node)}.ask"
+        try:
+            async with self._link.reach(f"ask node {node}", timeout):
+                answer = await self._link.client.request(
+                    subject, encode_request(request), timeout=timeout
+                )
+        except Unavailable as error:
+            if isinstance(error.__cause__, nats.errors.NoRespondersError):
+                raise Unavailable(
+                    f"node {node} does not answer: its agent is not running or not linked"
+                ) from error
+            raise
+        return decode_reply(answer.data)
+
+    async def serve_asks(
+        self, node: NodeId, handler: Callable[[Request], Awaitable[Reply]]
+    ) -> None:
+        asked: set[asyncio.Task[None]] = set()
+
+        async def answer(message: Msg) -> None:
+            try:
+                reply = await handler(decode_request(message.data))
+            except ReclaimNetError as error:
+                reply = Reply(ok=False, text=str(error))
+            await self._respond(message, encode_reply(reply))
+
+        async def receive(message: Msg) -> None:
+            if len(asked) >= MAX_ASKS:
+                busy = Reply(ok=False, text=f"node {node} is busy; ask again in a moment")
+                await self._respond(message, encode_reply(busy))
+                return
+            # In a task, since a reclaim must not wait behind a slow question.
+            task = self._spawn(answer(message))
+            asked.add(task)
+            task.add_done_callback(asked.discard)
+
+        await self._link.serve(f"node.{token(node)}.ask", receive)
+
+    async def enrol(self, csr: str) -> Enrolment:
+        """Send a certificate request (PEM); a gateway signs it."""
+        async with self._link.reach("sign a certificate", ENROL_TIMEOUT_S):
+            answer = await self._link.client.request("enrol", csr.encode(), timeout=ENROL_TIMEOUT_S)
+        reason = (answer.headers or {}).get("Rn-Refused")
+        if reason is not None:
+            raise UsageError(f"the certificate request was refused: {reason}")
+        try:
+            return msgspec.json.decode(answer.data, type=Enrolment)
+        except msgspec.DecodeError as error:
+            raise Damaged(f"the gateway's answer is not a certificate: {error}") from error
+
+    async def serve_enrol(self, sign: Callable[[str], Enrolment]) -> None:
+        """One of the gateways answers each request. `sign` raises our errors to refuse."""
+
+        async def receive(message: Msg) -> None:
+            try:
+                enrolment = await asyncio.to_thread(sign, message.data.decode())
+            except (ReclaimNetError, UnicodeDecodeError) as error:
+                reason = " ".join(str(error).split())
+                await self._respond(message, b"", headers={"Rn-Refused": reason})
+            else:
+                await self._respond(message, encode_json(enrolment))
+
+        await self._link.serve("enrol", receive, queue=_GATEWAYS)
+
+    # --- journal ---------------------------------------------------------------------------
+
+    def journal(self, entry: Mapping[str, Any]) -> None:
+        """Add an entry: a JSON object with `at` (ns) and `node`, and `job` if it is about one.
+
+        Never waits and never fails: what the server cannot take in time is dropped and counted.
+        """
+        node, job = str(entry.get("node") or "_"), str(entry.get("job") or "_")
+        data = encode_json(entry)
+        if len(data) > MAX_MESSAGE_BYTES:
+            self._drop_bad(f"journal entry of {len(data)} bytes")
+            return
+        self._journal.add(
+            Line(
+                subject=f"journal.{token(node)}.{token(job)}",
+                data=data,
+                id=f"{token(node)}-{self._session}-{next(self._line_numbers)}",
+            )
+        )
+
+    async def flush_journal(self) -> None:
+        """Wait, within a bound, until the server has what was journalled so far."""
+        await self._journal.flush()
+
+    async def read_journal(self, job: JobId) -> list[dict[str, Any]]:
+        """The job's entries of all nodes, ranked by time; the newest if there are too many."""
+        entries: list[tuple[int, int, dict[str, Any]]] = []
+        subject = f"journal.*.{token(job)}"
+        for stored in await self._read_all(streams.JOURNAL, subject, MAX_JOURNAL_ENTRIES):
+            try:
+                entry = msgspec.json.decode(stored.data, type=dict[str, Any])
+                entries.append((int(entry.get("at", 0)), stored.revision, entry))
+            except (msgspec.DecodeError, TypeError, ValueError):
+                self._drop_bad(stored.subject)
+        entries.sort(key=lambda ranked: ranked[:2])
+        return [entry for _, _, entry in entries]
+
+    # --- logs ------------------------------------------------------------------------------
+
+    async def append_log(self, job: JobId, epoch: int, node: NodeId, data: bytes) -> None:
+        headers = {_EPOCH_HEADER: str(epoch), _NODE_HEADER: node}
+        async with self._link.reach(f"store the output of job {job}"):
+            for start in range(0, len(data), streams.LOG_PIECE_BYTES):
+                await self._link.jetstream.publish(
+                    f"logs.{token(job)}",
+                    data[start : start + streams.LOG_PIECE_BYTES],
+                    stream=streams.LOGS,
+                    headers=dict(headers),
+                )
+
+    async def read_log(
+        self, job: JobId, follow: bool = False, ended: Callable[[], bool] = lambda: False
+    ) -> AsyncGenerator[tuple[int, NodeId, bytes], None]:
+        """What the job wrote, as (epoch, node, bytes). With `follow` it goes on with what
+        comes, until `ended` says so and nothing came for a moment."""
+        quiet_beats = 0
+        source = read_stream(
+            self._link,
+            streams.LOGS,
+            f"logs.{token(job)}",
+            newest_only=False,
+            heartbeat_s=LOG_HEARTBEAT_S,
+        )
+        async with contextlib.aclosing(source) as pieces:
+            async for piece in pieces:
+                if piece is not None:
+                    quiet_beats = 0
+                    try:
+                        epoch = int(piece.headers.get(_EPOCH_HEADER, "0"))
+                    except ValueError:
+                        self._drop_bad(piece.subject)
+                        continue
+                    yield epoch, NodeId(piece.headers.get(_NODE_HEADER, "")), piece.data
+                    continue
+                quiet_beats += 1
+                if not follow or (ended() and quiet_beats >= QUIET_BEATS_AT_END):
+                    return
+
+    # --- bundles ---------------------------------------------------------------------------
+
+    async def put_bundle(self, data: bytes) -> str:
+        """Store a working directory (a tar) under the hash of its bytes; twice is once."""
+        if len(data) > MAX_BUNDLE_BYTES:
+            raise UsageError(
+                f"the bundle has {len(data)} bytes, more than {MAX_BUNDLE_BYTES};"
+                " leave data and environments out of it"
+            )
+        bundle = blake3.blake3(data).hexdigest()
+        async with self._link.reach("store the bundle", BUNDLE_TIMEOUT_S):
+            store = self._bundles()
+            try:
+                await store.get_info(bundle)
+                # It counts as new from now on, so that nobody tidies it away under its sender.
+                await store.update_meta(bundle, ObjectMeta(name=bundle))
+            except nats.js.errors.NotFoundError:
+                await store.put(bundle, data)
+        return bundle
+
+    async def list_bundles(self) -> dict[str, int]:
+        """When each bundle was last sent, by the server's clock."""
+        stored = await self._read_all(
+            f"OBJ_{streams.BUNDLES}", f"$O.{streams.BUNDLES}.M.>", MAX_BUNDLES, newest_only=True
+        )
+        bundles: dict[str, int] = {}
+        for each in stored:
+            try:
+                meta = msgspec.json.decode(each.data, type=dict[str, Any])
+            except msgspec.DecodeError:
+                self._drop_bad(each.subject)
+                continue
+            if not meta.get("deleted"):
+                bundles[str(meta.get("name"))] = each.stored_at
+        return bundles
+
+    async def drop_bundle(self, bundle: str) -> None:
+        async with self._link.reach(f"drop bundle {bundle}"):
+            with contextlib.suppress(nats.js.errors.NotFoundError):
+                await self._bundles().delete(bundle)
+
+    async def has_bundle(self, bundle: str) -> bool:
+        async with self._link.reach(f"look for bundle {bundle}"):
+            try:
+                await self._bundles().get_info(bundle)
+            except nats.js.errors.NotFoundError:
+                return False
+        return True
+
+    async def get_bundle(self, bundle: str) -> bytes:
+        if not re.fullmatch(r"[0-9a-f]{64}", bundle):
+            raise NotFound(f"{bundle[:80]!r} is not the id of a bundle")
+        buffer = io.BytesIO()
+        async with self._link.reach(f"read bundle {bundle}", BUNDLE_TIMEOUT_S):
+            try:
+                await self._bundles().get(bundle, writeinto=buffer)
+            except nats.js.errors.NotFoundError as error:
+                raise NotFound(f"there is no bundle {bundle}; send it again") from error
+            except nats.js.errors.DigestMismatchError as error:
+                raise Damaged(f"bundle {bundle} is damaged; send it again") from error
+        data = buffer.getvalue()
+        if blake3.blake3(data).hexdigest() != bundle:
+            raise Damaged(f"bundle {bundle} is damaged; send it again")
+        return data
+
+    # --- below -----------------------------------------------------------------------------
+
+    async def _prepare(self, replicas: int) -> None:
+        """Make what is not there. What is there stays as it is: its bounds are the operator's."""
+        version = self._link.client.connected_server_version
+        if (version.major, version.minor, version.patch) < streams.LEAST_VERSION:
+            raise Unavailable(
+                f"the NATS server is too old: it is {version}, and"
+                f" {'.'.join(map(str, streams.LEAST_VERSION))} or newer is needed"
+            )
+        async with self._link.reach("prepare the campus's store", PREPARE_TIMEOUT_S):
+            for config in streams.all_streams(replicas):
+                await self._prepare_stream(config)
+
+    async def _prepare_stream(self, config: StreamConfig) -> None:
+        assert config.name is not None
+        refusal: nats.js.errors.APIError | None = None
+        for _ in range(PREPARE_TRIES):
+            with contextlib.suppress(nats.js.errors.NotFoundError):
+                await self._link.jetstream.stream_info(config.name)
+                return
+            try:
+                await self._link.jetstream.add_stream(config)
+                return
+            except nats.js.errors.APIError as error:
+                # Others may be making it now, and the server counts its room twice meanwhile.
+                refusal = error
+                await asyncio.sleep(PREPARE_RETRY_S * random.uniform(0.5, 1.5))
+        assert refusal is not None
+        raise refusal
+
+    async def _compare_and_set(
+        self, subject: str, value: bytes, *, revision: int, what: str, ttl_s: int | None = None
+    ) -> int | None:
+        """The new revision; None if the stored one is another."""
+        if len(value) > MAX_MESSAGE_BYTES:
+            raise UsageError(f"could not {what}: {len(value)} bytes are too many")
+        async with self._link.reach(what):
+            try:
+                ack = await self._link.jetstream.publish(
+                    subject,
+                    value,
+                    headers={Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(revision)},
+                    msg_ttl=ttl_s,
+                )
+            except nats.js.errors.APIError as error:
+                if error.err_code in _WRONG_REVISION:
+                    return None
+                raise
+        return ack.seq
+
+    async def _newest(self, stream: str, subject: str, what: str) -> RawStreamMsg | None:
+        """The stored value, from the stream's leader: a follower's could be an old one."""
+        async with self._link.reach(what):
+            try:
+                return await self._link.jetstream.get_last_msg(stream, subject)
+            except nats.js.errors.NotFoundError:
+                return None
+
+    async def _watch(
+        self, stream: str, subject: str, on_current: Callable[[], None]
+    ) -> AsyncGenerator[Stored, None]:
+        is_current = False
+        source = read_stream(self._link, stream, subject, newest_only=True)
+        async with contextlib.aclosing(source) as changes:
+            async for stored in changes:
+                if stored is None:
+                    if not is_current:
+                        is_current = True
+                        on_current()
+                elif stored.data:
+                    # An empty value marks a removed key.
+                    yield stored
+
+    async def _read_all(
+        self, stream: str, subject: str, at_most: int, *, newest_only: bool = False
+    ) -> Sequence[Stored]:
+        """What is stored now, the newest if there are too many."""
+        found: deque[Stored] = deque(maxlen=at_most)
+        source = read_stream(self._link, stream, subject, newest_only=newest_only)
+        async with (
+            self._link.reach(f"read {subject}", READ_TIMEOUT_S),
+            contextlib.aclosing(source) as messages,
+        ):
+            async for stored in messages:
+                if stored is None:
+                    break
+                found.append(stored)
+        return found
+
+    def _understood(self, decode: Callable[[bytes], T], data: bytes, where: str) -> T | None:
+        try:
+            return decode(data)
+        except Damaged as error:
+            self._drop_bad(f"{where}: {error}")
+            return None
+
+    def _drop_bad(self, where: str) -> None:
+        self.bad_messages += 1
+        _log.warning("dropped bytes that are not ours (%d so far): %s", self.bad_messages, where)
+
+    async def _respond(
+        self, message: Msg, data: bytes, headers: dict[str, str] | None = None
+    ) -> None:
+        """Whoever asked may be gone, or the link: they will have given up waiting."""
+        if message.reply:
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await self._link.client.publish(message.reply, data, headers=headers)
+
+    def _job_subject(self, job: JobId) -> str:
+        return f"$KV.jobs.{self._zone}.{token(job)}"
+
+    def _bundles(self) -> ObjectStore:
+        return ObjectStore(
+            name=streams.BUNDLES, stream=f"OBJ_{streams.BUNDLES}", js=self._link.jetstream
+        )
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a task of the campus failed", exc_info=error)
+
+
+def token(text: str) -> str:
+    """An id as one token of a subject or key: what NATS would read as syntax is escaped."""
+    escaped = "".join(
+        char if char.isascii() and (char.isalnum() or char in "_-") else _escape(char)
+        for char in text
+    )
+    return escaped or "="
+
+
+def _escape(char: str) -> str:
+    return "".join(f"={byte:02X}" for byte in char.encode())
+
+
+def _role_subject(role: str) -> str:
+    return f"$KV.roles.{token(role)}"
+
+
+def _with_revision(record: JobRecord, revision: int) -> JobRecord:
+    return dataclasses.replace(record, revision=revision)

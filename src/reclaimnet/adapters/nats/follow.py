@@ -1,0 +1,168 @@
+"""Reads a stream from its start or its newest values on, and goes on after every interruption."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from reclaimnet.adapters.nats.link import Link
+from reclaimnet.errors import Unavailable
+from reclaimnet.model.units import SECOND
+
+HEARTBEAT_S: Final = 2.0
+MISSED_HEARTBEATS: Final = 3
+QUEUE_MESSAGES: Final = 1024
+"""Beyond it the server's flow control waits for us."""
+PENDING_BYTES: Final = 64 << 20
+RETRY_S: Final = 0.5
+INACTIVE_S: Final = 60.0
+"""The server forgets a reader that has gone without a word after this time."""
+
+_log = logging.getLogger("reclaimnet.nats")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+    revision: int
+    """Its place in the stream."""
+    stored_at: int
+    """By the server's clock."""
+
+
+async def read_stream(
+    link: Link, stream: str, subject: str, *, newest_only: bool, heartbeat_s: float = HEARTBEAT_S
+) -> AsyncGenerator[Stored | None, None]:
+    """Every message once, in the stream's rank. None says: this is all there is for now.
+
+    It is given when the reader has caught up, and again with every heartbeat while nothing
+    happens. It never ends; close it with contextlib.aclosing.
+    """
+    last = 0
+    while True:
+        inbox: asyncio.Queue[Msg | None] = asyncio.Queue(QUEUE_MESSAGES)
+
+        def interrupt(inbox: "asyncio.Queue[Msg | None]" = inbox) -> None:
+            with contextlib.suppress(asyncio.QueueFull):
+                inbox.put_nowait(None)
+
+        await link.wait_up()
+        link.on_back.add(interrupt)
+        reader = _Reader(link, stream, subject)
+        try:
+            try:
+                last, pending = await reader.start(inbox, last, newest_only, heartbeat_s)
+            except Unavailable as error:
+                _log.debug("cannot read %s yet: %s", stream, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if pending == 0:
+                yield None
+            expected = 1
+            while True:
+                try:
+                    async with asyncio.timeout(MISSED_HEARTBEATS * heartbeat_s):
+                        message = await inbox.get()
+                except TimeoutError:
+                    break
+                if message is None:
+                    break
+                headers = message.headers or {}
+                if headers.get("Status") == "100":
+                    flow_reply = message.reply or headers.get("Nats-Consumer-Stalled")
+                    if flow_reply:
+                        await reader.go_on(flow_reply)
+                        continue
+                    if headers.get("Nats-Last-Consumer", "0") != str(expected - 1):
+                        break
+                    yield None
+                    continue
+                place = message.metadata
+                if place.sequence.consumer != expected:
+                    break
+                expected += 1
+                last = place.sequence.stream
+                yield Stored(
+                    subject=message.subject,
+                    data=message.data,
+                    headers=headers,
+                    revision=place.sequence.stream,
+                    stored_at=round(place.timestamp.timestamp() * SECOND),
+                )
+                if place.num_pending == 0:
+                    yield None
+        finally:
+            link.on_back.discard(interrupt)
+            await reader.stop()
+
+
+class _Reader:
+    """One ephemeral consumer on the server and its subscription here."""
+
+    def __init__(self, link: Link, stream: str, subject: str) -> None:
+        self._link = link
+        self._client = link.client
+        self._jetstream = link.jetstream
+        self._stream = stream
+        self._subject = subject
+        self._subscription: Subscription | None = None
+        self._consumer = ""
+
+    async def start(
+        self, inbox: "asyncio.Queue[Msg | None]", last: int, newest_only: bool, heartbeat_s: float
+    ) -> tuple[int, int]:
+        """Begin after message `last`; returns it, or 0 if the server has begun anew since."""
+        async with self._link.reach(f"read {self._stream}"):
+            if last:
+                info = await self._jetstream.stream_info(self._stream)
+                if info.state.last_seq < last:
+                    last = 0
+            deliver = self._client.new_inbox()
+            self._subscription = await self._client.subscribe(
+                deliver, cb=inbox.put, pending_bytes_limit=PENDING_BYTES
+            )
+            config = ConsumerConfig(
+                deliver_subject=deliver,
+                filter_subject=self._subject,
+                ack_policy=AckPolicy.NONE,
+                max_deliver=1,
+                mem_storage=True,
+                num_replicas=1,
+                flow_control=True,
+                idle_heartbeat=heartbeat_s,
+                inactive_threshold=INACTIVE_S,
+                deliver_policy=DeliverPolicy.BY_START_SEQUENCE
+                if last
+                else DeliverPolicy.LAST_PER_SUBJECT
+                if newest_only
+                else DeliverPolicy.ALL,
+                opt_start_seq=last + 1 if last else None,
+            )
+            consumer = await self._jetstream.add_consumer(self._stream, config)
+            self._consumer = consumer.name
+            # The server may have begun to deliver before it answered.
+            delivered = consumer.delivered.consumer_seq if consumer.delivered else 0
+            return last, (consumer.num_pending or 0) + delivered
+
+    async def go_on(self, reply: str) -> None:
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await self._client.publish(reply)
+
+    async def stop(self) -> None:
+        """Best effort: the server forgets the consumer by itself when nobody listens."""
+        if self._subscription is not None:
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await self._subscription.unsubscribe()
+        if self._consumer and self._link.is_up:
+            with contextlib.suppress(Unavailable):
+                async with self._link.reach("forget a reader"):
+                    await self._jetstream.delete_consumer(self._stream, self._consumer)

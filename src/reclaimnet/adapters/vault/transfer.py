@@ -1,0 +1,823 @@
+"""Transfer: agents pull the chunks they miss from each other, over TLS, verified by hash.
+
+The puller opens a checkpoint of a job and then asks for its chunks by their place in the manifest,
+several ahead, so that the link is never idle. A chunk can be had only as a piece of a checkpoint
+that the peer may read: to know a hash opens nothing.
+
+    puller                              server
+    OPEN {job, manifest, base, send} →
+                                      ← MANIFEST bytes (none unless send) | REFUSED text
+    WANT place, verify               →
+                                      ← CHUNK bytes | DELTA bytes | ABSENT
+"""
+
+import errno
+import os
+import queue
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from reclaimnet.adapters.vault.delta import Codec
+from reclaimnet.adapters.vault.pace import Pace
+from reclaimnet.adapters.vault.store import (
+    CHUNK_BYTES,
+    MAX_MANIFEST_BYTES,
+    Hold,
+    Vault,
+    chunk_buffer,
+    chunk_sizes,
+    parse_manifest,
+)
+from reclaimnet.adapters.vault.stream import POLL_S, Stream
+from reclaimnet.errors import (
+    Damaged,
+    Forbidden,
+    NotFound,
+    ReclaimNetError,
+    Unavailable,
+    VaultFull,
+)
+from reclaimnet.model.market import Address, JobId
+from reclaimnet.model.units import show_size
+from reclaimnet.model.work import ChunkId, Manifest, ManifestId
+
+MAX_CONNECTIONS: Final = 64
+MAX_CONNECTIONS_PER_PEER: Final = 16
+BACKLOG: Final = 64
+HANDSHAKE_S: Final = 10.0
+CONNECT_S: Final = 5.0
+IDLE_S: Final = 60.0
+"""A puller that asks for nothing for so long is sent away."""
+WINDOW: Final = 6
+"""Chunks asked for ahead on one connection: what a fast campus link holds in flight."""
+STORERS: Final = 4
+"""Threads that hash and store what came: a disk wants several writes under way."""
+TRIES: Final = 4
+"""How often in a row a source may break off before it is given up."""
+RETRY_S: Final = 0.1
+"""The first pause before another try; each further one is twice as long."""
+MAX_ABSENT: Final = 64
+"""A source that lacks more chunks than this of what it says it has is given up."""
+PROGRESS_S: Final = 0.25
+WORTHWHILE: Final = 0.95
+"""A delta above this share of the chunk is not worth the work of unpacking it."""
+RETRY_DELTA_EVERY: Final = 16
+"""Where deltas did not pay, every so many chunks one is tried again."""
+ASSUMED_CODEC_COST: Final = 1 / 300e6
+"""Seconds for a byte, until the codec has been measured: a slow core."""
+SMOOTHING: Final = 0.25
+"""The weight of the newest chunk in what is measured."""
+
+_OPEN: Final = 1
+_WANT: Final = 2
+_MANIFEST: Final = 16
+_CHUNK: Final = 17
+_DELTA: Final = 18
+_ABSENT: Final = 19
+_REFUSED: Final = 20
+_WANT_BODY: Final = struct.Struct("!I?")
+"""Place in the manifest's list of distinct chunks; whether to verify before sending."""
+MAX_OPEN_BYTES: Final = 4096
+MAX_REFUSAL_CHARS: Final = 300
+MAX_REFUSAL_BYTES: Final = 4096
+_FROM_PULLER_FIRST: Final = {_OPEN: MAX_OPEN_BYTES}
+_FROM_PULLER: Final = {_WANT: _WANT_BODY.size}
+_FROM_SERVER_FIRST: Final = {_MANIFEST: MAX_MANIFEST_BYTES, _REFUSED: MAX_REFUSAL_BYTES}
+_FROM_SERVER: Final = {_CHUNK: CHUNK_BYTES, _DELTA: CHUNK_BYTES, _ABSENT: 0}
+
+MayRead = Callable[[str, JobId], bool]
+"""Whether the peer of that common name may read the job's checkpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullResult:
+    manifest: Manifest
+    moved_bytes: int
+    """What went over the wire, deltas counted as they were sent."""
+
+
+class _Opening(msgspec.Struct, forbid_unknown_fields=True):
+    job: str
+    manifest: str
+    base: str | None
+    send: bool
+
+
+class _Refusal(msgspec.Struct, forbid_unknown_fields=True):
+    forbidden: bool
+    text: str
+
+
+# --- serving -------------------------------------------------------------------------------
+
+
+class ChunkServer:
+    """Serves a vault to those who may read. One thread for each connection."""
+
+    def __init__(
+        self,
+        vault: Vault,
+        context: ssl.SSLContext,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        may_read: MayRead,
+        pace: Pace | None = None,
+        max_connections: int = MAX_CONNECTIONS,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """`listener` is a socket that listens already, for example in another namespace; `host` is
+        then only the address it is known under."""
+        self._vault = vault
+        self._context = context
+        self._host = host
+        self._port = port
+        self._may_read = may_read
+        self._pace = pace or Pace()
+        self._max_connections = max_connections
+        self._lock = threading.Lock()
+        self._connections: dict[threading.Thread, socket.socket] = {}
+        self._peers: dict[str, int] = {}
+        self._stop = threading.Event()
+        self._listener = listener
+        self._accepting: threading.Thread | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, once started; a port of 0 was replaced by a free one."""
+        return Address(host=self._host, port=self._port)
+
+    @property
+    def connections(self) -> int:
+        with self._lock:
+            return len(self._connections)
+
+    def start(self) -> None:
+        try:
+            if self._listener is None:
+                family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+                self._listener = socket.create_server(
+                    (self._host, self._port), family=family, backlog=BACKLOG
+                )
+        except OSError as error:
+            raise Unavailable(
+                f"chunks cannot be served on {self._host}:{self._port} ({error.strerror}); "
+                "choose another address"
+            ) from error
+        self._port = self._listener.getsockname()[1]
+        self._stop.clear()
+        self._accepting = threading.Thread(
+            target=self._accept, args=(self._listener,), name="chunk-server", daemon=True
+        )
+        self._accepting.start()
+
+    def stop(self) -> None:
+        """Every connection is closed and every thread has ended when this returns."""
+        self._stop.set()
+        if self._listener is not None:
+            # Wakes the thread that waits in accept; close alone does not.
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        if self._accepting is not None:
+            self._accepting.join()
+        with self._lock:
+            connections = dict(self._connections)
+        for connection in connections.values():
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in connections:
+            thread.join()
+
+    def __enter__(self) -> "ChunkServer":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._stop.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                # Out of file descriptors, or a peer that left before it was let in.
+                self._stop.wait(RETRY_S)
+                continue
+            with self._lock:
+                if self._stop.is_set() or len(self._connections) >= self._max_connections:
+                    connection.close()
+                    continue
+                thread = threading.Thread(
+                    target=self._serve, args=(connection,), name="chunk-serve", daemon=True
+                )
+                self._connections[thread] = connection
+                thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            # A peer that breaks off, breaks the rules or is not one of us ends its connection,
+            # and nothing else.
+            with suppress(OSError, ReclaimNetError, msgspec.DecodeError):
+                stream = Stream(
+                    connection,
+                    self._context,
+                    server_side=True,
+                    stopped=self._stop.is_set,
+                    pace=self._pace,
+                    stall_s=HANDSHAKE_S,
+                )
+                stream.handshake()
+                with self._counted(stream.peer):
+                    self._answer(stream)
+        finally:
+            with self._lock:
+                del self._connections[threading.current_thread()]
+            connection.close()
+
+    @contextmanager
+    def _counted(self, peer: str) -> Iterator[None]:
+        """One peer cannot take all connections."""
+        with self._lock:
+            count = self._peers.get(peer, 0)
+            if count >= MAX_CONNECTIONS_PER_PEER:
+                raise Forbidden(f"{peer} has too many connections")
+            self._peers[peer] = count + 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._peers[peer] -= 1
+                if not self._peers[peer]:
+                    del self._peers[peer]
+
+    def _answer(self, stream: Stream) -> None:
+        _, length = stream.receive_header(_FROM_PULLER_FIRST)
+        opening = msgspec.json.decode(stream.receive(length), type=_Opening)
+        try:
+            manifest, data = self._open(stream.peer, opening)
+        except ReclaimNetError as refusal:
+            text = str(refusal)[:MAX_REFUSAL_CHARS]
+            forbidden = isinstance(refusal, Forbidden)
+            stream.send(_REFUSED, msgspec.json.encode(_Refusal(forbidden=forbidden, text=text)))
+            return
+        stream.send(_MANIFEST, data if opening.send else b"")
+        stream.stall_s = IDLE_S
+        places = list(chunk_sizes(manifest))
+        sender = _Sender(self._vault, stream, bases=self._bases(manifest, opening.base))
+        while True:
+            _, length = stream.receive_header(_FROM_PULLER)
+            if length != _WANT_BODY.size:
+                raise Damaged("a request is too short")
+            place, verify = _WANT_BODY.unpack(stream.receive(length))
+            if place >= len(places):
+                raise Damaged("a request is for a chunk that the checkpoint does not have")
+            sender.send(places[place], verify=verify)
+
+    def _open(self, peer: str, opening: _Opening) -> tuple[Manifest, bytes]:
+        job = JobId(opening.job)
+        if not self._may_read(peer, job):
+            raise Forbidden(f"{peer} may not read checkpoints of {opening.job[:40]}")
+        # One text for both, so that nobody can find out whose a manifest is.
+        refusal = NotFound(f"checkpoint {opening.manifest[:12]} of {opening.job[:40]} is not here")
+        try:
+            manifest, data = self._vault.manifest_and_bytes(ManifestId(opening.manifest))
+        except (NotFound, Damaged) as error:
+            raise refusal from error
+        if manifest.job != job:
+            raise refusal
+        return manifest, data
+
+    def _bases(self, manifest: Manifest, base: str | None) -> dict[ChunkId, ChunkId]:
+        if base is None:
+            return {}
+        try:
+            before = self._vault.manifest(ManifestId(base))
+        except (NotFound, Damaged):
+            return {}
+        return bases(manifest, before) if before.job == manifest.job else {}
+
+
+class _Sender:
+    """Sends chunks on one connection, as deltas while that pays."""
+
+    def __init__(self, vault: Vault, stream: Stream, *, bases: dict[ChunkId, ChunkId]) -> None:
+        self._vault = vault
+        self._stream = stream
+        self._bases = bases
+        self._codec = Codec()
+        self._buffer = chunk_buffer()
+        self._base_buffer = chunk_buffer()
+        self._link_cost = 0.0
+        self._codec_cost = ASSUMED_CODEC_COST
+        self._gain = 0.0
+        self._asked = 0
+
+    def send(self, chunk: ChunkId, *, verify: bool) -> None:
+        try:
+            if verify:
+                data = memoryview(self._vault.read(chunk))
+            else:
+                data = self._buffer[: self._vault.copy_out(chunk, self._buffer)]
+        except (NotFound, Damaged):
+            self._stream.send(_ABSENT)
+            return
+        delta = None if verify else self._delta(chunk, data)
+        kind, payload = (_CHUNK, data) if delta is None else (_DELTA, memoryview(delta))
+        before = self._stream.sending_s
+        self._stream.send(kind, payload)
+        cost = (self._stream.sending_s - before) / max(1, len(payload))
+        self._link_cost = _smoothed(self._link_cost, cost)
+
+    def _delta(self, chunk: ChunkId, data: memoryview) -> bytes | None:
+        base = self._bases.get(chunk)
+        if base is None or not self._pays():
+            return None
+        try:
+            length = self._vault.copy_out(base, self._base_buffer)
+        except (NotFound, Damaged):
+            return None
+        started = time.monotonic()
+        delta = self._codec.encode(data, self._base_buffer[:length])
+        cost = (time.monotonic() - started) / max(1, len(data))
+        self._codec_cost = _smoothed(self._codec_cost, cost)
+        self._gain = _smoothed(self._gain, len(delta) / max(1, len(data)))
+        return delta if len(delta) < WORTHWHILE * len(data) else None
+
+    def _pays(self) -> bool:
+        """The codec works while the socket's buffer drains, so it pays if it is the faster of the
+        two and deltas turn out small. Chunks go plain until the link has shown what it does."""
+        self._asked += 1
+        return self._codec_cost < self._link_cost and (
+            self._gain < WORTHWHILE or self._asked % RETRY_DELTA_EVERY == 0
+        )
+
+
+def _smoothed(value: float, sample: float) -> float:
+    return value + SMOOTHING * (sample - value)
+
+
+def bases(manifest: Manifest, before: Manifest) -> dict[ChunkId, ChunkId]:
+    """For each chunk that changed, the one that stood in its place. Both ends derive the same."""
+    earlier = {part.name: part.chunks for part in before.parts}
+    found: dict[ChunkId, ChunkId] = {}
+    for part in manifest.parts:
+        for chunk, base in zip(part.chunks, earlier.get(part.name, ()), strict=False):
+            if chunk != base:
+                found.setdefault(chunk, base)
+    return found
+
+
+# --- pulling -------------------------------------------------------------------------------
+
+
+def pull(
+    vault: Vault,
+    *,
+    manifest: ManifestId,
+    job: JobId,
+    sources: Sequence[Address],
+    context: ssl.SSLContext,
+    connections: int = 2,
+    on_progress: Callable[[int, int], None] | None = None,
+    stop: threading.Event | None = None,
+    pace: Pace | None = None,
+) -> PullResult:
+    """Fetch what the vault misses of a checkpoint, from as many sources as there are.
+
+    When this returns, the checkpoint is here, verified and durable. When it raises, what came
+    stays for the next try, unless there was no room. `on_progress` gets the bytes that are here
+    and those there will be, from any of the threads, one call at a time.
+    """
+    try:
+        already = _whole(vault, manifest, job)
+    except Damaged:
+        if not sources:
+            raise
+        already = None
+    if already is not None:
+        return PullResult(manifest=already, moved_bytes=0)
+    return _Puller(
+        vault=vault,
+        identity=manifest,
+        job=job,
+        sources=tuple(sources),
+        context=context,
+        on_progress=on_progress,
+        stop=stop or threading.Event(),
+        pace=pace or Pace(),
+    ).run(max(1, connections))
+
+
+def _whole(vault: Vault, identity: ManifestId, job: JobId) -> Manifest | None:
+    try:
+        manifest = vault.manifest(identity)
+    except NotFound:
+        return None
+    if manifest.job != job:
+        raise Forbidden(f"checkpoint {identity[:12]} is not one of job {job}")
+    return manifest if not vault.missing(manifest) else None
+
+
+class _Broken(Exception):
+    """A connection is over; another may do better."""
+
+
+@dataclass(slots=True, eq=False)
+class _Origin:
+    """A source, and what has been seen of it."""
+
+    address: Address
+    failures: int = 0
+    """In a row, without a chunk in between."""
+    absent: set[int] = field(default_factory=set)
+    given_up: ReclaimNetError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Storing:
+    """Who hashes and stores what one connection has received."""
+
+    hold: Hold
+    storers: ThreadPoolExecutor
+    stored: list[Future[None]] = field(default_factory=list)
+
+    def submit(self, work: Callable[..., None], *arguments: object) -> None:
+        self.stored.append(self.storers.submit(work, *arguments))
+
+
+class _Puller:
+    """One pull: what its connections share."""
+
+    def __init__(
+        self,
+        *,
+        vault: Vault,
+        identity: ManifestId,
+        job: JobId,
+        sources: tuple[Address, ...],
+        context: ssl.SSLContext,
+        on_progress: Callable[[int, int], None] | None,
+        stop: threading.Event,
+        pace: Pace,
+    ) -> None:
+        self._vault = vault
+        self._identity = identity
+        self._job = job
+        self._origins = [_Origin(address=address) for address in sources]
+        self._context = context
+        self._on_progress = on_progress
+        self._stop = stop
+        self._pace = pace
+        held = vault.manifests(job)
+        self._base = vault.manifest(held[0]) if held else None
+        self._base_id = held[0] if held else None
+        self._lock = threading.Lock()
+        self._todo: deque[int] = deque()
+        self._buffers: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+        """As many as may be under way between the connections and the disk."""
+        self._suspect: set[int] = set()
+        """Places whose bytes came out wrong once: to be verified by the source before it sends."""
+        self._interrupted = False
+        self._failure: ReclaimNetError | None = None
+        self._moved = 0
+        self._here = 0
+        self._total = 0
+        self._told_at = 0.0
+        # Known once a source has sent the manifest.
+        self._places: list[ChunkId] = []
+        self._sizes: dict[ChunkId, int] = {}
+        self._bases: dict[ChunkId, ChunkId] = {}
+
+    def run(self, connections: int) -> PullResult:
+        stream, origin, data = self._open_first()
+        try:
+            manifest = parse_manifest(data, self._identity)
+            self._sizes = chunk_sizes(manifest)
+            self._places = list(self._sizes)
+            if self._base is not None:
+                self._bases = bases(manifest, self._base)
+            needed_bases = self._bases.values()
+            with self._vault.hold([*self._places, *needed_bases]) as hold:
+                self._prepare(manifest)
+                self._vault.stage(data, self._identity)
+                self._run_connections(stream, origin, hold, connections)
+                self._vault.put_manifest(data, self._identity)
+        finally:
+            stream.close()
+        return PullResult(manifest=manifest, moved_bytes=self._moved)
+
+    def _prepare(self, manifest: Manifest) -> None:
+        lacking = set(self._vault.missing(manifest))
+        self._todo.extend(place for place, chunk in enumerate(self._places) if chunk in lacking)
+        self._total = sum(self._sizes.values())
+        needed = sum(self._sizes[chunk] for chunk in lacking)
+        self._here = self._total - needed
+        if needed > self._vault.room():
+            self._vault.collect()
+        if needed > self._vault.room():
+            self._vault.unstage(self._identity)
+            raise VaultFull(
+                f"checkpoint {self._identity[:12]} needs {show_size(needed)}, but the vault has "
+                f"room for {show_size(self._vault.room())}; forget others or raise its quota"
+            )
+
+    def _run_connections(
+        self, stream: Stream, origin: _Origin, hold: Hold, connections: int
+    ) -> None:
+        first = self._origins.index(origin)
+        count = min(connections, len(self._todo))
+        for _ in range(count + STORERS):
+            self._buffers.put(chunk_buffer())
+        opened: Stream | None = stream
+        # A chunk that turns out damaged is left to do again after the connections have ended; each
+        # round either does one or gives a source up.
+        while self._todo and self._next_origin(first) is not None:
+            with (
+                ThreadPoolExecutor(STORERS, "chunk-store") as storers,
+                ThreadPoolExecutor(count, "chunk-pull") as pool,
+            ):
+                try:
+                    workers = [
+                        pool.submit(
+                            self._work,
+                            opened if number == 0 else None,
+                            first + number,
+                            _Storing(hold=hold, storers=storers),
+                        )
+                        for number in range(count)
+                    ]
+                    for worker in workers:
+                        worker.result()
+                except BaseException:
+                    self._interrupted = True
+                    raise
+            opened = None
+        if isinstance(self._failure, VaultFull):
+            self._vault.unstage(self._identity)
+        if self._failure is not None:
+            raise self._failure
+        if self._todo:
+            raise self._why_not()
+        self._tell(0)
+
+    def _work(self, stream: Stream | None, turn: int, storing: _Storing) -> None:
+        """Pull over one connection after the other, until nothing is left or nobody has it."""
+        try:
+            while (origin := self._next_origin(turn)) is not None:
+                turn += 1
+                try:
+                    if stream is None:
+                        stream, _ = self._open(origin, send=False)
+                    self._pull_from(stream, origin, storing)
+                except _Broken:
+                    self._stop.wait(RETRY_S * 2**origin.failures)
+                finally:
+                    if stream is not None:
+                        stream.close()
+                        stream = None
+        finally:
+            for stored in storing.stored:
+                stored.result()
+
+    def _over(self) -> bool:
+        return self._stop.is_set() or self._interrupted or self._failure is not None
+
+    def _next_origin(self, turn: int) -> _Origin | None:
+        """A source in turn that may have something of what is left."""
+        with self._lock:
+            if self._over():
+                return None
+            for number in range(len(self._origins)):
+                origin = self._origins[(turn + number) % len(self._origins)]
+                if origin.given_up is None and any(
+                    place not in origin.absent for place in self._todo
+                ):
+                    return origin
+            return None
+
+    def _open_first(self) -> tuple[Stream, _Origin, bytes]:
+        for turn in range(TRIES * len(self._origins)):
+            origin = self._origins[turn % len(self._origins)]
+            if origin.given_up is not None:
+                continue
+            if self._stop.is_set():
+                break
+            try:
+                stream, data = self._open(origin, send=True)
+                return stream, origin, data
+            except _Broken:
+                self._stop.wait(RETRY_S * 2**origin.failures)
+        raise self._why_not()
+
+    def _open(self, origin: _Origin, *, send: bool) -> tuple[Stream, bytes]:
+        """A connection on which the checkpoint is open. Raises _Broken otherwise."""
+        with self._blaming(origin):
+            connection = _connect(origin.address, self._over)
+            try:
+                stream = Stream(
+                    connection,
+                    self._context,
+                    server_side=False,
+                    stopped=self._over,
+                    pace=self._pace,
+                )
+                stream.handshake()
+                opening = _Opening(
+                    job=self._job, manifest=self._identity, base=self._base_id, send=send
+                )
+                stream.send(_OPEN, msgspec.json.encode(opening))
+                kind, length = stream.receive_header(_FROM_SERVER_FIRST)
+                payload = stream.receive(length)
+                if kind == _REFUSED:
+                    refusal = msgspec.json.decode(payload, type=_Refusal)
+                    raise Forbidden(refusal.text) if refusal.forbidden else NotFound(refusal.text)
+                if send:
+                    found = parse_manifest(payload, self._identity)
+                    if found.job != self._job:
+                        raise Damaged(f"checkpoint {self._identity[:12]} is of another job")
+                return stream, payload
+            except BaseException:
+                connection.close()
+                raise
+
+    def _pull_from(self, stream: Stream, origin: _Origin, storing: _Storing) -> None:
+        """Ask ahead, receive, and leave hashing and storing to others meanwhile."""
+        asked: deque[int] = deque()
+        try:
+            with self._blaming(origin):
+                while not self._over() and origin.given_up is None:
+                    while len(asked) < WINDOW and (place := self._take(origin)) is not None:
+                        asked.append(place)
+                        stream.send(_WANT, _WANT_BODY.pack(place, place in self._suspect))
+                    if not asked:
+                        return
+                    kind, length = stream.receive_header(_FROM_SERVER)
+                    buffer = self._buffers.get()
+                    try:
+                        stream.receive_into(buffer[:length])
+                    except BaseException:
+                        self._buffers.put(buffer)
+                        raise
+                    storing.submit(
+                        self._take_in, asked.popleft(), kind, buffer, length, origin, storing.hold
+                    )
+        finally:
+            with self._lock:
+                self._todo.extendleft(reversed(asked))
+
+    def _take(self, origin: _Origin) -> int | None:
+        with self._lock:
+            for _ in range(len(self._todo)):
+                place = self._todo.popleft()
+                if place not in origin.absent:
+                    return place
+                self._todo.append(place)
+            return None
+
+    def _take_in(
+        self, place: int, kind: int, buffer: memoryview, length: int, origin: _Origin, hold: Hold
+    ) -> None:
+        try:
+            if kind == _ABSENT:
+                self._note_absent(place, origin)
+            else:
+                self._keep(place, kind, buffer[:length], hold)
+                with self._lock:
+                    origin.failures = 0
+        except (Damaged, NotFound) as error:
+            with self._lock:
+                self._todo.append(place)
+                again = place in self._suspect
+                self._suspect.add(place)
+            if again:
+                self._give_up(origin, Damaged(f"sent a damaged chunk twice: {error}"))
+        except ReclaimNetError as error:
+            # Our own vault is full or broken: no source can help.
+            with self._lock:
+                self._todo.append(place)
+                self._failure = self._failure or error
+        finally:
+            self._buffers.put(buffer)
+
+    def _note_absent(self, place: int, origin: _Origin) -> None:
+        with self._lock:
+            origin.absent.add(place)
+            self._todo.append(place)
+        if len(origin.absent) > MAX_ABSENT:
+            self._give_up(origin, NotFound("it lacks much of the checkpoint"))
+
+    def _keep(self, place: int, kind: int, payload: memoryview, hold: Hold) -> None:
+        chunk = self._places[place]
+        size = self._sizes[chunk]
+        data: bytes | memoryview = payload
+        if kind == _DELTA:
+            base = self._bases.get(chunk)
+            if base is None:
+                raise Damaged(f"chunk {chunk[:12]} came as a delta on nothing")
+            data = Codec().decode(payload, self._vault.read(base), size=size)
+        if len(data) != size:
+            raise Damaged(f"chunk {chunk[:12]} came with {len(data)} bytes instead of {size}")
+        self._vault.put(chunk, data, hold)
+        with self._lock:
+            self._moved += len(payload)
+            self._here += size
+        self._tell(PROGRESS_S)
+
+    @contextmanager
+    def _blaming(self, origin: _Origin) -> Iterator[None]:
+        """Note against the source what went wrong with it; only a full vault is our own fault."""
+        try:
+            yield
+        except VaultFull:
+            raise
+        except (ReclaimNetError, msgspec.DecodeError) as error:
+            self._give_up(origin, error)
+            raise _Broken from error
+        except ssl.SSLError as error:
+            if isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in (error.reason or ""):
+                refusal = Forbidden(
+                    f"{_show(origin.address)} and this node do not trust each other's "
+                    f"certificates ({error.reason}); have both certified by one campus"
+                )
+                self._give_up(origin, refusal)
+            else:
+                self._count_failure(origin, error)
+            raise _Broken from error
+        except OSError as error:
+            self._count_failure(origin, error)
+            raise _Broken from error
+
+    def _count_failure(self, origin: _Origin, error: OSError) -> None:
+        with self._lock:
+            origin.failures += 1
+            if origin.failures >= TRIES:
+                origin.given_up = Unavailable(f"{_show(origin.address)} broke off: {error}")
+
+    def _give_up(self, origin: _Origin, error: Exception) -> None:
+        with self._lock:
+            if not isinstance(error, ReclaimNetError):
+                error = Damaged(f"not an answer of ours: {error}")
+            origin.given_up = type(error)(f"{_show(origin.address)}: {error}")
+
+    def _why_not(self) -> ReclaimNetError:
+        what = f"checkpoint {self._identity[:12]} of {self._job}"
+        if self._stop.is_set():
+            return Unavailable(f"the pull of {what} was stopped; pull again to go on with it")
+        reasons = [origin.given_up for origin in self._origins if origin.given_up is not None]
+        text = "; ".join(str(reason) for reason in reasons) or "no source has all of it"
+        # All alike: that is what it is. Otherwise another try may find a better day.
+        kinds = {type(reason) for reason in reasons}
+        kind = kinds.pop() if len(kinds) == 1 else Unavailable
+        return kind(f"{what} cannot be pulled: {text}")
+
+    def _tell(self, at_most_every_s: float) -> None:
+        if self._on_progress is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            if now - self._told_at < at_most_every_s:
+                return
+            self._told_at = now
+            self._on_progress(self._here, self._total)
+
+
+def _connect(address: Address, stopped: Callable[[], bool]) -> socket.socket:
+    """Like socket.create_connection, but a stop ends it."""
+    family, kind, protocol, _, target = socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM
+    )[0]
+    connection = socket.socket(family, kind, protocol)
+    try:
+        connection.setblocking(False)
+        code = connection.connect_ex(target)
+        poller = select.poll()
+        poller.register(connection, select.POLLOUT)
+        deadline = time.monotonic() + CONNECT_S
+        while code == errno.EINPROGRESS:
+            if poller.poll(POLL_S * 1000):
+                code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            elif stopped() or time.monotonic() > deadline:
+                code = errno.ETIMEDOUT
+        if code:
+            raise OSError(code, os.strerror(code))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _show(address: Address) -> str:
+    return f"{address.host}:{address.port}"

@@ -1,0 +1,655 @@
+"""The agent: speaks for one node. It puts the mind into the live world and listens to its owner."""
+
+import asyncio
+import contextlib
+import getpass
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from reclaimnet import wire
+from reclaimnet.adapters.gpu import find
+from reclaimnet.adapters.nats.campus import Campus
+from reclaimnet.adapters.tls import ca
+from reclaimnet.adapters.vault.store import Vault
+from reclaimnet.adapters.vault.transfer import ChunkServer
+from reclaimnet.apps import daemon
+from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
+from reclaimnet.apps.guard_client import DEFAULT_SOCKET
+from reclaimnet.apps.guarded import Guarded
+from reclaimnet.apps.world import Clock, LiveWorld
+from reclaimnet.engine.neighbourhood import LIVELY, Timing
+from reclaimnet.engine.node import DISPATCHER, Body, Node
+from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable, UsageError
+from reclaimnet.model import events as ev
+from reclaimnet.model.asking import (
+    LendRequest,
+    ReclaimRequest,
+    Reply,
+    Request,
+    StatusRequest,
+)
+from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
+from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.policy.suite import SUITES
+
+LEAVE_AT_MOST: Final = 30 * SECOND
+"""How long Ctrl-C waits for guests to leave."""
+READY_S: Final = 30.0
+CONNECT_AGAIN_S: Final = 1.0
+MAX_REQUEST_BYTES: Final = 1 << 16
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_log = logging.getLogger("reclaimnet.agent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All an agent needs to know."""
+
+    node: NodeId
+    folder: Path
+    url: str
+    token: str
+    gpus: tuple[Gpu, ...]
+    host: str = "127.0.0.1"
+    """The address under which others reach this node's chunks."""
+    lend: LendRequest | None = None
+    vault_quota: int = DEFAULT_VAULT_QUOTA
+    zone: str = "campus"
+    timing: Timing = LIVELY
+    suite: str = "standby"
+    guard: Path | None = None
+
+
+def main(
+    *,
+    config: Config,
+    join: str | None,
+    token: str | None,
+    name: str | None,
+    gpus: int | None,
+    lend: bool,
+    notice: int,
+    vault_quota: int,
+    detach: bool,
+    suite: str = "standby",
+    guard: Path | None = None,
+    address: str | None = None,
+) -> int:
+    """Behind `rn agent`."""
+    if suite not in SUITES:
+        raise UsageError(f"there is no suite {suite}{did_you_mean(suite, list(SUITES))}")
+    node = NodeId(name or socket.gethostname().partition(".")[0])
+    if not _NAME.fullmatch(node):
+        raise UsageError(
+            f"{node!r} cannot be a node's name; use letters, digits, dots and dashes: --name lab1"
+        )
+    url, secret = _campus_of(config, join, token)
+    folder = config.agents / node
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    running = daemon.running(folder / "agent.pid")
+    if running is not None:
+        raise UsageError(
+            f"an agent for {node} runs here already (pid {running.pid}); "
+            "give this one another --name"
+        )
+    if detach:
+        return _detached(
+            config,
+            node,
+            folder,
+            url=url,
+            token=secret,
+            gpus=gpus,
+            lend=lend,
+            notice=notice,
+            vault_quota=vault_quota,
+            suite=suite,
+            guard=guard,
+            address=address,
+        )
+    found = find.declared(node, gpus) if gpus is not None else find.found()
+    if not found:
+        raise UsageError(
+            "no GPU was found here; declare some to try things out, for example: rn agent --gpus 2"
+        )
+    settings = Settings(
+        node=node,
+        folder=folder,
+        url=url,
+        token=secret,
+        gpus=found,
+        host=address or _own_address(url),
+        lend=LendRequest(notice=notice) if lend else None,
+        vault_quota=vault_quota,
+        suite=suite,
+        guard=guard,
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    return asyncio.run(run(settings))
+
+
+async def run(settings: Settings) -> int:
+    """Live until told to end. SIGINT leaves in peace, SIGTERM ends guests at once, SIGHUP leaves
+    them to the next agent, which is how one restarts without disturbing anybody."""
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    broken: asyncio.Future[None] = loop.create_future()
+
+    def fail(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception") or RuntimeError(context["message"])
+        _log.error("%s", context["message"], exc_info=error)
+        if not broken.done():
+            broken.set_exception(error)
+
+    loop.set_exception_handler(fail)
+    agent = Agent(settings)
+    with daemon.the_only_one(settings.folder / "agent.pid", f"an agent for {settings.node}"):
+        try:
+            async with asyncio.TaskGroup() as group:
+                living = group.create_task(agent.live())
+                stopping = group.create_task(_until_told(agent, signals, broken))
+                await stopping
+                living.cancel()
+        except BaseExceptionGroup as error:
+            cause = _cause(error)
+            if not isinstance(cause, ReclaimNetError):
+                _log.exception("the agent is broken")
+            raise cause from error
+    return 0
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first of what went wrong: a sentence for people if there is one."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [_cause(part) for part in error.exceptions]
+    return next((cause for cause in causes if isinstance(cause, ReclaimNetError)), causes[0])
+
+
+async def _until_told(
+    agent: "Agent", signals: "asyncio.Queue[signal.Signals]", broken: "asyncio.Future[None]"
+) -> None:
+    waiting = asyncio.ensure_future(signals.get())
+    first: list[asyncio.Future[Any]] = [waiting, broken]
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    if broken.done():
+        broken.result()
+    match waiting.result():
+        case signal.SIGINT:
+            leaving = asyncio.ensure_future(agent.leave())
+            again = asyncio.ensure_future(signals.get())
+            await asyncio.wait([leaving, again], return_when=asyncio.FIRST_COMPLETED)
+            leaving.cancel()
+            again.cancel()
+            await agent.end_guests()
+        case signal.SIGTERM:
+            await agent.end_guests()
+        case _:
+            pass
+
+
+class Agent:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._clock = Clock()
+        self._world: LiveWorld | None = None
+        self._mind: Node | None = None
+        self._requests = 0
+        self._watching: asyncio.Task[None] | None = None
+
+    # --- living ----------------------------------------------------------------------------
+
+    async def live(self) -> None:
+        settings = self.settings
+        campus = await _connected(settings)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(campus.close)
+            await _refuse_a_taken_name(campus, settings, self._clock.now())
+            credentials = await _credentials(campus, settings)
+            vault = stack.enter_context(
+                Vault(settings.folder / "vault", quota_bytes=settings.vault_quota)
+            )
+            guard = _guard(settings)
+            if guard is not None:
+                stack.callback(guard.close)
+            gate = _Gate()
+            server = stack.enter_context(
+                ChunkServer(
+                    vault,
+                    ca.server_context(credentials),
+                    host=settings.host,
+                    may_read=gate.may_read,
+                    listener=guard.listen() if guard is not None else None,
+                )
+            )
+            mind = Node(
+                Body(
+                    node=settings.node,
+                    provider=getpass.getuser(),
+                    zone=settings.zone,
+                    address=server.address,
+                    shelf_bytes=vault.room(),
+                    timing=settings.timing,
+                ),
+                SUITES[settings.suite],
+            )
+            world = LiveWorld(
+                node=settings.node,
+                folder=settings.folder,
+                mind=mind,
+                campus=campus,
+                vault=vault,
+                client=ca.client_context(credentials),
+                clock=self._clock,
+                guard=guard,
+            )
+            stack.push_async_callback(world.close)
+            stack.push_async_callback(world.flush)
+            gate.world, self._world, self._mind = world, world, mind
+            world.after_owner_event = self._remember_provider
+            await self._wake_up(campus, vault)
+            await self._serve(campus, stack)
+
+    async def _wake_up(self, campus: Campus, vault: Vault) -> None:
+        """Take up what the agent before us left: the owner's word first, then its guests."""
+        world, mind = self._running()
+        for event in self._remembered_provider():
+            world.deliver(event)
+        records = {record.id: record for record in await _records_now(campus)}
+        for attempt in await asyncio.to_thread(world.runner.adopt):
+            record = records.get(attempt.job)
+            ours = record is not None and record.epoch == attempt.epoch
+            if record is None or not ours or attempt.warm or record.holder != self.settings.node:
+                world.runner.end(attempt.job, attempt.epoch)
+                await world.scrub(attempt.job, attempt.epoch)
+                continue
+            world.adopted(attempt.job, attempt.epoch, record.spec)
+            world.deliver(ev.ProcessFound(record=record, gpus=attempt.gpus))
+            if attempt.exit is not None:
+                world.deliver(
+                    ev.ProcessExited(
+                        job=attempt.job,
+                        epoch=attempt.epoch,
+                        code=attempt.exit.code,
+                        killed=attempt.exit.killed,
+                        reason=attempt.exit.reason,
+                    )
+                )
+            elif attempt.waiting:
+                world.runner.resume(attempt.job, attempt.epoch)
+        kept = tuple(sorted({record_id for record_id in records if vault.manifests(record_id)}))
+        world.deliver(ev.CopiesFound(jobs=kept))
+        for record in records.values():
+            if record.holder == self.settings.node and record.id not in mind.attempts:
+                world.deliver(ev.RecordSeen(job=record.id, record=record))
+        if self.settings.lend is not None and mind.provider.offer is None:
+            await self.answer(self.settings.lend)
+        world.deliver(ev.Woke())
+
+    async def _serve(self, campus: Campus, stack: contextlib.AsyncExitStack) -> None:
+        world, _ = self._running()
+        node = self.settings.node
+        await campus.listen(node, world.deliver)
+        await campus.serve_asks(node, self.answer)
+        path = self.settings.folder / "control.sock"
+        path.unlink(missing_ok=True)
+        control = await asyncio.start_unix_server(self._control, path=path, limit=MAX_REQUEST_BYTES)
+        path.chmod(0o600)
+        stack.callback(path.unlink, missing_ok=True)
+        stack.callback(control.close)
+        _log.info("%s is ready, with %d GPUs", node, len(self.settings.gpus))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._hear(campus))
+            group.create_task(
+                campus.hold_role(
+                    DISPATCHER,
+                    node,
+                    self.settings.timing.role,
+                    lambda event: self._role(event, campus, group),
+                )
+            )
+
+    async def _hear(self, campus: Campus) -> None:
+        world, mind = self._running()
+        async with contextlib.aclosing(campus.watch_cards()) as cards:
+            async for heard in cards:
+                if heard.age < mind.body.timing.lease:
+                    world.hear(heard.card)
+
+    def _role(
+        self, event: ev.RoleWon | ev.RoleLost, campus: Campus, group: asyncio.TaskGroup
+    ) -> None:
+        world, _ = self._running()
+        world.deliver(event)
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+        if isinstance(event, ev.RoleWon):
+            self._watching = group.create_task(self._watch(campus))
+
+    async def _watch(self, campus: Campus) -> None:
+        """While we dispatch, every change of a record is news."""
+        world, _ = self._running()
+        with contextlib.suppress(asyncio.CancelledError):
+            async with contextlib.aclosing(campus.watch_records()) as records:
+                async for record in records:
+                    world.deliver(ev.RecordSeen(job=record.id, record=record))
+
+    # --- the owner -------------------------------------------------------------------------
+
+    async def answer(self, request: Request) -> Reply:
+        """What a person asked, locally or through the gateway."""
+        world, mind = self._running()
+        match request:
+            case StatusRequest():
+                return Reply(ok=True, text=wire.encode_card(mind.card()).decode())
+            case LendRequest():
+                event: ev.LendAsked | ev.ReclaimAsked | ev.WithdrawAsked = self._lend(request)
+            case ReclaimRequest():
+                event = self._reclaim(request)
+            case _:
+                event = ev.WithdrawAsked(request=self._mint())
+        answer = await world.ask(event)
+        return Reply(ok=answer.ok, text=answer.text)
+
+    def _lend(self, request: LendRequest) -> ev.LendAsked:
+        gpus = self.settings.gpus
+        count = len(gpus) if request.gpus is None else request.gpus
+        if not 0 < count <= len(gpus):
+            raise UsageError(f"{self.settings.node} has {len(gpus)} GPUs; it cannot lend {count}")
+        if request.notice < 0:
+            raise UsageError("a notice cannot be negative; use 0s for none")
+        offer = Offer(
+            provider=getpass.getuser(),
+            gpus=gpus[:count],
+            terms=Terms(notice=request.notice, users=request.users),
+        )
+        return ev.LendAsked(request=self._mint(), offer=offer)
+
+    def _reclaim(self, request: ReclaimRequest) -> ev.ReclaimAsked:
+        return ev.ReclaimAsked(
+            request=self._mint(),
+            gpus=tuple(self._gpu(word) for word in request.gpus),
+            grace=request.grace,
+            reason=request.reason,
+        )
+
+    def _gpu(self, word: str) -> GpuId:
+        for gpu in self.settings.gpus:
+            if word in (str(gpu.index), gpu.id):
+                return gpu.id
+        known = ", ".join(str(gpu.index) for gpu in self.settings.gpus)
+        raise NotFound(f"{self.settings.node} has no GPU {word}; it has {known}")
+
+    async def _control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The owner's own door: it needs neither network nor server."""
+        with contextlib.suppress(ConnectionError, asyncio.LimitOverrunError, ValueError):
+            line = await reader.readline()
+            try:
+                reply = await self.answer(wire.decode_request(line))
+            except ReclaimNetError as error:
+                reply = Reply(ok=False, text=str(error))
+            writer.write(wire.encode_reply(reply) + b"\n")
+            await writer.drain()
+        writer.close()
+
+    # --- what outlives the agent -----------------------------------------------------------
+
+    def _remember_provider(self) -> None:
+        """The owner's word is on disk before it is answered."""
+        _, mind = self._running()
+        provider = mind.provider
+        state = msgspec.to_builtins(
+            {
+                "offer": provider.offer,
+                "notices": [
+                    {
+                        "gpus": n.gpus,
+                        "deadline": n.deadline,
+                        "cause": n.cause,
+                        "reason": n.reason,
+                    }
+                    for n in provider.notices.values()
+                ],
+            }
+        )
+        path = self.settings.folder / "provider.json"
+        text = json.dumps(state)
+        if path.exists() and path.read_text() == text:
+            return
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+    def _remembered_provider(self) -> list[ev.Event]:
+        path = self.settings.folder / "provider.json"
+        try:
+            state = json.loads(path.read_text())
+            if state["offer"] is None:
+                return []
+            offer = msgspec.convert(state["offer"], Offer)
+            known = {gpu.id for gpu in self.settings.gpus}
+            if not {gpu.id for gpu in offer.gpus} <= known:
+                raise Damaged("GPUs that were lent are gone")
+            now = self._clock.now()
+            notices = [
+                ev.ReclaimAsked(
+                    request=self._mint(),
+                    gpus=tuple(GpuId(gpu) for gpu in notice["gpus"]),
+                    grace=max(int(notice["deadline"]) - now, 0),
+                    cause=Cause(notice["cause"]),
+                    reason=str(notice["reason"]),
+                )
+                for notice in state["notices"]
+            ]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, KeyError, TypeError, Damaged) as error:
+            _log.warning("what was lent before is not known any more (%s); lend again", error)
+            return []
+        return [ev.LendAsked(request=self._mint(), offer=offer), *notices]
+
+    # --- the end ---------------------------------------------------------------------------
+
+    async def leave(self) -> None:
+        """In peace: guests get their notice and are gone before we are."""
+        if self._world is None:
+            return
+        world, mind = self._running()
+        if not mind.attempts or mind.provider.offer is None:
+            return
+        grace = min(mind.provider.offer.terms.notice, LEAVE_AT_MOST)
+        _log.info(
+            "%d jobs have %s to leave; press Ctrl-C again to end them at once",
+            len(mind.attempts),
+            show_duration(grace),
+        )
+        asked = ev.ReclaimAsked(request=self._mint(), grace=grace, reason="the agent is stopping")
+        await world.ask(asked)
+        await world.empty()
+
+    async def end_guests(self) -> None:
+        if self._world is None:
+            return
+        world, mind = self._running()
+        for attempt in list(mind.attempts.values()):
+            world.runner.end(attempt.job, attempt.epoch)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await world.empty()
+
+    def _running(self) -> tuple[LiveWorld, Node]:
+        if self._world is None or self._mind is None:
+            raise Unavailable(f"{self.settings.node} is still starting; ask again in a moment")
+        return self._world, self._mind
+
+    def _mint(self) -> str:
+        self._requests += 1
+        return f"{self.settings.node}-{self._requests}"
+
+
+def _guard(settings: Settings) -> Guarded | None:
+    """The one that was named must be there; the usual one is used if it is."""
+    path = settings.guard or DEFAULT_SOCKET
+    if settings.guard is None and not path.exists():
+        return None
+    try:
+        return Guarded(path)
+    except Unavailable:
+        if settings.guard is not None:
+            raise
+        return None
+
+
+class _Gate:
+    """Lets the chunk server start before there is a world to ask."""
+
+    def __init__(self) -> None:
+        self.world: LiveWorld | None = None
+
+    def may_read(self, common_name: str, job: Any) -> bool:
+        return self.world is not None and self.world.may_read(common_name, job)
+
+
+async def _connected(settings: Settings) -> Campus:
+    """The campus may come up after us; keep trying, but say so."""
+    said = ""
+    while True:
+        try:
+            return await Campus.connect(
+                settings.url, settings.token, f"agent {settings.node}", zone=settings.zone
+            )
+        except Unavailable as error:
+            if str(error) != said:
+                said = str(error)
+                _log.warning("waiting for the campus: %s", error)
+            await asyncio.sleep(CONNECT_AGAIN_S)
+
+
+async def _refuse_a_taken_name(campus: Campus, settings: Settings, now: int) -> None:
+    """Two machines under one name would take each other's jobs and leases for their own. Who has
+    a certificate of that name has been that node before."""
+    if (settings.folder / "tls" / "node.crt").exists():
+        return
+    card = await campus.read_card(settings.node)
+    if card is not None and now - card.beat < settings.timing.given_up_after:
+        raise UsageError(
+            f"a node called {settings.node} is on this campus already; give this one another --name"
+        )
+
+
+async def _credentials(campus: Campus, settings: Settings) -> ca.Credentials:
+    """The node's certificate: asked for once, then kept."""
+    folder = settings.folder / "tls"
+    kept = ca.Credentials(
+        certificate=folder / "node.crt", key=folder / "node.key", authority=folder / "ca.crt"
+    )
+    if all(path.exists() for path in (kept.certificate, kept.key, kept.authority)):
+        return kept
+    key = ca.new_key()
+    request = ca.request_certificate(key, ca.node_name(settings.node))
+    enrolment = None
+    while enrolment is None:
+        try:
+            enrolment = await campus.enrol(request.decode())
+        except Unavailable as error:
+            _log.warning("waiting for a gateway to sign our certificate: %s", error)
+            await asyncio.sleep(CONNECT_AGAIN_S)
+    return ca.keep(
+        folder,
+        certificate=enrolment.certificate.encode(),
+        key=key,
+        authority=enrolment.ca.encode(),
+    )
+
+
+async def _records_now(campus: Campus) -> list[Any]:
+    """All records as they are stored at this moment."""
+    current = asyncio.Event()
+    records: dict[str, Any] = {}
+
+    async def collect() -> None:
+        async with contextlib.aclosing(campus.watch_records(current.set)) as changes:
+            async for record in changes:
+                records[record.id] = record
+
+    collecting = asyncio.ensure_future(collect())
+    await current.wait()
+    collecting.cancel()
+    await asyncio.wait([collecting])
+    return list(records.values())
+
+
+def _campus_of(config: Config, join: str | None, token: str | None) -> tuple[str, str]:
+    """Where NATS is: as given, or as `rn up` left it on this machine."""
+    if join is not None:
+        if token is None:
+            raise UsageError("give the campus's join token with --token-file FILE")
+        return join, token
+    try:
+        left = json.loads((config.state / "campus.json").read_text())
+        return str(left["nats_url"]), str(left["nats_token"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Unavailable(
+            "no campus runs on this machine; start one with `rn up`, or join one with --join URL"
+        ) from error
+
+
+def _own_address(url: str) -> str:
+    """The address of ours from which the campus's server is reached."""
+    host, _, port = url.rpartition("//")[2].rpartition(":")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as s:
+        try:
+            s.connect((host.strip("[]"), int(port)))
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"{url} cannot be reached: {error}") from error
+        return str(s.getsockname()[0])
+
+
+def _detached(
+    config: Config,
+    node: NodeId,
+    folder: Path,
+    *,
+    url: str,
+    token: str,
+    gpus: int | None,
+    lend: bool,
+    notice: int,
+    vault_quota: int,
+    suite: str,
+    guard: Path | None,
+    address: str | None,
+) -> int:
+    argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
+    argv += ["--join", url, "--name", node, "--notice", f"{notice / SECOND}s"]
+    argv += ["--vault-quota", str(vault_quota)]
+    argv += ["--gpus", str(gpus)] if gpus is not None else []
+    argv += ["--lend"] if lend else []
+    argv += ["--suite", suite]
+    argv += ["--guard", str(guard)] if guard is not None else []
+    argv += ["--address", address] if address is not None else []
+    env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
+    sock = folder / "control.sock"
+    sock.unlink(missing_ok=True)
+    pid = daemon.spawn(
+        argv, log=folder / "agent.log", ready=sock.exists, patience_s=READY_S, env=env
+    )
+    sys.stderr.write(f"The agent for {node} runs (pid {pid}); `rn down` ends it.\n")
+    return 0

@@ -1,0 +1,146 @@
+"""Programs of ours in the background: started detached, ended by pid and start time."""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from reclaimnet.errors import Unavailable, UsageError
+
+READY_POLL_S: Final = 0.05
+LOG_TAIL_BYTES: Final = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Daemon:
+    pid: int
+    started: int
+    """The kernel's start time: with the pid it names the process for ever."""
+
+
+@contextlib.contextmanager
+def the_only_one(pid_file: Path, what: str) -> Iterator[None]:
+    """Only one process at a time gets inside; it is written down, so that others can end it."""
+    lock = os.open(pid_file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(f"{what} runs here already; stop it first with `rn down`") from error
+        _note_self(pid_file)
+        try:
+            yield
+        finally:
+            pid_file.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _note_self(pid_file: Path) -> None:
+    pid = os.getpid()
+    fields = {"pid": pid, "started": _started(pid)}
+    temporary = pid_file.with_suffix(".tmp")
+    temporary.write_text(json.dumps(fields))
+    temporary.replace(pid_file)
+
+
+def running(pid_file: Path) -> Daemon | None:
+    try:
+        fields = json.loads(pid_file.read_text())
+        daemon = Daemon(pid=int(fields["pid"]), started=int(fields["started"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return daemon if _started(daemon.pid) == daemon.started else None
+
+
+def spawn(
+    argv: Sequence[str],
+    *,
+    log: Path,
+    ready: Callable[[], bool],
+    patience_s: float,
+    env: dict[str, str] | None = None,
+) -> int:
+    """Start in a session of its own; returns the pid once it is ready.
+
+    Raises Unavailable with the end of its log if it exits or takes too long; then it is ended.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with log.open("ab") as output:
+        begin = output.tell()
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=env,
+        )
+    until = time.monotonic() + patience_s
+    while child.poll() is not None or not ready():
+        if child.poll() is not None:
+            raise Unavailable(f"it ended at once; its log {log} ends with: {_tail(log, begin)}")
+        if time.monotonic() > until:
+            child.kill()
+            child.wait()
+            raise Unavailable(
+                f"it was not ready after {patience_s:.0f} s; its log {log} ends with: "
+                f"{_tail(log, begin)}"
+            )
+        time.sleep(READY_POLL_S)
+    # From here on it is known by its pid; whoever ends it may be another process.
+    child.returncode = 0
+    return child.pid
+
+
+def end(daemon: Daemon, *, patience_s: float) -> None:
+    """Ask it to end, and insist after a while."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not _signalled(daemon, number):
+            return
+        until = time.monotonic() + patience_s
+        while time.monotonic() < until:
+            _reap(daemon.pid)
+            if _started(daemon.pid) != daemon.started:
+                return
+            time.sleep(READY_POLL_S)
+    raise Unavailable(f"the process {daemon.pid} does not end; end it by hand")
+
+
+def _signalled(daemon: Daemon, number: signal.Signals) -> bool:
+    _reap(daemon.pid)
+    if _started(daemon.pid) != daemon.started:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(daemon.pid, number)
+    return True
+
+
+def _reap(pid: int) -> None:
+    """If it is our own child, its entry goes only when we ask for it."""
+    with contextlib.suppress(ChildProcessError, OSError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _started(pid: int) -> int | None:
+    """None if there is no such process, or only its remains."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _tail(log: Path, begin: int) -> str:
+    with log.open("rb") as file:
+        file.seek(max(begin, log.stat().st_size - LOG_TAIL_BYTES))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "nothing"

@@ -1,0 +1,316 @@
+"""What the gateway does for those who ask, free of HTTP: submit, cancel, list, read, forward."""
+
+import asyncio
+import dataclasses
+import logging
+import re
+import secrets
+import time
+from base64 import b32encode
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, suppress
+from pathlib import PurePath
+from typing import Annotated, Any, Final
+
+import blake3
+import msgspec
+from msgspec import Meta
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from reclaimnet.adapters.nats.campus import Campus, Refused
+from reclaimnet.apps.gateway_view import NodeState, View
+from reclaimnet.errors import NotFound, Unavailable, UsageError
+from reclaimnet.model.asking import Reply, Request
+from reclaimnet.model.events import CancelAsked
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.units import DAY, KIB
+from reclaimnet.model.work import JobRecord, JobSpec, JobState, Saving
+from reclaimnet.wire import encode_json
+
+MAX_GPUS: Final = 64
+MAX_PRIORITY: Final = 100
+MAX_WORDS: Final = 4096
+MAX_TEXT: Final = 32_768
+MAX_ENV: Final = 512
+MAX_WORKDIR: Final = 4096
+MAX_NAME: Final = 128
+MAX_PAGE: Final = 1000
+MAX_KEY: Final = 256
+MAX_SPEC_BYTES: Final = 256 * KIB
+"""A record grows with its checkpoints and must still fit into a message."""
+LEAST_ROOM: Final = 0.1
+"""Of the records' store: what is accepted must be able to go on changing."""
+MINT_TRIES: Final = 8
+WRITE_TRIES: Final = 16
+"""How often a cancel is tried again when others write the record at the same time."""
+ASK_TIMEOUT_S: Final = 10.0
+ID_LETTERS: Final = 6
+KEPT_BUNDLE: Final = DAY
+"""How long a bundle is kept that no living job needs."""
+TIDY_EVERY_S: Final = 3600.0
+
+_log = logging.getLogger("reclaimnet.gateway")
+
+Word = Annotated[str, Meta(max_length=MAX_TEXT)]
+EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job as its user asks for it."""
+
+    command: Annotated[tuple[Word, ...], Meta(min_length=1, max_length=MAX_WORDS)]
+    name: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
+    user: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] = "campus"
+    gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS)] = 1
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    saving: Saving = Saving.SDK
+    env: Annotated[dict[EnvName, Word], Meta(max_length=MAX_ENV)] = {}
+    bundle: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None = None
+    workdir: Annotated[str, Meta(pattern=r"^/", max_length=MAX_WORKDIR)] | None = None
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    jobs: list[JobRecord]
+    next: str | None
+    """The cursor of the next page; None on the last."""
+
+
+class Desk:
+    def __init__(self, campus: Campus, view: View, version: str) -> None:
+        self._campus = campus
+        self._view = view
+        self._version = version
+
+    async def submit(self, submission: Submission, key: str | None) -> tuple[JobRecord, bool]:
+        """The job's record, and whether it is new: the same key and words give the same job."""
+        spec = await self._checked(submission, key)
+        for _ in range(MINT_TRIES):
+            record = JobRecord(
+                id=_minted(spec.user, key) if key else _minted_at_random(),
+                spec=spec,
+                submitted_at=time.time_ns(),
+                reason="waiting for a place",
+            )
+            stored = await self._campus.write(record)
+            if isinstance(stored, JobRecord):
+                self._view.see_record(stored)
+                return stored, True
+            if key and stored.current is not None:
+                if stored.current.spec == spec:
+                    return stored.current, False
+                raise UsageError(
+                    "this Idempotency-Key was used for another job; send a new one with each job"
+                )
+        raise Unavailable("no free job id was found; try again")
+
+    async def record(self, job: JobId) -> JobRecord:
+        record = self._view.record(job)
+        if record is None:
+            # The view may lag behind what another gateway has just accepted.
+            record = await self._campus.read(job)
+            if record is None:
+                raise NotFound(f"there is no job {job[:MAX_NAME]!r}; `rn ps` lists the jobs")
+            self._view.see_record(record)
+        return record
+
+    def page(self, *, ended_too: bool, limit: int, cursor: str | None) -> Page:
+        """Newest first."""
+        records = self._view.records()
+        if not ended_too:
+            records = [record for record in records if not record.state.terminal]
+        if cursor is not None:
+            place = _parsed_cursor(cursor)
+            records = [each for each in records if (each.submitted_at, each.id) < place]
+        chosen = records[:limit]
+        more = len(records) > len(chosen)
+        return Page(jobs=chosen, next=_cursor(chosen[-1]) if more and chosen else None)
+
+    async def cancel(self, job: JobId) -> JobRecord:
+        """A job that nobody holds ends at once; otherwise its holder is asked to end it."""
+        record: JobRecord | None = await self.record(job)
+        for _ in range(WRITE_TRIES):
+            if record is None:
+                raise NotFound(f"there is no job {job!r} any more; `rn ps` lists the jobs")
+            if record.state.terminal:
+                return record
+            wanted = dataclasses.replace(record, cancel=True)
+            if record.state is JobState.PENDING and record.holder is None:
+                wanted = dataclasses.replace(
+                    wanted,
+                    state=JobState.CANCELLED,
+                    reason="cancelled by its user",
+                    ended_at=time.time_ns(),
+                )
+            stored = record if wanted == record else await self._campus.write(wanted)
+            if isinstance(stored, Refused):
+                record = stored.current
+                continue
+            self._view.see_record(stored)
+            if stored.holder is not None:
+                # The wish is in the record; the message only makes it faster.
+                with suppress(Unavailable):
+                    await self._campus.tell(stored.holder, CancelAsked(job=job))
+            return stored
+        raise Unavailable(f"job {job} changes too fast to be cancelled; try again")
+
+    async def log(self, job: JobId, *, follow: bool) -> AsyncGenerator[bytes, None]:
+        """The job's output as one stream; a line marks where an attempt begins elsewhere."""
+
+        def ended() -> bool:
+            record = self._view.record(job)
+            return self._view.is_closing or record is None or record.state.terminal
+
+        epoch_before, at_line_start = 1, True
+        pieces = self._campus.read_log(job, follow, ended)
+        async with aclosing(pieces):
+            async for epoch, node, data in pieces:
+                if epoch != epoch_before:
+                    epoch_before = epoch
+                    seam = f"--- attempt {epoch} on {node} ---\n"
+                    yield (seam if at_line_start else "\n" + seam).encode()
+                if data:
+                    at_line_start = data.endswith(b"\n")
+                    yield data
+
+    async def ask(self, node: NodeId, request: Request) -> Reply:
+        try:
+            return await self._campus.ask(node, request, ASK_TIMEOUT_S)
+        except Unavailable as error:
+            if self._campus.is_up and self._view.node(node) is None:
+                raise NotFound(
+                    f"there is no node {node[:MAX_NAME]!r}; `rn nodes` lists the nodes"
+                ) from error
+            raise
+
+    async def keep_tidy(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY_EVERY_S)
+            try:
+                await self.tidy(time.time_ns() - KEPT_BUNDLE)
+            except Unavailable as error:
+                _log.info("bundles were not tidied: %s", error)
+
+    async def tidy(self, sent_before: int) -> None:
+        """Drop the bundles that no living job needs. Several gateways may do so at once."""
+        if not self._view.is_current:
+            return
+        sent_at = await self._campus.list_bundles()
+        # Read after the list: a job that was accepted meanwhile has sent its bundle since.
+        needed = {each.spec.bundle for each in self._view.records() if not each.state.terminal}
+        for bundle, sent in sorted(sent_at.items()):
+            if sent < sent_before and bundle not in needed:
+                await self._campus.drop_bundle(bundle)
+
+    def metrics(self) -> bytes:
+        """In Prometheus's text format. No job, node or user is a label: those never end."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Measured(self._campus, self._view, self._version))
+        return generate_latest(registry)
+
+    async def _checked(self, submission: Submission, key: str | None) -> JobSpec:
+        if not submission.command[0].strip():
+            raise UsageError("the command is empty; say what to run")
+        texts = (*submission.command, *submission.env.values(), submission.user)
+        if any("\0" in text for text in texts):
+            raise UsageError("commands and variables cannot hold a zero byte")
+        if key is not None and len(key) > MAX_KEY:
+            raise UsageError(f"an Idempotency-Key has at most {MAX_KEY} letters")
+        bundle = submission.bundle
+        if bundle is not None and not await self._campus.has_bundle(bundle):
+            raise UsageError(f"there is no bundle {bundle}; send it first")
+        spec = JobSpec(
+            name=submission.name or _name_of(submission.command),
+            user=submission.user,
+            command=submission.command,
+            gpus=submission.gpus,
+            priority=submission.priority,
+            saving=submission.saving,
+            env=tuple(sorted(submission.env.items())),
+            bundle=bundle,
+            workdir=submission.workdir,
+        )
+        if len(encode_json(spec)) > MAX_SPEC_BYTES:
+            raise UsageError(
+                f"command and environment are larger than {MAX_SPEC_BYTES} bytes;"
+                " put them into a file of the bundle"
+            )
+        if await self._campus.record_room() < LEAST_ROOM:
+            raise Unavailable("the campus holds as many jobs as it can; cancel some or try later")
+        return spec
+
+
+class _Measured(Collector):
+    def __init__(self, campus: Campus, view: View, version: str) -> None:
+        self._campus = campus
+        self._view = view
+        self._version = version
+
+    def collect(self) -> Iterator[Metric]:
+        jobs = dict.fromkeys(JobState, 0)
+        for record in self._view.records():
+            jobs[record.state] += 1
+        yield _gauge("reclaimnet_jobs", "Jobs by state.", jobs)
+        nodes = dict.fromkeys(NodeState, 0)
+        gpus = dict.fromkeys(("vacant", "busy", "leaving", "unreachable"), 0)
+        for seen in self._view.nodes():
+            nodes[seen.state] += 1
+            card = seen.card
+            if seen.state is NodeState.UNREACHABLE:
+                gpus["unreachable"] += len(card.gpus)
+                continue
+            gpus["vacant"] += len(card.vacant)
+            gpus["leaving"] += len(card.leaving)
+            gpus["busy"] += len(card.gpus) - len(card.vacant) - len(card.leaving)
+        yield _gauge("reclaimnet_nodes", "Nodes by state.", nodes)
+        yield _gauge("reclaimnet_gpus", "GPUs on offer by state.", gpus)
+        yield GaugeMetricFamily(
+            "reclaimnet_link_up", "Whether NATS answers.", value=float(self._campus.is_up)
+        )
+        yield CounterMetricFamily(
+            "reclaimnet_bad_messages",
+            "Messages dropped because they could not be read.",
+            value=float(self._campus.bad_messages),
+        )
+        build = GaugeMetricFamily("reclaimnet_build_info", "Version.", labels=["version"])
+        build.add_metric([self._version], 1.0)
+        yield build
+
+
+def _gauge(name: str, text: str, values: dict[Any, int]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=["state"])
+    for state, value in values.items():
+        family.add_metric([str(state)], float(value))
+    return family
+
+
+def _minted_at_random() -> JobId:
+    return _job_id(secrets.token_bytes(8))
+
+
+def _minted(user: str, key: str) -> JobId:
+    """Gateways share nothing, so the key itself must lead to the job."""
+    return _job_id(blake3.blake3(f"{user}\0{key}".encode()).digest())
+
+
+def _job_id(seed: bytes) -> JobId:
+    return JobId("j-" + b32encode(seed).decode().lower()[:ID_LETTERS])
+
+
+def _name_of(command: tuple[str, ...]) -> str:
+    """`python -u train.py` is called train; anything else by its first word."""
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    return (PurePath(script).stem or command[0])[:MAX_NAME]
+
+
+def _cursor(record: JobRecord) -> str:
+    return f"{record.submitted_at}.{record.id}"
+
+
+def _parsed_cursor(text: str) -> tuple[int, str]:
+    match = re.fullmatch(r"(\d{1,20})\.(.{1,128})", text)
+    if match is None:
+        raise UsageError("the cursor is not one of ours; take it from `next` of the last answer")
+    return int(match[1]), match[2]

@@ -1,0 +1,671 @@
+"""The live world of one node: carries a mind's orders out on a real machine, and reports back.
+
+Everything here runs on one event loop; what takes long runs in threads and returns as an event.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import ssl
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, assert_never
+
+from reclaimnet import journal
+from reclaimnet.adapters.linux import runner as rn
+from reclaimnet.adapters.linux.runner import Runner
+from reclaimnet.adapters.nats.campus import Campus, Refused
+from reclaimnet.adapters.tls.ca import GATEWAY, node_of
+from reclaimnet.adapters.vault.store import Saved, Source, Vault
+from reclaimnet.adapters.vault.transfer import pull
+from reclaimnet.apps import bundle
+from reclaimnet.apps.guarded import Guarded
+from reclaimnet.engine.node import Node
+from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable
+from reclaimnet.model import events as ev
+from reclaimnet.model import orders as od
+from reclaimnet.model.market import Address, Card, JobId, NodeId
+from reclaimnet.model.units import SECOND
+from reclaimnet.model.work import JobSpec, ManifestId, Saving
+
+WORKERS: Final = 8
+"""Saves, pulls and restores under way at once on this node."""
+LOG_QUEUE: Final = 1024
+"""Pieces of output waiting to be sent; what comes on top is dropped, and the log says so."""
+MAY_READ_PATIENCE_S: Final = 3.0
+START_AGAIN_S: Final = 1.0
+"""A job that could not be started is kept for so long, lest it come back at once, for ever."""
+HERE: Final = Path()
+OUTPUT: Final = Path(".rn-output")
+"""Where a checkpoint holds what the job had written into its output directory."""
+TELLING_RATE_BYTES: Final = 1 << 20
+"""Less than this says nothing about a path's rate."""
+
+_log = logging.getLogger("reclaimnet.agent")
+
+
+class Clock:
+    """Wall time that never goes back: the wall is read once, then the monotonic clock counts."""
+
+    def __init__(self) -> None:
+        self._offset = time.time_ns() - time.monotonic_ns()
+
+    def now(self) -> int:
+        return time.monotonic_ns() + self._offset
+
+    def monotonic(self, at: int) -> int:
+        return max(at - self._offset, 1)
+
+    def wall(self, monotonic: int) -> int:
+        return monotonic + self._offset
+
+
+class LiveWorld:
+    """Satisfies the port World."""
+
+    def __init__(
+        self,
+        *,
+        node: NodeId,
+        folder: Path,
+        mind: Node,
+        campus: Campus,
+        vault: Vault,
+        client: ssl.SSLContext,
+        clock: Clock,
+        guard: Guarded | None = None,
+    ) -> None:
+        self.node = node
+        self.mind = mind
+        # A process is in one cgroup: the guard's, if there is a guard.
+        self.runner = Runner(
+            folder / "run",
+            self._on_report_from_thread,
+            outputs=(folder / "output").absolute(),
+            cgroups=guard is None,
+            gate=guard.admit if guard is not None else None,
+        )
+        self._guard = guard
+        self._folder = folder
+        self._campus = campus
+        self._vault = vault
+        self._client = client
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pool = ThreadPoolExecutor(WORKERS, "reclaimnet-work")
+        self._alarm: asyncio.TimerHandle | None = None
+        self._cards: dict[NodeId, Card] = {}
+        self._answers: dict[str, asyncio.Future[od.Answer]] = {}
+        self._pulls: dict[tuple[JobId, ManifestId], threading.Event] = {}
+        self._preparing: dict[tuple[JobId, int], asyncio.Task[Path]] = {}
+        self._wanted: dict[tuple[JobId, int], ManifestId | None] = {}
+        """Attempts that were ordered and not ended since: no other process is ever started. With
+        what each is to go on from, once that is decided."""
+        self._laying_out: dict[tuple[JobId, int], asyncio.Lock] = {}
+        self._saving: dict[tuple[JobId, int], asyncio.Task[None]] = {}
+        self._assembled: dict[tuple[JobId, int], ManifestId] = {}
+        self._specs: dict[tuple[JobId, int], JobSpec] = {}
+        self._newest: dict[JobId, ManifestId] = {}
+        self._invited: dict[JobId, set[NodeId]] = {}
+        self._logs: asyncio.Queue[tuple[JobId, int, bytes]] = asyncio.Queue(LOG_QUEUE)
+        self._log_dropped = 0
+        self._closed = False
+        self._turned = asyncio.Event()
+        self.after_owner_event: Callable[[], None] = lambda: None
+        """Called after the provider has spoken and before they are answered."""
+        self._spawn(self._send_logs())
+
+    # --- events in -------------------------------------------------------------------------
+
+    def now(self) -> int:
+        return self._clock.now()
+
+    def deliver(self, event: ev.Event) -> None:
+        """Tell the mind, write it down, and do what it orders."""
+        if self._closed:
+            return
+        now = self._clock.now()
+        orders = self.mind.handle(event, now)
+        for entry in journal.entries(now, self.node, event, orders):
+            self._campus.journal(entry)
+        if isinstance(event, (ev.LendAsked, ev.ReclaimAsked, ev.WithdrawAsked, ev.Woke)):
+            self.after_owner_event()
+        self.carry_out(orders)
+        self._set_alarm()
+        self._turned.set()
+
+    async def empty(self) -> None:
+        """Returns when no attempt is left here."""
+        while self.mind.attempts:
+            self._turned.clear()
+            await self._turned.wait()
+
+    def hear(self, card: Card) -> None:
+        self._cards[card.node] = card
+        self.deliver(ev.BeatHeard(card=card))
+
+    async def ask(self, event: ev.LendAsked | ev.ReclaimAsked | ev.WithdrawAsked) -> od.Answer:
+        """The provider speaks; the answer comes with the orders."""
+        answer: asyncio.Future[od.Answer] = self._loop.create_future()
+        self._answers[event.request] = answer
+        self.deliver(event)
+        return await answer
+
+    def may_read(self, common_name: str, job: JobId) -> bool:
+        """From the chunk server's threads: only nodes that this job is, or was asked to be, on."""
+        if common_name == GATEWAY:
+            return True
+        peer = node_of(common_name)
+        if peer is None:
+            return False
+        if peer in self._invited.get(job, ()):
+            return True
+        reading = asyncio.run_coroutine_threadsafe(self._campus.read(job), self._loop)
+        try:
+            record = reading.result(MAY_READ_PATIENCE_S)
+        except (ReclaimNetError, TimeoutError):
+            return False
+        return record is not None and peer in (record.holder, record.handover_to, record.standby)
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        wake = self.mind.next_wake()
+        if wake is not None:
+            delay = max(wake - self._clock.now(), 0) / SECOND
+            self._alarm = self._loop.call_later(delay, self.deliver, ev.Woke())
+
+    # --- orders out ------------------------------------------------------------------------
+
+    def carry_out(self, orders: Sequence[od.Order]) -> None:
+        for order in orders:
+            self._carry_out(order)
+
+    def _carry_out(self, order: od.Order) -> None:
+        match order:
+            case od.Tell():
+                self._tell(order)
+            case od.Answer():
+                waiting = self._answers.pop(order.request, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(order)
+            case od.Write():
+                self._spawn(self._write(order))
+            case od.Read():
+                self._spawn(self._read(order.job))
+            case od.Beat():
+                self._spawn(self._beat(order.card))
+            case od.Check():
+                self._spawn(self._check(order.node))
+            case od.HoldLease():
+                self.runner.hold_lease(self._clock.monotonic(order.until), order.jobs)
+                if self._guard is not None:
+                    self._guard.renew(order.jobs, order.until)
+            case od.WarmUp():
+                self._wanted.setdefault((order.job, order.epoch), None)
+                self._spawn(self._warm_up(order))
+            case od.Start():
+                self._wanted[order.job, order.epoch] = order.manifest
+                self._spawn(self._start(order))
+            case od.Save():
+                self.runner.save(order.job, order.epoch, order.final)
+            case od.Resume():
+                self.runner.resume(order.job, order.epoch)
+            case od.Warn():
+                self.runner.warn(order.job, order.epoch, order.notice)
+            case od.Limit():
+                at = None if order.at is None else self._clock.monotonic(order.at)
+                self.runner.limit(order.job, order.epoch, at)
+                if self._guard is not None:
+                    self._guard.limit(order.job, order.epoch, order.at)
+            case od.End():
+                # Also what is only being prepared ends here.
+                self._wanted.pop((order.job, order.epoch), None)
+                if self._guard is not None:
+                    self._guard.end(order.job, order.epoch)
+                self.runner.end(order.job, order.epoch)
+            case od.Pull():
+                self._spawn(self._pull(order))
+            case od.Forget():
+                self._spawn(self._forget(order))
+            case od.Explain():
+                pass
+            case _:
+                assert_never(order)
+
+    def _tell(self, order: od.Tell) -> None:
+        event = order.event
+        match event:
+            case ev.CopyAsked(job=job):
+                self._invited.setdefault(job, set()).add(order.to)
+            case ev.TicketRedeemed(record=record, source=self.node):
+                self._invited.setdefault(record.id, set()).add(order.to)
+            case ev.HandoverOffered(record=record):
+                self._invited.setdefault(record.id, set()).add(order.to)
+            case _:
+                pass
+        if order.to == self.node:
+            self._loop.call_soon(self.deliver, event)
+        else:
+            self._spawn(self._attempted(self._campus.tell(order.to, event)))
+
+    async def _attempted(self, sending: Awaitable[None]) -> None:
+        """At most once: who needs an answer waits for it, and asks again if none comes."""
+        with contextlib.suppress(Unavailable):
+            await sending
+
+    async def _write(self, order: od.Write) -> None:
+        record, writer = order.record, order.writer
+        try:
+            result = await self._campus.write(record)
+        except (Unavailable, Damaged) as error:
+            self.deliver(ev.WriteFailed(job=record.id, reason=str(error), writer=writer))
+            return
+        if isinstance(result, Refused):
+            self.deliver(ev.WriteRefused(job=record.id, current=result.current, writer=writer))
+        else:
+            self.deliver(ev.Written(record=result, writer=writer))
+
+    async def _read(self, job: JobId) -> None:
+        with contextlib.suppress(Unavailable):
+            self.deliver(ev.RecordSeen(job=job, record=await self._campus.read(job)))
+
+    async def _beat(self, card: Card) -> None:
+        sent_at = self._clock.now()
+        with contextlib.suppress(Unavailable):
+            await self._campus.beat(card)
+            self.deliver(ev.BeatAcked(sent_at=sent_at))
+
+    async def _check(self, node: NodeId) -> None:
+        with contextlib.suppress(Unavailable):
+            self.deliver(ev.BeatChecked(node=node, card=await self._campus.read_card(node)))
+
+    # --- processes -------------------------------------------------------------------------
+
+    def _workdir(self, job: JobId, epoch: int) -> Path:
+        return self._folder / "work" / f"{job}.{epoch}"
+
+    def _resume_dir(self, job: JobId, epoch: int) -> Path:
+        return self._folder / "resume" / f"{job}.{epoch}"
+
+    def _prepared(self, job: JobId, epoch: int, spec: JobSpec) -> "asyncio.Task[Path]":
+        """The working directory, fetched and unpacked once for each attempt."""
+        key = (job, epoch)
+        self._specs[key] = spec
+        if key not in self._preparing:
+            self._preparing[key] = self._loop.create_task(self._prepare(job, epoch, spec))
+        return self._preparing[key]
+
+    async def _prepare(self, job: JobId, epoch: int, spec: JobSpec) -> Path:
+        if spec.bundle is None and spec.workdir is not None:
+            return Path(spec.workdir)
+        folder = self._workdir(job, epoch)
+        await self._in_thread(_fresh_folder, folder)
+        if spec.bundle is not None:
+            data = await self._campus.get_bundle(spec.bundle)
+            await self._in_thread(bundle.unpack, data, folder)
+        return folder
+
+    async def _warm_up(self, order: od.WarmUp) -> None:
+        # Only a head start: if it cannot be had, Start says what is wrong.
+        with contextlib.suppress(ReclaimNetError, OSError):
+            workdir = await self._prepared(order.job, order.epoch, order.spec)
+            if (order.job, order.epoch) in self._wanted:
+                self.runner.warm_up(order.job, order.epoch, order.spec, order.gpus, workdir)
+
+    async def _start(self, order: od.Start) -> None:
+        try:
+            workdir = await self._prepared(order.job, order.epoch, order.spec)
+        except (ReclaimNetError, OSError) as error:
+            await self._could_not_start(order, error)
+            return
+        try:
+            resume = await self._restored(order) if order.manifest else None
+            if resume is not None:
+                output = self.runner.output_of(order.job, order.epoch)
+                await self._in_thread(_move_files, resume / OUTPUT, output)
+        except (Damaged, NotFound) as error:
+            assert order.manifest is not None, "there was something to restore"
+            self._pull_failed(order.job, order.manifest, error)
+            return
+        except (ReclaimNetError, OSError) as error:
+            await self._could_not_start(order, error)
+            return
+        if (order.job, order.epoch) in self._wanted:
+            self.runner.start(
+                order.job, order.epoch, order.spec, order.gpus, workdir, resume, order.restarts
+            )
+
+    async def _restored(self, order: od.Start) -> Path:
+        """The checkpoint as files; what was laid out ahead of time is only brought up to date."""
+        assert order.manifest is not None, "there is something to restore"
+        await self._assemble((order.job, order.epoch), order.manifest)
+        return self._resume_dir(order.job, order.epoch)
+
+    async def _assemble(self, key: tuple[JobId, int], manifest: ManifestId) -> None:
+        """One at a time: two checkpoints written into one folder would be neither. And nothing
+        but what the attempt goes on from, once that is decided: it may be reading it."""
+        folder = self._resume_dir(*key)
+        async with self._laying_out.setdefault(key, asyncio.Lock()):
+            if key not in self._wanted or self._wanted[key] not in (None, manifest):
+                return
+            base = self._assembled.pop(key, None)
+            if base is None:
+                await self._in_thread(_fresh_folder, folder)
+            if base != manifest:
+                await self._in_thread(self._vault.assemble, manifest, folder, base)
+            self._assembled[key] = manifest
+
+    async def _could_not_start(self, order: od.Start, error: Exception) -> None:
+        _log.warning("%s could not be started: %s", order.job, error)
+        # Files that are gone will not come back; anything else may be better elsewhere or later.
+        hopeless = isinstance(error, NotFound | Damaged)
+        if not hopeless:
+            await asyncio.sleep(START_AGAIN_S)
+        exited = ev.ProcessExited(
+            job=order.job,
+            epoch=order.epoch,
+            code=NotFound.exit_code if hopeless else 1,
+            killed=not hopeless,
+            reason=f"could not be started: {error}",
+        )
+        self.deliver(exited)
+        # A process that was started ahead may be waiting for its state in vain.
+        await self.scrub(order.job, order.epoch)
+
+    def _on_report_from_thread(self, report: rn.RunnerReport) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._on_report, report)
+
+    def _on_report(self, report: rn.RunnerReport) -> None:
+        if self._closed:
+            return
+        match report:
+            case rn.Ready():
+                pass
+            case rn.Started():
+                self.deliver(ev.ProcessStarted(job=report.job, epoch=report.epoch))
+            case rn.Stepped():
+                at = self._clock.wall(report.at)
+                self.deliver(
+                    ev.StepDone(job=report.job, epoch=report.epoch, step=report.step, at=at)
+                )
+            case rn.Snapshot():
+                key = (report.job, report.epoch)
+                self._saving[key] = self._spawn(self._keep(report, self._saving.get(key)))
+            case rn.SaveFailed():
+                self.deliver(
+                    ev.SaveFailed(job=report.job, epoch=report.epoch, reason=report.reason)
+                )
+            case rn.Exited():
+                self._spawn(self._exited(report))
+            case rn.LogLines():
+                self._log_lines(report)
+            case _:
+                assert_never(report)
+
+    async def _keep(self, report: rn.Snapshot, before: "asyncio.Task[None] | None") -> None:
+        """Bring a snapshot from shared memory into the vault."""
+        if before is not None:
+            await asyncio.wait([before])
+        job, epoch = report.job, report.epoch
+        saving = self._specs[job, epoch].saving
+        try:
+            parts = await self._in_thread(self._state_and_output, report)
+            saved = await self._in_thread(
+                lambda: self._vault.save(
+                    job,
+                    epoch=epoch,
+                    step=report.step,
+                    saving=saving,
+                    taken_at=self._clock.now(),
+                    parts=parts,
+                    base=self._newest.get(job),
+                )
+            )
+        except (ReclaimNetError, OSError) as error:
+            self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=str(error)))
+            return
+        if not self.runner.intact(report):
+            reason = "the job saved again before this save was read"
+            self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=reason))
+            return
+        self._newest[job] = saved.manifest
+        self.deliver(
+            ev.SnapshotTaken(
+                job=job,
+                epoch=epoch,
+                manifest=saved.manifest,
+                step=report.step,
+                size=saved.size,
+                final=report.final,
+                pause=report.pause_ns,
+            )
+        )
+
+    def _state_and_output(self, report: rn.Snapshot) -> list[Source]:
+        """What a job has written so far belongs to its state: it moves, and goes back, with it."""
+        output = self.runner.output_of(report.job, report.epoch)
+        return [*_parts(report.path), *_parts(output, prefix=OUTPUT)]
+
+    async def _exited(self, report: rn.Exited) -> None:
+        """After its last snapshot, since that may be why it exited."""
+        key = (report.job, report.epoch)
+        saving = self._saving.pop(key, None)
+        if saving is not None:
+            await asyncio.wait([saving])
+        kept = await self._kept_output(report) if report.code == 0 and not report.killed else None
+        self.deliver(
+            ev.ProcessExited(
+                job=report.job,
+                epoch=report.epoch,
+                code=report.code,
+                killed=report.killed,
+                reason=report.reason,
+                output=kept.manifest if kept else None,
+                output_bytes=kept.size if kept else 0,
+            )
+        )
+        await self.scrub(report.job, report.epoch)
+
+    async def _kept_output(self, report: rn.Exited) -> Saved | None:
+        """What a completed job left for its user, if anything."""
+        try:
+            parts = await self._in_thread(_parts, self.runner.output_of(report.job, report.epoch))
+            if not parts:
+                return None
+            saved: Saved = await self._in_thread(
+                lambda: self._vault.save(
+                    report.job,
+                    epoch=report.epoch,
+                    step=0,
+                    saving=Saving.NONE,
+                    taken_at=self._clock.now(),
+                    parts=parts,
+                )
+            )
+        except (ReclaimNetError, OSError) as error:
+            text = f"--- the output could not be kept: {error} ---\n".encode()
+            self._log_lines(rn.LogLines(job=report.job, epoch=report.epoch, text=text))
+            return None
+        return saved
+
+    async def scrub(self, job: JobId, epoch: int) -> None:
+        """Leave nothing of an attempt on the owner's machine but its checkpoints."""
+        self.runner.scrub(job, epoch)
+        if self._guard is not None:
+            self._guard.forget(job, epoch)
+        key = (job, epoch)
+        self._wanted.pop(key, None)
+        preparing = self._preparing.pop(key, None)
+        if preparing is not None:
+            # What is half unpacked cannot be removed for good.
+            await asyncio.wait([preparing])
+        output = self.runner.output_of(job, epoch)
+        async with self._laying_out.setdefault(key, asyncio.Lock()):
+            for folder in (self._workdir(job, epoch), self._resume_dir(job, epoch), output):
+                await self._in_thread(_remove_folder, folder)
+        for known in (self._laying_out, self._assembled, self._specs):
+            known.pop(key, None)
+
+    def adopted(self, job: JobId, epoch: int, spec: JobSpec) -> None:
+        """An attempt that outlived the agent before us."""
+        self._specs[job, epoch] = spec
+
+    # --- transfers -------------------------------------------------------------------------
+
+    async def _pull(self, order: od.Pull) -> None:
+        key = (order.job, order.manifest)
+        if key in self._pulls:
+            # Whoever asked first gets the answer, and so does who asks now.
+            return
+        stop = threading.Event()
+        self._pulls[key] = stop
+        sources = {
+            address: node
+            for node in order.sources
+            if (card := self._cards.get(node)) is not None
+            and (address := card.address) != Address()
+        }
+        began = time.monotonic_ns()
+        try:
+            result = await self._in_thread(
+                lambda: pull(
+                    self._vault,
+                    manifest=order.manifest,
+                    job=order.job,
+                    sources=list(sources),
+                    context=self._client,
+                    stop=stop,
+                )
+            )
+        except (ReclaimNetError, OSError) as error:
+            del self._pulls[key]
+            self._pull_failed(order.job, order.manifest, error)
+            return
+        del self._pulls[key]
+        took = max(time.monotonic_ns() - began, 1)
+        telling = result.moved_bytes >= TELLING_RATE_BYTES and len(order.sources) == 1
+        await self._lay_out(order)
+        self.deliver(
+            ev.Pulled(
+                job=order.job,
+                manifest=order.manifest,
+                step=result.manifest.step,
+                size=result.manifest.size,
+                moved_bytes=result.moved_bytes,
+                source=order.sources[0] if telling else None,
+                rate_bps=result.moved_bytes * SECOND // took if telling else 0,
+            )
+        )
+
+    def _pull_failed(self, job: JobId, manifest: ManifestId, error: Exception) -> None:
+        damaged = isinstance(error, Damaged)
+        self.deliver(ev.PullFailed(job=job, manifest=manifest, reason=str(error), damaged=damaged))
+
+    async def _lay_out(self, order: od.Pull) -> None:
+        """For a job on its way here: its last state but one, ready to be brought up to date."""
+        for key, spec in list(self._specs.items()):
+            if key[0] == order.job and spec.saving is Saving.SDK and key in self._wanted:
+                # Only a head start: if it cannot be had, Start says what is wrong.
+                with contextlib.suppress(ReclaimNetError, OSError):
+                    await self._assemble(key, order.manifest)
+
+    async def _forget(self, order: od.Forget) -> None:
+        with contextlib.suppress(ReclaimNetError, OSError):
+            await self._in_thread(self._vault.forget, order.job, order.keep)
+        if not order.keep:
+            self._invited.pop(order.job, None)
+            self._newest.pop(order.job, None)
+
+    # --- logs ------------------------------------------------------------------------------
+
+    def _log_lines(self, report: rn.LogLines) -> None:
+        try:
+            self._logs.put_nowait((report.job, report.epoch, report.text))
+        except asyncio.QueueFull:
+            self._log_dropped += 1
+
+    async def _send_logs(self) -> None:
+        while True:
+            job, epoch, text = await self._logs.get()
+            if self._log_dropped:
+                text = b"--- output was lost: the campus could not be reached ---\n" + text
+                self._log_dropped = 0
+            with contextlib.suppress(Unavailable):
+                await self._campus.append_log(job, epoch, self.node, text)
+            self._logs.task_done()
+
+    # --- the end ---------------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        """What was printed and decided so far has reached the campus, if it can be reached."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2):
+                await self._logs.join()
+                await self._campus.flush_journal()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for stop in self._pulls.values():
+            stop.set()
+        for task in (*self._tasks, *self._preparing.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._preparing.values(), return_exceptions=True)
+        await asyncio.to_thread(self.runner.close)
+        await asyncio.to_thread(self._pool.shutdown)
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await self._loop.run_in_executor(self._pool, function, *arguments)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # A bug of ours: the agent must not go on half alive.
+            error = task.exception()
+            self._loop.call_exception_handler(
+                {"message": "an order could not be carried out", "exception": error, "task": task}
+            )
+
+
+def _parts(folder: Path, prefix: Path = HERE) -> list[Source]:
+    """Every file below, by its relative name."""
+    return [
+        Source(
+            name=str(prefix / path.relative_to(folder)),
+            path=path,
+            mode=path.stat().st_mode & 0o777,
+        )
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    ]
+
+
+def _move_files(source: Path, target: Path) -> None:
+    """What the job had written when it was saved; a head start may have written something else."""
+    _fresh_folder(target)
+    if source.is_dir():
+        for entry in source.iterdir():
+            shutil.move(entry, target / entry.name)
+
+
+def _fresh_folder(folder: Path) -> None:
+    _remove_folder(folder)
+    folder.mkdir(parents=True, mode=0o700)
+
+
+def _remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

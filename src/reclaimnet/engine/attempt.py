@@ -1,0 +1,755 @@
+"""One attempt of a job on this node: from the ticket to the moment nothing of it is left here.
+
+    CLAIMING ─▶ FETCHING ─▶ STARTING ─▶ RUNNING ─▶ FINISHING ─▶ CLOSING ─▶ GONE
+        ▲                                  │                                 ▲
+    BOOKED (waits for the source's state)  └─▶ FENCED ───────────────────────┘
+                                               (someone else holds the next epoch)
+
+A job that waits in the queue is claimed first and fetched then. A job that moves is fetched first,
+while its source still could hand it to somebody else, and claimed then.
+
+Whatever ends a loan arrives as a notice with a deadline, and `leave` is the one way out: find a
+place, take the last state, hand over. Departure is in engine/departure.py.
+"""
+
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, Final
+
+from reclaimnet.engine.departure import Departure
+from reclaimnet.engine.neighbourhood import Neighbourhood
+from reclaimnet.model.events import (
+    CopyAsked,
+    CopyHeld,
+    CopyRefused,
+    HandoverDone,
+    HandoverFailed,
+    HandoverOffered,
+    ProcessExited,
+    Pulled,
+    PullFailed,
+    SaveFailed,
+    SnapshotTaken,
+    StepDone,
+    WriteRefused,
+    Written,
+)
+from reclaimnet.model.market import GpuId, NodeId, Notice, Progress
+from reclaimnet.model.orders import (
+    End,
+    Explain,
+    Limit,
+    Order,
+    Pull,
+    Resume,
+    Save,
+    Start,
+    Tell,
+    WarmUp,
+    Warn,
+    Write,
+)
+from reclaimnet.model.units import MINUTE, SECOND
+from reclaimnet.model.work import (
+    KEPT_CHECKPOINTS,
+    REQUEUE_EXIT_CODE,
+    Checkpoint,
+    Decision,
+    JobRecord,
+    JobState,
+    ManifestId,
+    Saving,
+    Writer,
+    shape_of,
+)
+from reclaimnet.policy.cadence import Savable
+from reclaimnet.policy.place import Need
+from reclaimnet.policy.suite import Suite
+
+WRITE_AGAIN: Final = SECOND
+"""Pause before a write is repeated that the store did not answer."""
+BOOKED_PATIENCE: Final = 2 * MINUTE
+"""A destination keeps its GPUs for a job on its way for this long after it last heard of it."""
+FINISH_PATIENCE: Final = 30 * SECOND
+"""How long a completed job waits for a second copy of its output."""
+FETCH_ROUNDS: Final = 3
+"""How often all holders of all checkpoints are tried before the job goes back into the queue."""
+FETCH_AGAIN: Final = 2 * SECOND
+SAVE_AGAIN: Final = 30 * SECOND
+"""Pause after a save that failed, for example because the disk is full."""
+COPY_TRIES: Final = 3
+"""Nodes asked to keep a copy of one checkpoint."""
+
+
+class Phase(StrEnum):
+    BOOKED = "booked"
+    CLAIMING = "claiming"
+    FETCHING = "fetching"
+    STARTING = "starting"
+    RUNNING = "running"
+    FINISHING = "finishing"
+    FENCED = "fenced"
+    CLOSING = "closing"
+    GONE = "gone"
+
+
+class Attempt:
+    """`record` is what this attempt wants to be stored; writes bring the store after it."""
+
+    def __init__(
+        self,
+        *,
+        node: NodeId,
+        record: JobRecord,
+        gpus: tuple[GpuId, ...],
+        source: NodeId | None,
+        suite: Suite,
+        around: Neighbourhood,
+    ) -> None:
+        self.node = node
+        self.job = record.id
+        self.record = record
+        self.gpus = gpus
+        self.source = source
+        self.suite = suite
+        self.around = around
+        self.phase = Phase.CLAIMING if source is None else Phase.BOOKED
+        self.epoch = record.epoch + 1
+        self.notice: Notice | None = None
+        self.departure: Departure | None = None
+        self.saved_at = 0
+        self.save_cost: int | None = None
+        self.due_at: int | None = None
+        self._verdict: JobState | None = None
+        """What the job becomes when its process is gone, if we are the ones who end it."""
+        self.trusted = True
+        """The store has confirmed our epoch since the lease last lapsed."""
+        self._proving = False
+        self._writing = False
+        self._dirty = False
+        self._write_at: int | None = None
+        self._booked_until = 0
+        self._finish_by = 0
+        self._offered: ManifestId | None = None
+        self._fetching = 0
+        self._fetch_round = 0
+        self._fetch_at: int | None = None
+        self._restored: ManifestId | None = None
+        self._first_step_seen = False
+        self._saving = False
+        self._resume_when_written = False
+        self._copy_avoid: tuple[NodeId, ...] = ()
+
+    # --- the beginning ---------------------------------------------------------------------
+
+    def begin(self, now: int) -> list[Order]:
+        if self.source is None:
+            return self._claim(now)
+        self._booked_until = now + BOOKED_PATIENCE
+        newest = self.record.newest
+        if newest is None or not self.suite.prepare.warm:
+            # Only a job that was saved once is known to wait for its state when started ahead;
+            # another might begin to work, beside the one that still runs.
+            return []
+        return [
+            WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus),
+            Pull(job=self.job, manifest=newest.manifest, sources=self._sources(newest)),
+        ]
+
+    def adopt(self, now: int) -> list[Order]:
+        """The process outlived the agent and its epoch is still ours: go on as if never gone."""
+        self.epoch = self.record.epoch
+        self.phase = Phase.RUNNING
+        self.saved_at = now
+        self._first_step_seen = True
+        return self._change(now, state=JobState.RUNNING, reason="", handover_to=None)
+
+    def handover_offered(self, event: HandoverOffered, now: int) -> list[Order]:
+        if self.phase != Phase.BOOKED:
+            return []
+        self.record = event.record
+        self.epoch = event.record.epoch + 1
+        self._offered = event.manifest
+        self._booked_until = now + BOOKED_PATIENCE
+        return [Pull(job=self.job, manifest=event.manifest, sources=(event.source,))]
+
+    def handover_withdrawn(self, now: int) -> list[Order]:
+        """The source keeps the job, or gives it to another: nothing was claimed here yet."""
+        if self.phase != Phase.BOOKED:
+            return []
+        self.phase = Phase.GONE
+        return [End(job=self.job, epoch=self.epoch)]
+
+    def pulled(self, event: Pulled, now: int) -> list[Order]:
+        if self.phase == Phase.BOOKED and event.manifest == self._offered:
+            return self._claim(now)
+        if self.phase == Phase.FETCHING and event.manifest == self._fetched().manifest:
+            return self._start(self._fetched(), now)
+        return []
+
+    def pull_failed(self, event: PullFailed, now: int) -> list[Order]:
+        if self.phase == Phase.BOOKED and event.manifest == self._offered:
+            return self._decline(f"could not fetch the state: {event.reason}")
+        if self.phase == Phase.STARTING and event.manifest == self._restored:
+            return self._fetch_again(event, now)
+        if self.phase != Phase.FETCHING or event.manifest != self._fetched().manifest:
+            return []
+        checkpoint = self._fetched()
+        orders: list[Order] = [
+            self._explain(
+                "which checkpoint?",
+                f"not the one of step {checkpoint.step}",
+                ("damaged: " if event.damaged else "") + event.reason,
+            )
+        ]
+        self._fetching += 1
+        if self._fetching < len(self.record.checkpoints):
+            return orders + self._fetch()
+        self._fetching = 0
+        self._fetch_round += 1
+        if self._fetch_round >= FETCH_ROUNDS:
+            reason = f"no holder of a checkpoint answers ({event.reason})"
+            return orders + self._close(JobState.PENDING, reason, now)
+        self._fetch_at = now + FETCH_AGAIN
+        return orders
+
+    def _fetch_again(self, event: PullFailed, now: int) -> list[Order]:
+        """What was thought to be here turned out damaged when it was laid out: others may have it
+        whole, and otherwise the one before it will do."""
+        self._fetching = next(
+            index
+            for index, checkpoint in enumerate(self.record.checkpoints)
+            if checkpoint.manifest == event.manifest
+        )
+        self.phase = Phase.FETCHING
+        self._fetch_round += 1
+        if self._fetch_round >= FETCH_ROUNDS:
+            return self.pull_failed(event, now)
+        return [
+            self._explain(
+                "which checkpoint?",
+                f"the one of step {self._fetched().step}, from another node",
+                f"damaged here: {event.reason}",
+            ),
+            *self._fetch(),
+        ]
+
+    def _decline(self, reason: str) -> list[Order]:
+        assert self.source is not None, "only a job on its way can be declined"
+        self.phase = Phase.GONE
+        failed = HandoverFailed(job=self.job, node=self.node, reason=reason)
+        return [End(job=self.job, epoch=self.epoch), Tell(to=self.source, event=failed)]
+
+    def _claim(self, now: int) -> list[Order]:
+        self.phase = Phase.CLAIMING
+        return self._store(claimed(self.record, self.node), now)
+
+    def _won(self, now: int) -> list[Order]:
+        """The epoch is ours: nobody else's progress counts from here on."""
+        self.epoch = self.record.epoch
+        orders: list[Order] = [
+            self._explain(
+                "who runs the job?", f"{self.node}, epoch {self.epoch}", self.record.reason
+            )
+        ]
+        if self.record.cancel:
+            return orders + self._close(JobState.CANCELLED, "cancelled by its user", now)
+        if self.notice is not None and now >= self.notice.deadline:
+            return orders + self._close(JobState.PENDING, f"Reclaimed: {self.notice.cause}", now)
+        if self._offered is not None:
+            offered = next(c for c in self.record.checkpoints if c.manifest == self._offered)
+            return orders + self._start(offered, now)
+        if self.record.checkpoints:
+            return orders + self._fetch()
+        return orders + self._start(None, now)
+
+    def _fetch(self) -> list[Order]:
+        self.phase = Phase.FETCHING
+        checkpoint = self._fetched()
+        return [Pull(job=self.job, manifest=checkpoint.manifest, sources=self._sources(checkpoint))]
+
+    def _fetched(self) -> Checkpoint:
+        return self.record.checkpoints[self._fetching]
+
+    def _sources(self, checkpoint: Checkpoint) -> tuple[NodeId, ...]:
+        others = tuple(holder for holder in checkpoint.holders if holder != self.node)
+        return others if self.source is None else tuple(dict.fromkeys((self.source, *others)))
+
+    def _start(self, checkpoint: Checkpoint | None, now: int) -> list[Order]:
+        self.phase = Phase.STARTING
+        step = checkpoint.step if checkpoint else 0
+        lost = max(self.record.step - step, 0)
+        self._restored = checkpoint.manifest if checkpoint else None
+        kept = self.record.checkpoints
+        if checkpoint is not None:
+            # What was newer than what could be restored is not worth trying a second time.
+            kept = kept[kept.index(checkpoint) :]
+            held = replace(checkpoint, holders=_with(checkpoint.holders, self.node))
+            kept = (held, *kept[1:])
+        orders = self._change(
+            now, checkpoints=kept, step=step, steps_lost=self.record.steps_lost + lost
+        )
+        orders.append(
+            self._explain(
+                "from where does it go on?",
+                f"step {step}" if checkpoint else "the beginning",
+                f"{lost} steps are lost" if lost else "nothing is lost",
+            )
+        )
+        orders.append(
+            Start(
+                job=self.job,
+                epoch=self.epoch,
+                spec=self.record.spec,
+                gpus=self.gpus,
+                manifest=self._restored,
+                restarts=self.epoch - 1,
+            )
+        )
+        if self.notice is not None:
+            orders.append(Limit(job=self.job, epoch=self.epoch, at=self.notice.deadline))
+        return orders
+
+    # --- the running process ---------------------------------------------------------------
+
+    def started(self, now: int) -> list[Order]:
+        if self.phase != Phase.STARTING:
+            return []
+        self.phase = Phase.RUNNING
+        self.saved_at = now
+        orders = self._change(
+            now,
+            state=JobState.RUNNING,
+            reason="",
+            started_at=self.record.started_at or now,
+            last_step_at=self.record.last_step_at or now,
+        )
+        if self.source is not None:
+            done = HandoverDone(job=self.job, epoch=self.epoch, node=self.node)
+            orders.append(Tell(to=self.source, event=done))
+        if self._verdict is not None:
+            orders.append(End(job=self.job, epoch=self.epoch))
+        elif self.notice is not None:
+            orders += self._depart(now)
+        return orders
+
+    def stepped(self, event: StepDone, now: int) -> list[Order]:
+        if self.phase != Phase.RUNNING or event.epoch != self.epoch:
+            return []
+        if event.step <= self.record.step and self._first_step_seen:
+            return []
+        changes: dict[str, Any] = {"step": max(event.step, self.record.step)}
+        if not self._first_step_seen and event.step > self.record.step:
+            self._first_step_seen = True
+            if self.epoch > 1 and self.record.last_step_at is not None:
+                idle = max(event.at - self.record.last_step_at, 0)
+                changes["downtime"] = self.record.downtime + idle
+        changes["last_step_at"] = event.at
+        # Steps travel with the node's beats; the record learns of them with its next write.
+        self.record = replace(self.record, **changes)
+        return []
+
+    def progress(self) -> Progress | None:
+        if self.phase != Phase.RUNNING:
+            return None
+        return Progress(
+            job=self.job, epoch=self.epoch, step=self.record.step, at=self.record.last_step_at
+        )
+
+    def snapshot_taken(self, event: SnapshotTaken, now: int) -> list[Order]:
+        if self.phase != Phase.RUNNING or event.epoch != self.epoch:
+            return []
+        self._saving = False
+        self.saved_at = now
+        self.save_cost = event.pause
+        self._copy_avoid = ()
+        checkpoint = Checkpoint(
+            manifest=event.manifest,
+            epoch=self.epoch,
+            step=event.step,
+            size=event.size,
+            taken_at=now,
+            holders=(self.node,),
+        )
+        durable = [c for c in self.record.checkpoints if c.manifest != event.manifest]
+        changes: dict[str, Any] = {
+            "checkpoints": (checkpoint, *durable)[:KEPT_CHECKPOINTS],
+            "step": max(event.step, self.record.step),
+        }
+        if self.departure is not None:
+            self.record = replace(self.record, **changes)
+            return self.departure.snapshot_taken(event, now)
+        orders = self._change(now, state=JobState.RUNNING, reason="", **changes)
+        if event.final:
+            orders.append(Resume(job=self.job, epoch=self.epoch))
+        return orders + (self._ask_copy(checkpoint, now) if self.suite.prepare.copies else [])
+
+    def save_failed(self, event: SaveFailed, now: int) -> list[Order]:
+        if self.phase != Phase.RUNNING or event.epoch != self.epoch:
+            return []
+        self._saving = False
+        self.due_at = now + SAVE_AGAIN
+        if self.departure is not None:
+            return self.departure.save_failed(event, now)
+        return [
+            self._explain("is it saved?", "no", event.reason),
+            *self._change(
+                now, state=JobState.RUNNING, reason=f"the last save failed: {event.reason}"
+            ),
+        ]
+
+    def exited(self, event: ProcessExited, now: int) -> list[Order]:
+        if event.epoch != self.epoch:
+            return []
+        if self.phase == Phase.FENCED:
+            self.phase = Phase.GONE
+            return []
+        if self.phase in (Phase.BOOKED, Phase.CLAIMING, Phase.FETCHING):
+            # A warm process died early; it will be started again with its state.
+            return []
+        if self.phase not in (Phase.STARTING, Phase.RUNNING):
+            return []
+        called_off = self.departure.cut_short() if self.departure is not None else []
+        return called_off + self._conclude(event, now)
+
+    def _conclude(self, event: ProcessExited, now: int) -> list[Order]:
+        """What becomes of the job now that its process is gone."""
+        if self._verdict is not None:
+            return self._close(self._verdict, self.record.reason, now)
+        if event.killed:
+            why = f"NodeFail: {event.reason or 'ended by this node'}"
+            if self.notice is not None:
+                why = f"Reclaimed: {self.notice.cause}"
+            return self._close(JobState.PENDING, why, now)
+        if event.code == REQUEUE_EXIT_CODE:
+            return self._close(JobState.PENDING, "saved, and asked to be run again", now)
+        if event.code == 0 and event.output is not None:
+            return self._finish(event.output, event.output_bytes, now)
+        if event.code == 0:
+            return self._close(JobState.COMPLETED, "", now, exit_code=0)
+        reason = event.reason or f"exit code {event.code}"
+        return self._close(JobState.FAILED, reason, now, exit_code=event.code)
+
+    def cancel(self, now: int) -> list[Order]:
+        self.record = replace(self.record, cancel=True)
+        if self.phase in (Phase.STARTING, Phase.RUNNING):
+            if self._verdict is not None:
+                return []
+            self._verdict = JobState.CANCELLED
+            self.record = replace(self.record, reason="cancelled by its user")
+            return [End(job=self.job, epoch=self.epoch)]
+        if self.phase == Phase.FETCHING:
+            return self._close(JobState.CANCELLED, "cancelled by its user", now)
+        return []
+
+    def savable(self, hazard_per_h: float) -> Savable | None:
+        """How the cadence sees this attempt; None while it cannot be saved."""
+        if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE:
+            return None
+        newest = self.record.newest
+        return Savable(
+            job=self.job,
+            saved_at=self.saved_at,
+            cost=self.save_cost,
+            size=newest.size if newest else 0,
+            hazard_per_h=hazard_per_h,
+        )
+
+    # --- the output ------------------------------------------------------------------------
+
+    def _finish(self, output: ManifestId, size: int, now: int) -> list[Order]:
+        """The work is done and the GPUs are free; the output should not be here alone."""
+        self.phase = Phase.FINISHING
+        self.departure = None
+        self._finish_by = now + FINISH_PATIENCE
+        self._copy_avoid = ()
+        kept = Checkpoint(
+            manifest=output,
+            epoch=self.epoch,
+            step=self.record.step,
+            size=size,
+            taken_at=now,
+            holders=(self.node,),
+        )
+        orders = self._change(now, state=JobState.COMPLETING, reason="", output=kept)
+        return orders + self._ask_copy(kept, now)
+
+    def _finished(self, now: int) -> list[Order]:
+        return self._close(JobState.COMPLETED, "", now, exit_code=0)
+
+    # --- copies ----------------------------------------------------------------------------
+
+    def _ask_copy(self, newest: Checkpoint, now: int) -> list[Order]:
+        need = Need(
+            job=self.job,
+            shape=shape_of(self.record.spec),
+            state_bytes=newest.size,
+            vacant_now=False,
+            avoid=self._copy_avoid,
+        )
+        candidates = [
+            replace(candidate, holds=candidate.card.node == self.record.standby)
+            for candidate in self.around.candidates(self.record, now)
+        ]
+        ranked = self.suite.place(need, candidates, now)
+        if not ranked.nodes:
+            explained: list[Order] = [Explain(job=self.job, decision=ranked.decision)]
+            return explained + (self._finished(now) if self.phase == Phase.FINISHING else [])
+        chosen = ranked.nodes[0]
+        asked = CopyAsked(job=self.job, manifest=newest.manifest, source=self.node)
+        orders: list[Order] = [Tell(to=chosen, event=asked)]
+        if chosen != self.record.standby:
+            orders.append(Explain(job=self.job, decision=ranked.decision))
+            orders += self._change(now, standby=chosen)
+        return orders
+
+    def copy_held(self, event: CopyHeld, now: int) -> list[Order]:
+        output = self.record.output
+        if self.phase == Phase.FINISHING:
+            if output is None or event.manifest != output.manifest:
+                return []
+            held = replace(output, holders=_with(output.holders, event.node))
+            self.record = replace(self.record, output=held)
+            return self._finished(now)
+        checkpoints = tuple(
+            replace(c, holders=_with(c.holders, event.node)) if c.manifest == event.manifest else c
+            for c in self.record.checkpoints
+        )
+        orders: list[Order] = []
+        if checkpoints != self.record.checkpoints and self.phase == Phase.RUNNING:
+            orders = self._change(now, checkpoints=checkpoints)
+        if self.departure is not None:
+            orders += self.departure.copy_held(event, now)
+        return orders
+
+    def copy_refused(self, event: CopyRefused, now: int) -> list[Order]:
+        if self.departure is not None:
+            return self.departure.copy_refused(event, now)
+        finishing = self.phase == Phase.FINISHING
+        newest = self.record.output if finishing else self.record.newest
+        if self.phase not in (Phase.RUNNING, Phase.FINISHING):
+            return []
+        if newest is None or newest.manifest != event.manifest:
+            return []
+        self._copy_avoid = (*self._copy_avoid, event.node)
+        if len(self._copy_avoid) >= COPY_TRIES:
+            why = f"{event.node} refused: {event.reason}"
+            told: list[Order] = [self._explain("who keeps a copy?", "nobody but this node", why)]
+            return told + (self._finished(now) if finishing else [])
+        return self._ask_copy(newest, now)
+
+    # --- the way out -----------------------------------------------------------------------
+
+    def leave(self, notice: Notice, now: int) -> list[Order]:
+        """The loan ends by the notice's deadline, for whatever cause."""
+        if self.notice is not None and self.notice.deadline <= notice.deadline:
+            return []
+        self.notice = notice
+        if self.phase == Phase.BOOKED:
+            return self._decline(f"{self.node} is being reclaimed itself")
+        if self.phase == Phase.STARTING:
+            return [Limit(job=self.job, epoch=self.epoch, at=notice.deadline)]
+        if self.phase == Phase.RUNNING:
+            if self.departure is not None:
+                return self.departure.tightened(notice, now)
+            return self._depart(now)
+        return []
+
+    def stay(self, now: int) -> list[Order]:
+        """The notice was withdrawn: the loan goes on."""
+        self.notice = None
+        if self.phase not in (Phase.STARTING, Phase.RUNNING):
+            return []
+        orders: list[Order] = [Limit(job=self.job, epoch=self.epoch, at=None)]
+        if self.departure is None:
+            return orders
+        orders.append(Warn(job=self.job, epoch=self.epoch, notice=None))
+        departure, self.departure = self.departure, None
+        orders += departure.called_off()
+        orders += self._change(now, state=JobState.RUNNING, reason="", handover_to=None)
+        if departure.stopped:
+            # The process may only go on once nobody else may take the job over.
+            self._resume_when_written = True
+        return orders
+
+    def _depart(self, now: int) -> list[Order]:
+        assert self.notice is not None, "nobody asked this job to leave"
+        self.departure = Departure(self, self.notice)
+        return self.departure.begin(now)
+
+    def doubt(self, now: int) -> list[Order]:
+        """The lease has lapsed: somebody may hold the next epoch. The process stands still until
+        a write of ours has succeeded, which nobody else's older write can then undo."""
+        if self.phase not in (Phase.STARTING, Phase.RUNNING):
+            return []
+        self.trusted = False
+        return self._store(self.record, now)
+
+    # --- the record ------------------------------------------------------------------------
+
+    def change(self, now: int, **changes: Any) -> list[Order]:
+        """For the departure, which writes the same record."""
+        return self._change(now, **changes)
+
+    def _change(self, now: int, **changes: Any) -> list[Order]:
+        return self._store(replace(self.record, **changes), now)
+
+    def _store(self, record: JobRecord, now: int) -> list[Order]:
+        self.record = record
+        if self._writing:
+            self._dirty = True
+            return []
+        self._writing = True
+        self._write_at = None
+        self._proving = not self.trusted
+        return [Write(record=self.record, writer=Writer.ATTEMPT)]
+
+    def _close(self, state: JobState, reason: str, now: int, **changes: Any) -> list[Order]:
+        self.phase = Phase.CLOSING
+        self.departure = None
+        return self._change(
+            now,
+            state=state,
+            reason=reason,
+            holder=None,
+            handover_to=None,
+            ended_at=now if state.terminal else None,
+            **changes,
+        )
+
+    def written(self, event: Written, now: int) -> list[Order]:
+        self._writing = False
+        self.trusted = self.trusted or self._proving
+        self.record = replace(self.record, revision=event.record.revision)
+        if self.phase == Phase.CLAIMING:
+            return self._won(now)
+        if self._dirty:
+            self._dirty = False
+            return self._store(self.record, now)
+        if self.phase == Phase.CLOSING:
+            self.phase = Phase.GONE
+            return []
+        if self._resume_when_written:
+            self._resume_when_written = False
+            return [Resume(job=self.job, epoch=self.epoch)]
+        if self.departure is not None:
+            return self.departure.written(event.record, now)
+        return []
+
+    def write_refused(self, event: WriteRefused, now: int) -> list[Order]:
+        self._writing = False
+        current = event.current
+        if current is not None and self._ours(current):
+            # Our own write whose answer was lost, or a request of the user's: take it in.
+            self._dirty = False
+            cancel = current.cancel and not self.record.cancel
+            self.record = replace(self.record, revision=current.revision)
+            if self.phase == Phase.CLAIMING:
+                self.record = replace(self.record, cancel=current.cancel)
+                return self._won(now)
+            orders = self.cancel(now) if cancel else []
+            return orders + (self._store(self.record, now) if not self._writing else [])
+        if self.phase == Phase.CLAIMING and current is not None and may_claim(current, self.node):
+            self._dirty = False
+            return self._store(claimed(current, self.node), now)
+        return self._fenced(current, now)
+
+    def write_failed(self, now: int) -> list[Order]:
+        self._writing = False
+        self._dirty = False
+        self._write_at = now + WRITE_AGAIN
+        return []
+
+    def _ours(self, current: JobRecord) -> bool:
+        return current.epoch == self.record.epoch and current.holder == self.node
+
+    def _fenced(self, current: JobRecord | None, now: int) -> list[Order]:
+        """Someone else decides about this job now: stop, write nothing, and leave no trace."""
+        who = f"epoch {current.epoch} held by {current.holder}" if current else "no such job"
+        had_process = self.phase in (Phase.STARTING, Phase.RUNNING)
+        warm = self.source is not None and self.phase in (Phase.BOOKED, Phase.CLAIMING)
+        self.phase = Phase.FENCED if had_process else Phase.GONE
+        self.departure = None
+        orders: list[Order] = [self._explain("may this attempt go on?", "no", who)]
+        if had_process or warm:
+            orders.append(End(job=self.job, epoch=self.epoch))
+        return orders
+
+    # --- time ------------------------------------------------------------------------------
+
+    def next_wake(self) -> int | None:
+        times = [self._write_at, self._fetch_at]
+        if self.phase == Phase.BOOKED:
+            times.append(self._booked_until)
+        if self.phase == Phase.FINISHING:
+            times.append(self._finish_by)
+        if self._may_save():
+            times.append(self.due_at)
+        if self.departure is not None:
+            times.append(self.departure.next_wake())
+        if self.notice is not None and self.phase == Phase.FETCHING:
+            times.append(self.notice.deadline)
+        return min((time for time in times if time is not None), default=None)
+
+    def woke(self, now: int) -> list[Order]:
+        if self.phase == Phase.BOOKED and now >= self._booked_until:
+            return self._decline("waited too long for the state")
+        if self.phase == Phase.FINISHING and now >= self._finish_by:
+            return self._finished(now)
+        if self.phase == Phase.FETCHING:
+            if self.notice is not None and now >= self.notice.deadline:
+                return self._close(JobState.PENDING, f"Reclaimed: {self.notice.cause}", now)
+            if self._fetch_at is not None and now >= self._fetch_at:
+                self._fetch_at = None
+                return self._fetch()
+        orders: list[Order] = []
+        if self._write_at is not None and now >= self._write_at:
+            orders += self._store(self.record, now)
+        if self.departure is not None:
+            orders += self.departure.woke(now)
+        elif self._may_save() and self.due_at is not None and now >= self.due_at:
+            self._saving = True
+            orders += self._change(now, state=JobState.CHECKPOINTING)
+            orders.append(Save(job=self.job, epoch=self.epoch, final=False))
+        return orders
+
+    def _may_save(self) -> bool:
+        return (
+            self.phase == Phase.RUNNING
+            and self.departure is None
+            and not self._saving
+            and self._verdict is None
+        )
+
+    def _explain(self, question: str, chosen: str, reason: str) -> Explain:
+        return Explain(
+            job=self.job,
+            decision=Decision(
+                question=question, chosen=chosen, reasons=(reason,) if reason else ()
+            ),
+        )
+
+
+def may_claim(record: JobRecord, node: NodeId) -> bool:
+    """A job may be taken if nobody holds it, or if its holder hands it to this node."""
+    if record.state.terminal:
+        return False
+    return record.holder is None or record.handover_to == node
+
+
+def claimed(record: JobRecord, node: NodeId) -> JobRecord:
+    """The record of the next epoch, held by the node."""
+    moved = record.epoch > 0
+    return replace(
+        record,
+        epoch=record.epoch + 1,
+        holder=node,
+        handover_to=None,
+        state=JobState.CONFIGURING,
+        reason=f"starts on {node}",
+        moves=record.moves + moved,
+    )
+
+
+def _with(holders: tuple[NodeId, ...], node: NodeId) -> tuple[NodeId, ...]:
+    return holders if node in holders else (*holders, node)

@@ -1,0 +1,369 @@
+"""Departure: how a running job leaves a node whose loan ends, whatever the cause.
+
+Find a place by probes, the standby first; take the last state; hand over; and if all that fails,
+put the state on somebody's shelf, so that the job goes on from there when there is room again.
+At the deadline the process ends, wherever this has got to.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from reclaimnet.engine.prober import Prober
+from reclaimnet.model.events import (
+    CopyAsked,
+    CopyHeld,
+    CopyRefused,
+    HandoverDone,
+    HandoverFailed,
+    HandoverOffered,
+    HandoverWithdrawn,
+    ProbeAnswered,
+    SaveFailed,
+    SnapshotTaken,
+    TicketRedeemed,
+)
+from reclaimnet.model.market import NodeId, Notice
+from reclaimnet.model.orders import End, Explain, Limit, Order, Save, Tell, Warn
+from reclaimnet.model.probing import Purpose
+from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.model.work import Decision, JobRecord, JobState, ManifestId, Saving, shape_of
+from reclaimnet.policy.place import Need
+from reclaimnet.policy.rescue import Plight
+
+if TYPE_CHECKING:
+    from reclaimnet.engine.attempt import Attempt
+
+SEEK_AGAIN: Final = SECOND
+"""While the job still runs here, a place is looked for this often."""
+MAX_DESTINATIONS: Final = 4
+"""Destinations that may fail before the state is put on a shelf."""
+MAX_SHELVES: Final = 4
+LOOK_AGAIN: Final = SECOND
+"""How often the destination's pulse is checked."""
+
+
+class Departure:
+    def __init__(self, attempt: Attempt, notice: Notice) -> None:
+        self.attempt = attempt
+        self.notice = notice
+        self.destination: NodeId | None = None
+        self.stopped = False
+        """The process has been asked for its last state, and waits or will wait after it."""
+        self._prober: Prober | None = None
+        self._final: ManifestId | None = None
+        self._stop_at: int | None = None
+        self._seek_at: int | None = None
+        self._look_at: int | None = None
+        self._precopy: ManifestId | None = None
+        self._precopying = False
+        self._precopy_until = 0
+        self._offered = False
+        self._failed: tuple[NodeId, ...] = ()
+        self._shelf: NodeId | None = None
+        self._shelves_failed: tuple[NodeId, ...] = ()
+        self._lost_hope = False
+        """No state can be had of this process: it runs until the deadline."""
+
+    def begin(self, now: int) -> list[Order]:
+        job, epoch = self.attempt.job, self.attempt.epoch
+        why = f"{self.notice.cause}, {show_duration(self.notice.deadline - now)} left"
+        if self.notice.reason:
+            why += f" ({self.notice.reason})"
+        orders: list[Order] = [
+            Limit(job=job, epoch=epoch, at=self.notice.deadline),
+            Warn(job=job, epoch=epoch, notice=self.notice),
+            self._explain("must the job leave?", f"by its deadline: {why}"),
+        ]
+        orders += self.attempt.change(now, state=JobState.MIGRATING, reason=why)
+        if self.attempt.record.spec.saving == Saving.NONE:
+            self._lost_hope = True
+            orders.append(self._explain("leave now or run on?", "run on: the job cannot be saved"))
+            return orders
+        return orders + self._seek(now)
+
+    def tightened(self, notice: Notice, now: int) -> list[Order]:
+        """A nearer deadline: what was planned may be too late now."""
+        self.notice = notice
+        job, epoch = self.attempt.job, self.attempt.epoch
+        orders: list[Order] = [
+            Limit(job=job, epoch=epoch, at=notice.deadline),
+            Warn(job=job, epoch=epoch, notice=notice),
+        ]
+        if not self.stopped and not self._lost_hope:
+            orders += self._plan(now)
+        return orders
+
+    def called_off(self) -> list[Order]:
+        """The notice was withdrawn; whoever kept a place for us may forget it."""
+        return self._withdraw()
+
+    def cut_short(self) -> list[Order]:
+        """The process is gone. Who was offered its last state may still take the job; who only
+        waits for it need not wait any longer."""
+        return [] if self._final is not None else self._withdraw()
+
+    # --- finding a place -------------------------------------------------------------------
+
+    def _seek(self, now: int) -> list[Order]:
+        attempt = self.attempt
+        self._seek_at = None
+        newest = attempt.record.newest
+        need = Need(
+            job=attempt.job,
+            shape=shape_of(attempt.record.spec),
+            state_bytes=newest.size if newest else 0,
+            grace=self.notice.deadline - now,
+            avoid=self._failed,
+        )
+        ranked = attempt.suite.place(need, attempt.around.candidates(attempt.record, now), now)
+        self._prober = Prober(
+            asker=attempt.node,
+            job=attempt.job,
+            shape=need.shape,
+            purpose=Purpose.MOVE,
+            priority=attempt.record.spec.priority,
+            ranked=ranked.nodes,
+        )
+        orders: list[Order] = [Explain(job=attempt.job, decision=ranked.decision)]
+        orders += self._prober.ask_next(now)
+        return orders + self._if_sought(now)
+
+    def expects(self, event: ProbeAnswered) -> bool:
+        return self._prober is not None and self._prober.expects(event.probe)
+
+    def probe_answered(self, event: ProbeAnswered, now: int) -> list[Order]:
+        assert self._prober is not None, "an answer to a question that was not asked"
+        return self._prober.answered(event, now) + self._if_sought(now)
+
+    def _if_sought(self, now: int) -> list[Order]:
+        prober = self._prober
+        if prober is None or not prober.done:
+            return []
+        self._prober = None
+        orders: list[Order] = []
+        if prober.ticket is not None:
+            self.destination = prober.ticket.node
+            self._look_at = now + LOOK_AGAIN
+            redeemed = TicketRedeemed(
+                ticket=prober.ticket, record=self.attempt.record, source=self.attempt.node
+            )
+            orders.append(Tell(to=self.destination, event=redeemed))
+        elif prober.refused:
+            orders.append(self._explain("who takes the job?", "nobody", *prober.refused))
+        if self._final is not None:
+            return orders + (self._offer(now) if self.destination else self._shelve(now))
+        if self.stopped:
+            return orders
+        return orders + self._plan(now)
+
+    def _plan(self, now: int) -> list[Order]:
+        attempt = self.attempt
+        newest = attempt.record.newest
+        plan = attempt.suite.rescue(
+            Plight(
+                now=now,
+                deadline=self.notice.deadline,
+                state_bytes=newest.size if newest else 0,
+                save_cost=attempt.save_cost or 0,
+                path_bps=attempt.around.rate(self.destination) if self.destination else 0,
+                placed=self.destination is not None,
+                fresh_copy=newest is not None and self.destination in newest.holders,
+            )
+        )
+        first_plan = self._stop_at is None
+        self._stop_at = plan.stop_at
+        orders: list[Order] = []
+        if first_plan or self.destination is not None:
+            orders.append(Explain(job=attempt.job, decision=plan.decision))
+        if self.destination is None:
+            self._seek_at = now + SEEK_AGAIN
+        elif plan.precopy and attempt.suite.prepare.precopy and not self._precopying:
+            self._precopying = True
+            self._precopy_until = now + (self.notice.deadline - now) // 2
+            orders.append(Save(job=attempt.job, epoch=attempt.epoch, final=False))
+            return orders
+        if now >= plan.stop_at and not self._precopying:
+            orders += self._stop()
+        return orders
+
+    # --- taking the last state -------------------------------------------------------------
+
+    def _stop(self) -> list[Order]:
+        if self.stopped:
+            return []
+        self.stopped = True
+        self._seek_at = None
+        return [Save(job=self.attempt.job, epoch=self.attempt.epoch, final=True)]
+
+    def snapshot_taken(self, event: SnapshotTaken, now: int) -> list[Order]:
+        """The attempt has entered the checkpoint into its record already."""
+        if not event.final:
+            orders = self.attempt.change(now)
+            if self._precopying and self.destination is not None:
+                self._precopy = event.manifest
+                asked = CopyAsked(job=event.job, manifest=event.manifest, source=self.attempt.node)
+                orders.append(Tell(to=self.destination, event=asked))
+            return orders
+        self._final = event.manifest
+        if self.destination is not None:
+            return self._offer(now)
+        if self._prober is not None:
+            return self.attempt.change(now)
+        return self._shelve(now)
+
+    def save_failed(self, event: SaveFailed, now: int) -> list[Order]:
+        """Without a fresh state there is nothing to hand over: run on, and go back to the last
+        durable checkpoint at the deadline."""
+        self._lost_hope = True
+        self.stopped = False
+        self._precopying = False
+        self._stop_at = self._seek_at = self._look_at = None
+        orders = self._withdraw()
+        orders.append(self._explain("is it saved?", "no", event.reason))
+        return orders + self.attempt.change(now, reason=f"could not be saved: {event.reason}")
+
+    # --- handing over ----------------------------------------------------------------------
+
+    def _offer(self, now: int) -> list[Order]:
+        """First the record names the destination, so that it and nobody else may claim; only then
+        is it told."""
+        self._offered = False
+        return self.attempt.change(now, handover_to=self.destination)
+
+    def written(self, stored: JobRecord, now: int) -> list[Order]:
+        if self._offered or self._final is None or self.destination is None:
+            return []
+        if stored.handover_to != self.destination:
+            return []
+        self._offered = True
+        offered = HandoverOffered(
+            record=self.attempt.record, manifest=self._final, source=self.attempt.node
+        )
+        return [Tell(to=self.destination, event=offered)]
+
+    def handover_done(self, event: HandoverDone) -> list[Order]:
+        """The job lives elsewhere: what is left here ends, and nothing is written any more."""
+        return [
+            self._explain("has the job moved?", f"yes, it runs on {event.node}"),
+            End(job=self.attempt.job, epoch=self.attempt.epoch),
+        ]
+
+    def handover_failed(self, event: HandoverFailed, now: int) -> list[Order]:
+        if event.node != self.destination:
+            return []
+        return self._destination_lost(event.reason, now)
+
+    def _destination_lost(self, reason: str, now: int) -> list[Order]:
+        assert self.destination is not None, "there is no destination to lose"
+        orders: list[Order] = [
+            self._explain("does the destination work out?", "no", f"{self.destination}: {reason}")
+        ]
+        self._failed = (*self._failed, self.destination)
+        self.destination = None
+        self._look_at = None
+        self._precopying = False
+        self._offered = False
+        if self.attempt.record.handover_to is not None:
+            orders += self.attempt.change(now, handover_to=None)
+        if len(self._failed) < MAX_DESTINATIONS:
+            return orders + self._seek(now)
+        if self._final is not None:
+            return orders + self._shelve(now)
+        return orders + self._plan(now)
+
+    def _withdraw(self) -> list[Order]:
+        if self.destination is None:
+            return []
+        withdrawn = HandoverWithdrawn(job=self.attempt.job, source=self.attempt.node)
+        destination, self.destination = self.destination, None
+        return [Tell(to=destination, event=withdrawn)]
+
+    # --- the shelf -------------------------------------------------------------------------
+
+    def _shelve(self, now: int) -> list[Order]:
+        """No place for the job, so at least one for its state."""
+        attempt = self.attempt
+        newest = attempt.record.newest
+        assert newest is not None, "a final state was taken"
+        need = Need(
+            job=attempt.job,
+            shape=shape_of(attempt.record.spec),
+            state_bytes=newest.size,
+            vacant_now=False,
+            avoid=self._shelves_failed,
+        )
+        ranked = attempt.suite.place(need, attempt.around.candidates(attempt.record, now), now)
+        orders: list[Order] = [Explain(job=attempt.job, decision=ranked.decision)]
+        if not ranked.nodes or len(self._shelves_failed) >= MAX_SHELVES:
+            self._shelf = None
+            orders.append(self._explain("who keeps the state?", "only this node's vault"))
+            orders.append(End(job=attempt.job, epoch=attempt.epoch))
+            return orders
+        self._shelf = ranked.nodes[0]
+        self._look_at = now + LOOK_AGAIN
+        asked = CopyAsked(job=attempt.job, manifest=newest.manifest, source=attempt.node)
+        orders.append(Tell(to=self._shelf, event=asked))
+        return orders + attempt.change(now, standby=self._shelf)
+
+    def copy_held(self, event: CopyHeld, now: int) -> list[Order]:
+        if self._precopying and event.manifest == self._precopy:
+            self._precopying = False
+            return self._stop()
+        if event.manifest == self._final and self.destination is None:
+            self._look_at = None
+            return [End(job=self.attempt.job, epoch=self.attempt.epoch)]
+        return []
+
+    def copy_refused(self, event: CopyRefused, now: int) -> list[Order]:
+        if self._precopying and event.manifest == self._precopy:
+            self._precopying = False
+            return self._stop()
+        if event.manifest == self._final and event.node == self._shelf:
+            self._shelves_failed = (*self._shelves_failed, event.node)
+            return self._shelve(now)
+        return []
+
+    # --- time ------------------------------------------------------------------------------
+
+    def next_wake(self) -> int | None:
+        times = [self._seek_at, self._look_at]
+        if not self.stopped and not self._lost_hope:
+            times.append(self._precopy_until if self._precopying else self._stop_at)
+        if self._prober is not None:
+            times.append(self._prober.next_wake())
+        return min((time for time in times if time is not None), default=None)
+
+    def woke(self, now: int) -> list[Order]:
+        orders: list[Order] = []
+        if self._prober is not None:
+            orders += self._prober.woke(now)
+            orders += self._if_sought(now)
+        if self._look_at is not None and now >= self._look_at:
+            self._look_at = now + LOOK_AGAIN
+            orders += self._check_pulse(now)
+        if self._precopying and now >= self._precopy_until:
+            self._precopying = False
+            orders += self._stop()
+        if self._lost_hope or self.stopped or self._precopying:
+            return orders
+        if self._stop_at is not None and now >= self._stop_at:
+            orders += self._stop()
+        elif self._seek_at is not None and now >= self._seek_at and self._prober is None:
+            orders += self._seek(now)
+        return orders
+
+    def _check_pulse(self, now: int) -> list[Order]:
+        around = self.attempt.around
+        if self.destination is not None and not around.alive(self.destination, now):
+            return self._destination_lost("is silent", now)
+        if self.destination is None and self._shelf and not around.alive(self._shelf, now):
+            self._shelves_failed = (*self._shelves_failed, self._shelf)
+            return self._shelve(now)
+        return []
+
+    def _explain(self, question: str, chosen: str, *reasons: str) -> Explain:
+        return Explain(
+            job=self.attempt.job,
+            decision=Decision(question=question, chosen=chosen, reasons=tuple(reasons)),
+        )

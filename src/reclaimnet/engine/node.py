@@ -1,0 +1,474 @@
+"""The mind of a node: one synchronous state machine that a world drives with events.
+
+It owns the provider's book, the attempts that run here, the shelf of copies kept for others, what
+it has heard of its neighbours, and, while it holds that role, the zone's dispatcher.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final, assert_never
+
+from reclaimnet.engine.attempt import Attempt, Phase
+from reclaimnet.engine.dispatcher import Dispatcher
+from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood, Timing
+from reclaimnet.engine.provider import Provider
+from reclaimnet.engine.shelf import Shelf
+from reclaimnet.model import events as ev
+from reclaimnet.model.market import Address, Card, JobId, NodeId, Notice, Progress, Terms
+from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Read, Tell, Write
+from reclaimnet.model.probing import Ticket
+from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND
+from reclaimnet.model.work import JobState, Writer
+from reclaimnet.policy.suite import Suite
+
+DISPATCHER: Final = "dispatcher"
+EARLY_BEAT: Final = 50 * MILLISECOND
+"""A change of what is vacant is told this soon, and not more often than this."""
+STRAY_AGAIN: Final = 2 * SECOND
+"""How often a record that names this node by mistake is looked at until it is mended."""
+REPLAN: Final = MINUTE
+"""How often the cadence is asked again when nothing else prompts it."""
+
+
+NOWHERE: Final = Address()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """What is fixed about a node while its agent runs."""
+
+    node: NodeId
+    provider: str = ""
+    zone: str = "campus"
+    address: Address = NOWHERE
+    uplink_bps: int = 125_000_000
+    shelf_bytes: int = 1 << 34
+    hazard_per_h: float = 0.5
+    """Until departures have been observed: once in two hours, a careful guess."""
+    timing: Timing = LIVELY
+
+
+class Node:
+    def __init__(self, body: Body, suite: Suite) -> None:
+        self.body = body
+        self.suite = suite
+        self.provider = Provider(body.node)
+        self.attempts: dict[JobId, Attempt] = {}
+        self.shelf = Shelf(body.node)
+        self.around = Neighbourhood(body.node, body.timing)
+        self.dispatcher: Dispatcher | None = None
+        self._beat_at = 0
+        self.lease_until = 0
+        self._leases: dict[JobId, int] = {}
+        self._told: Card | None = None
+        self._strays: dict[JobId, int] = {}
+        """Jobs whose records name this node though it does not run them, until that is mended."""
+        self._plan_at = 0
+        self._cadence_told: dict[JobId, str] = {}
+
+    # --- what a world calls ----------------------------------------------------------------
+
+    def handle(self, event: ev.Event, now: int) -> list[Order]:
+        orders = self._react(event, now)
+        orders += self._sweep(now)
+        orders += self._maybe_beat(now)
+        return orders
+
+    def next_wake(self) -> int | None:
+        times = [self._beat_at, self.provider.next_wake(), self.shelf.next_wake()]
+        times += [attempt.next_wake() for attempt in self.attempts.values()]
+        if self.dispatcher is not None:
+            times.append(self.dispatcher.next_wake())
+        times += self._strays.values()
+        if self.attempts:
+            times.append(self._plan_at)
+        return min(time for time in times if time is not None)
+
+    def card(self) -> Card:
+        """What is told with every beat, but for the progress of jobs, which is always news."""
+        offer = self.provider.offer
+        return Card(
+            node=self.body.node,
+            provider=self.body.provider,
+            zone=self.body.zone,
+            address=self.body.address,
+            gpus=offer.gpus if offer else (),
+            vacant=tuple(gpu.id for gpu in self.provider.vacant()),
+            leaving=tuple(sorted(self.provider.leaving())),
+            deadline=self.provider.deadline(),
+            terms=offer.terms if offer else Terms(),
+            uplink_bps=self.body.uplink_bps,
+            shelf_bytes=self.body.shelf_bytes,
+            hazard_per_h=self.body.hazard_per_h,
+            lending_since=self.provider.lending_since,
+        )
+
+    def _progress(self) -> tuple[Progress, ...]:
+        return tuple(
+            progress
+            for job in sorted(self.attempts)
+            if (progress := self.attempts[job].progress()) is not None
+        )
+
+    # --- one event -------------------------------------------------------------------------
+
+    def _react(self, event: ev.Event, now: int) -> list[Order]:
+        match event:
+            case ev.LendAsked():
+                return [self.provider.lend(event, now)]
+            case ev.ReclaimAsked():
+                return self._reclaim(event, now)
+            case ev.WithdrawAsked():
+                return self._withdraw(event, now)
+            case ev.ProbeArrived():
+                return [self._answer_probe(event, now)]
+            case ev.ProbeAnswered():
+                return self._probe_answered(event, now)
+            case ev.TicketRedeemed():
+                return self._ticket_redeemed(event, now)
+            case ev.TicketReturned():
+                self.provider.give_back(event.ticket)
+                return []
+            case ev.HandoverOffered():
+                attempt = self.attempts.get(event.record.id)
+                if attempt is None or attempt.phase != Phase.BOOKED:
+                    return self._no_such_booking(event)
+                return attempt.handover_offered(event, now)
+            case ev.HandoverDone():
+                return self._handover_done(event, now)
+            case ev.HandoverFailed():
+                attempt = self.attempts.get(event.job)
+                if attempt is None or attempt.departure is None:
+                    return []
+                return attempt.departure.handover_failed(event, now)
+            case ev.HandoverWithdrawn():
+                attempt = self.attempts.get(event.job)
+                if attempt is None or attempt.source != event.source:
+                    return []
+                return attempt.handover_withdrawn(now)
+            case ev.CopyAsked():
+                return self.shelf.asked(event)
+            case ev.CopyHeld():
+                self._measured(event.node, event.rate_bps)
+                attempt = self.attempts.get(event.job)
+                return attempt.copy_held(event, now) if attempt else []
+            case ev.CopyRefused():
+                attempt = self.attempts.get(event.job)
+                return attempt.copy_refused(event, now) if attempt else []
+            case ev.Written():
+                return self._written(event, now)
+            case ev.WriteRefused():
+                return self._write_refused(event, now)
+            case ev.WriteFailed():
+                return self._write_failed(event, now)
+            case ev.RecordSeen():
+                return self._record_seen(event, now)
+            case ev.CancelAsked():
+                attempt = self.attempts.get(event.job)
+                return attempt.cancel(now) if attempt else []
+            case ev.ProcessStarted():
+                attempt = self._running(event.job, event.epoch)
+                return attempt.started(now) if attempt else [_end(event.job, event.epoch)]
+            case ev.StepDone():
+                attempt = self._running(event.job, event.epoch)
+                return attempt.stepped(event, now) if attempt else []
+            case ev.SnapshotTaken():
+                attempt = self._running(event.job, event.epoch)
+                return attempt.snapshot_taken(event, now) if attempt else []
+            case ev.SaveFailed():
+                attempt = self._running(event.job, event.epoch)
+                return attempt.save_failed(event, now) if attempt else []
+            case ev.ProcessExited():
+                attempt = self._running(event.job, event.epoch)
+                return attempt.exited(event, now) if attempt else []
+            case ev.ProcessFound():
+                return self._process_found(event, now)
+            case ev.CopiesFound():
+                self.shelf.found(event.jobs, now)
+                return []
+            case ev.Pulled():
+                return self._pulled(event, now)
+            case ev.PullFailed():
+                return self._pull_failed(event, now)
+            case ev.BeatHeard():
+                return self._beat_heard(event, now)
+            case ev.BeatAcked():
+                return self._beat_acked(event, now)
+            case ev.BeatChecked():
+                return self._beat_checked(event, now)
+            case ev.RoleWon():
+                if event.role == DISPATCHER and self.dispatcher is None:
+                    self.dispatcher = Dispatcher(
+                        node=self.body.node, suite=self.suite, around=self.around, now=now
+                    )
+                return []
+            case ev.RoleLost():
+                if event.role == DISPATCHER:
+                    self.dispatcher = None
+                return []
+            case ev.Woke():
+                return self._woke(now)
+            case _:
+                assert_never(event)
+
+    # --- the provider's word ---------------------------------------------------------------
+
+    def _reclaim(self, event: ev.ReclaimAsked, now: int) -> list[Order]:
+        answer, notice = self.provider.reclaim(event, now)
+        orders: list[Order] = [answer]
+        if notice is not None:
+            orders += self._warn(notice, now)
+        return orders
+
+    def _warn(self, notice: Notice, now: int) -> list[Order]:
+        orders: list[Order] = []
+        for job in sorted(self.attempts):
+            contract = self.provider.contracts.get(job)
+            if contract is not None and set(contract.gpus) & set(notice.gpus):
+                orders += self.attempts[job].leave(notice, now)
+        return orders
+
+    def _withdraw(self, event: ev.WithdrawAsked, now: int) -> list[Order]:
+        answer, _ = self.provider.withdraw(event)
+        orders: list[Order] = [answer]
+        for job in sorted(self.attempts):
+            attempt = self.attempts[job]
+            if attempt.notice is not None and self.provider.notice_for(job) is None:
+                orders += attempt.stay(now)
+        return orders
+
+    # --- probes and tickets ----------------------------------------------------------------
+
+    def _answer_probe(self, event: ev.ProbeArrived, now: int) -> Tell:
+        self.provider.expire(now)
+        verdict = self.provider.arbitrate(event.probe, self.suite.arbitrate, now)
+        if isinstance(verdict, Ticket):
+            answer = ev.ProbeAnswered(probe=event.probe.id, node=self.body.node, ticket=verdict)
+        else:
+            answer = ev.ProbeAnswered(
+                probe=event.probe.id, node=self.body.node, reasons=verdict.reasons
+            )
+        return Tell(to=event.probe.asker, event=answer)
+
+    def _probe_answered(self, event: ev.ProbeAnswered, now: int) -> list[Order]:
+        if self.dispatcher is not None and self.dispatcher.expects(event):
+            return self.dispatcher.probe_answered(event, now)
+        for attempt in self.attempts.values():
+            if attempt.departure is not None and attempt.departure.expects(event):
+                return attempt.departure.probe_answered(event, now)
+        if event.ticket is None:
+            return []
+        # The answer came too late and another node was asked: do not let the GPUs wait.
+        return [Tell(to=event.node, event=ev.TicketReturned(ticket=event.ticket))]
+
+    def _ticket_redeemed(self, event: ev.TicketRedeemed, now: int) -> list[Order]:
+        job = event.record.id
+        if job in self.attempts or not self.provider.redeem(event.ticket, now):
+            if event.source is None:
+                return []
+            failed = ev.HandoverFailed(job=job, node=self.body.node, reason="the ticket is void")
+            return [Tell(to=event.source, event=failed)]
+        attempt = Attempt(
+            node=self.body.node,
+            record=event.record,
+            gpus=event.ticket.gpus,
+            source=event.source,
+            suite=self.suite,
+            around=self.around,
+        )
+        self.attempts[job] = attempt
+        return attempt.begin(now)
+
+    def _process_found(self, event: ev.ProcessFound, now: int) -> list[Order]:
+        record = event.record
+        if record.holder != self.body.node or record.state.terminal:
+            return [_end(record.id, record.epoch)]
+        attempt = Attempt(
+            node=self.body.node,
+            record=record,
+            gpus=event.gpus,
+            source=None,
+            suite=self.suite,
+            around=self.around,
+        )
+        self.attempts[record.id] = attempt
+        self.provider.adopt(record.id, event.gpus, now)
+        orders = attempt.adopt(now)
+        notice = self.provider.notice_for(record.id)
+        return orders + (attempt.leave(notice, now) if notice else [])
+
+    # --- moving ----------------------------------------------------------------------------
+
+    def _no_such_booking(self, event: ev.HandoverOffered) -> list[Order]:
+        failed = ev.HandoverFailed(
+            job=event.record.id, node=self.body.node, reason="has no place booked for it"
+        )
+        return [Tell(to=event.source, event=failed)]
+
+    def _handover_done(self, event: ev.HandoverDone, now: int) -> list[Order]:
+        attempt = self.attempts.get(event.job)
+        if attempt is None or attempt.departure is None or event.epoch <= attempt.epoch:
+            return []
+        orders = attempt.departure.handover_done(event)
+        attempt.phase = Phase.FENCED
+        attempt.departure = None
+        # What this node still has of the job is now a copy like any other.
+        self.shelf.found((event.job,), now)
+        return orders
+
+    def _measured(self, node: NodeId | None, rate_bps: int) -> None:
+        if node is not None and rate_bps > 0:
+            self.around.measured(node, rate_bps=rate_bps)
+
+    def _pulled(self, event: ev.Pulled, now: int) -> list[Order]:
+        self._measured(event.source, event.rate_bps)
+        orders: list[Order] = []
+        if self.shelf.expects(event.job, event.manifest):
+            orders += self.shelf.pulled(event, now)
+        attempt = self.attempts.get(event.job)
+        return orders + (attempt.pulled(event, now) if attempt else [])
+
+    def _pull_failed(self, event: ev.PullFailed, now: int) -> list[Order]:
+        orders: list[Order] = []
+        if self.shelf.expects(event.job, event.manifest):
+            orders += self.shelf.pull_failed(event)
+        attempt = self.attempts.get(event.job)
+        return orders + (attempt.pull_failed(event, now) if attempt else [])
+
+    # --- records ---------------------------------------------------------------------------
+
+    def _written(self, event: ev.Written, now: int) -> list[Order]:
+        if event.writer == Writer.DISPATCHER:
+            return self.dispatcher.written(event, now) if self.dispatcher else []
+        attempt = self.attempts.get(event.record.id)
+        return attempt.written(event, now) if attempt else []
+
+    def _write_refused(self, event: ev.WriteRefused, now: int) -> list[Order]:
+        if event.writer == Writer.DISPATCHER:
+            return self.dispatcher.write_refused(event, now) if self.dispatcher else []
+        attempt = self.attempts.get(event.job)
+        return attempt.write_refused(event, now) if attempt else []
+
+    def _write_failed(self, event: ev.WriteFailed, now: int) -> list[Order]:
+        if event.writer == Writer.DISPATCHER:
+            return self.dispatcher.write_failed(event.job, now) if self.dispatcher else []
+        attempt = self.attempts.get(event.job)
+        return attempt.write_failed(now) if attempt else []
+
+    def _record_seen(self, event: ev.RecordSeen, now: int) -> list[Order]:
+        orders: list[Order] = []
+        if self.dispatcher is not None and event.record is not None:
+            orders += self.dispatcher.record_seen(event.record, now)
+        if event.job in self.attempts:
+            return orders
+        record = event.record
+        if record is not None and record.holder == self.body.node and not record.state.terminal:
+            # The record says it runs here, but it does not: this node must have restarted.
+            self._strays[record.id] = now + STRAY_AGAIN
+            lost = replace(
+                record,
+                state=JobState.PENDING,
+                reason=f"NodeFail: {self.body.node} was restarted",
+                holder=None,
+                handover_to=None,
+            )
+            orders.append(Write(record=lost, writer=Writer.DISPATCHER))
+        else:
+            self._strays.pop(event.job, None)
+        return orders + self.shelf.record_seen(event)
+
+    # --- beats and time --------------------------------------------------------------------
+
+    def _beat_heard(self, event: ev.BeatHeard, now: int) -> list[Order]:
+        before = self.around.card(event.card.node)
+        self.around.heard(event.card, now)
+        if self.dispatcher is None:
+            return []
+        gained = set(event.card.vacant) - set(before.vacant if before else ())
+        return self.dispatcher.vacancy(now) if gained else []
+
+    def _beat_acked(self, event: ev.BeatAcked, now: int) -> list[Order]:
+        lapsed = now >= self.lease_until
+        self.lease_until = max(self.lease_until, event.sent_at + self.body.timing.lease)
+        orders: list[Order] = []
+        if lapsed:
+            for job in sorted(self.attempts):
+                orders += self.attempts[job].doubt(now)
+        return orders
+
+    def _beat_checked(self, event: ev.BeatChecked, now: int) -> list[Order]:
+        if event.card is not None and self.around.heard(event.card, now):
+            return []
+        return self.dispatcher.confirmed_silent(event.node, now) if self.dispatcher else []
+
+    def _hold_leases(self) -> list[Order]:
+        """Every process whose epoch is certain shares the node's lease."""
+        jobs = tuple(
+            job
+            for job in sorted(self.attempts)
+            if self.attempts[job].trusted and self._leases.get(job) != self.lease_until
+        )
+        self._leases = {job: until for job, until in self._leases.items() if job in self.attempts}
+        if not jobs:
+            return []
+        self._leases.update(dict.fromkeys(jobs, self.lease_until))
+        return [HoldLease(until=self.lease_until, jobs=jobs)]
+
+    def _woke(self, now: int) -> list[Order]:
+        self.provider.expire(now)
+        orders = self.shelf.woke(now)
+        for job in [job for job, at in sorted(self._strays.items()) if now >= at]:
+            self._strays[job] = now + STRAY_AGAIN
+            orders.append(Read(job=job))
+        for job in sorted(self.attempts):
+            orders += self.attempts[job].woke(now)
+        if self.dispatcher is not None:
+            orders += self.dispatcher.woke(now)
+        return orders
+
+    def _sweep(self, now: int) -> list[Order]:
+        """What follows from the new state, whatever the event was."""
+        for job in sorted(self.attempts):
+            attempt = self.attempts[job]
+            if attempt.phase in (Phase.FINISHING, Phase.CLOSING, Phase.GONE):
+                self.provider.release(job)
+            if attempt.phase == Phase.GONE:
+                del self.attempts[job]
+                self.shelf.found((job,), now)
+        return self._hold_leases() + self._plan_saves(now)
+
+    def _plan_saves(self, now: int) -> list[Order]:
+        """Ask the cadence, jointly for all that share this node's uplink."""
+        hazard = self.body.hazard_per_h
+        jobs = [
+            savable
+            for job in sorted(self.attempts)
+            if (savable := self.attempts[job].savable(hazard)) is not None
+        ]
+        self._plan_at = now + REPLAN
+        orders: list[Order] = []
+        for due in self.suite.cadence(jobs, self.body.uplink_bps, now):
+            self.attempts[due.job].due_at = due.at
+            if self._cadence_told.get(due.job) != due.decision.chosen:
+                self._cadence_told[due.job] = due.decision.chosen
+                orders.append(Explain(job=due.job, decision=due.decision))
+        for job in [job for job in self._cadence_told if job not in self.attempts]:
+            del self._cadence_told[job]
+        return orders
+
+    def _maybe_beat(self, now: int) -> list[Order]:
+        card = self.card()
+        if now >= self._beat_at:
+            self._beat_at = now + self.body.timing.beat
+            self._told = card
+            return [Beat(card=replace(card, beat=now, jobs=self._progress()))]
+        if card != self._told:
+            self._beat_at = min(self._beat_at, now + EARLY_BEAT)
+        return []
+
+    def _running(self, job: JobId, epoch: int) -> Attempt | None:
+        attempt = self.attempts.get(job)
+        return attempt if attempt is not None and attempt.epoch == epoch else None
+
+
+def _end(job: JobId, epoch: int) -> End:
+    return End(job=job, epoch=epoch)

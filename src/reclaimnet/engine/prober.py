@@ -1,0 +1,84 @@
+"""The prober: walks a bounded question through ranked nodes until one promises a place."""
+
+from typing import Final
+
+from reclaimnet.model.events import ProbeAnswered, ProbeArrived
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.orders import Order, Tell
+from reclaimnet.model.probing import Probe, ProbeId, Purpose, Ticket
+from reclaimnet.model.units import SECOND
+from reclaimnet.model.work import Shape
+
+MAX_PROBES: Final = 5
+"""Nodes asked for one placement, however large the campus is."""
+PATIENCE: Final = SECOND
+"""How long one node may take to answer before the next is asked."""
+
+
+class Prober:
+    """One search. It is over when `done`; then there is a `ticket`, or only `refused` reasons."""
+
+    def __init__(
+        self,
+        *,
+        asker: NodeId,
+        job: JobId,
+        shape: Shape,
+        purpose: Purpose,
+        priority: int,
+        ranked: tuple[NodeId, ...],
+    ) -> None:
+        self.asker = asker
+        self.job = job
+        self.shape = shape
+        self.purpose = purpose
+        self.priority = priority
+        self.ticket: Ticket | None = None
+        self.refused: list[str] = []
+        self._waiting_for: Probe | None = None
+        self._asked: NodeId | None = None
+        self._until = 0
+        self._left = list(ranked[:MAX_PROBES])
+
+    @property
+    def done(self) -> bool:
+        return self._waiting_for is None and (self.ticket is not None or not self._left)
+
+    def next_wake(self) -> int | None:
+        return self._until if self._waiting_for is not None else None
+
+    def expects(self, probe: ProbeId) -> bool:
+        return self._waiting_for is not None and self._waiting_for.id == probe
+
+    def ask_next(self, now: int) -> list[Order]:
+        """Put the question to the next node, if one is left."""
+        if not self._left:
+            self._waiting_for = None
+            return []
+        node = self._left.pop(0)
+        self._asked = node
+        self._until = now + PATIENCE
+        self._waiting_for = Probe(
+            id=ProbeId(f"{self.asker}-p{now}-{self.job}-{len(self._left)}"),
+            asker=self.asker,
+            job=self.job,
+            shape=self.shape,
+            purpose=self.purpose,
+            priority=self.priority,
+        )
+        return [Tell(to=node, event=ProbeArrived(probe=self._waiting_for))]
+
+    def answered(self, event: ProbeAnswered, now: int) -> list[Order]:
+        assert self.expects(event.probe), "an answer to a question that was not asked"
+        self._waiting_for = None
+        if event.ticket is not None:
+            self.ticket = event.ticket
+            return []
+        self.refused.append(f"{event.node}: {'; '.join(event.reasons)}")
+        return self.ask_next(now)
+
+    def woke(self, now: int) -> list[Order]:
+        if self._waiting_for is None or now < self._until:
+            return []
+        self.refused.append(f"{self._asked}: did not answer")
+        return self.ask_next(now)

@@ -1,0 +1,210 @@
+"""The provider's book: what is lent, promised, taken and under notice on one node."""
+
+from dataclasses import replace
+from typing import Final
+
+from reclaimnet.model.events import LendAsked, ReclaimAsked, WithdrawAsked
+from reclaimnet.model.market import Contract, Gpu, GpuId, JobId, NodeId, Notice, NoticeId, Offer
+from reclaimnet.model.orders import Answer
+from reclaimnet.model.probing import Probe, Ticket, TicketId
+from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.policy.arbitrate import Arbitrate, Booth, Denied
+
+TICKET_LIFE: Final = 5 * SECOND
+"""A promise that is not redeemed by then is void."""
+MAX_NOTICES: Final = 256
+"""More notices than this at once is a mistake of the asker."""
+
+
+class Provider:
+    """Never promises a GPU twice, and never one that the provider wants back."""
+
+    def __init__(self, node: NodeId) -> None:
+        self.node = node
+        self.offer: Offer | None = None
+        self.lending_since: int | None = None
+        self.contracts: dict[JobId, Contract] = {}
+        self.tickets: dict[TicketId, Ticket] = {}
+        self.notices: dict[NoticeId, Notice] = {}
+        self._minted = 0
+
+    # --- derived ---------------------------------------------------------------------------
+
+    def vacant(self) -> tuple[Gpu, ...]:
+        taken = {gpu for contract in self.contracts.values() for gpu in contract.gpus}
+        taken |= {gpu for ticket in self.tickets.values() for gpu in ticket.gpus}
+        taken |= self.leaving()
+        return tuple(gpu for gpu in self._lent() if gpu.id not in taken)
+
+    def leaving(self) -> set[GpuId]:
+        return {gpu for notice in self.notices.values() for gpu in notice.gpus}
+
+    def deadline(self) -> int | None:
+        return min((notice.deadline for notice in self.notices.values()), default=None)
+
+    def notice_for(self, job: JobId) -> Notice | None:
+        """The most pressing notice on any GPU of the job."""
+        contract = self.contracts.get(job)
+        if contract is None:
+            return None
+        touching = [n for n in self.notices.values() if set(n.gpus) & set(contract.gpus)]
+        return min(touching, key=lambda notice: (notice.deadline, notice.id), default=None)
+
+    def next_wake(self) -> int | None:
+        times = [ticket.expires for ticket in self.tickets.values()]
+        times += [notice.deadline for notice in self.notices.values()]
+        return min(times, default=None)
+
+    # --- the provider speaks ---------------------------------------------------------------
+
+    def lend(self, event: LendAsked, now: int) -> Answer:
+        """The offer becomes exactly this, except that GPUs in use do not leave without notice."""
+        offered = {gpu.id for gpu in event.offer.gpus}
+        if not offered:
+            return Answer(request=event.request, ok=False, text="There is no GPU to lend here.")
+        in_use = {gpu for contract in self.contracts.values() for gpu in contract.gpus}
+        if in_use - offered:
+            return Answer(
+                request=event.request,
+                ok=False,
+                text=f"GPUs in use would be left out ({_listed(in_use - offered)}); "
+                "take them back first with: rn reclaim --gpu N",
+            )
+        back = self.leaving() & offered
+        if back:
+            return Answer(
+                request=event.request,
+                ok=False,
+                text=f"These GPUs are under notice ({_listed(back)}); "
+                "withdraw it first with: rn reclaim --cancel",
+            )
+        self.offer = event.offer
+        self.lending_since = now if self.lending_since is None else self.lending_since
+        return Answer(
+            request=event.request,
+            ok=True,
+            text=f"{self.node} lends {len(offered)} GPU{'s' * (len(offered) != 1)} with "
+            f"{show_duration(event.offer.terms.notice)} notice.",
+        )
+
+    def reclaim(self, event: ReclaimAsked, now: int) -> tuple[Answer, Notice | None]:
+        """A notice on the GPUs; a pressing one on the same GPUs is never lengthened by it."""
+        if self.offer is None:
+            text = f"{self.node} lends nothing, so there is nothing to take back."
+            return Answer(request=event.request, ok=False, text=text), None
+        lent = [gpu.id for gpu in self._lent()]
+        gpus = tuple(event.gpus) or tuple(lent)
+        unknown = [gpu for gpu in gpus if gpu not in lent]
+        if unknown:
+            text = f"{_listed(unknown)} is not lent by {self.node}; it lends {_listed(lent)}."
+            return Answer(request=event.request, ok=False, text=text), None
+        if len(self.notices) >= MAX_NOTICES:
+            text = f"{MAX_NOTICES} notices are running already; wait for their deadlines."
+            return Answer(request=event.request, ok=False, text=text), None
+        promised = self.offer.terms.notice
+        grace = promised if event.grace is None else event.grace
+        notice = Notice(
+            id=NoticeId(self._mint("n", now)),
+            gpus=gpus,
+            deadline=now + max(grace, 0),
+            cause=event.cause,
+            given_at=now,
+            reason=event.reason,
+        )
+        self.notices[notice.id] = notice
+        self.tickets = {
+            key: ticket for key, ticket in self.tickets.items() if not set(ticket.gpus) & set(gpus)
+        }
+        guests = sorted(c.job for c in self.contracts.values() if set(c.gpus) & set(gpus))
+        text = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)} of {self.node} " + (
+            f"will be free in {show_duration(grace)} at the latest; {len(guests)} "
+            f"job{'s have' if len(guests) != 1 else ' has'} to leave."
+            if guests and grace > 0
+            else "are yours now."
+            if len(gpus) != 1
+            else "is yours now."
+        )
+        if guests and grace < promised:
+            text += f" (You promised {show_duration(promised)}.)"
+        return Answer(request=event.request, ok=True, text=text), notice
+
+    def withdraw(self, event: WithdrawAsked) -> tuple[Answer, tuple[Notice, ...]]:
+        gone = tuple(
+            notice
+            for notice in self.notices.values()
+            if event.notice is None or notice.id == event.notice
+        )
+        if not gone:
+            text = f"No notice is running on {self.node}."
+            return Answer(request=event.request, ok=False, text=text), ()
+        for notice in gone:
+            del self.notices[notice.id]
+        text = f"{self.node} goes on lending {_listed({g for n in gone for g in n.gpus})}."
+        return Answer(request=event.request, ok=True, text=text), gone
+
+    # --- promises --------------------------------------------------------------------------
+
+    def arbitrate(self, probe: Probe, rule: Arbitrate, now: int) -> Ticket | Denied:
+        booth = Booth(offer=self.offer, vacant=self.vacant(), leaving=bool(self.notices))
+        if probe.job in self.contracts:
+            return Denied(reasons=("already has a contract with this job",))
+        verdict = rule(probe, booth)
+        if isinstance(verdict, Denied):
+            return verdict
+        vacant = {gpu.id for gpu in booth.vacant}
+        assert set(verdict.gpus) <= vacant, "a policy promised a GPU that is not vacant"
+        ticket = Ticket(
+            id=TicketId(self._mint("t", now)),
+            node=self.node,
+            job=probe.job,
+            gpus=verdict.gpus,
+            expires=now + TICKET_LIFE,
+        )
+        self.tickets[ticket.id] = ticket
+        return ticket
+
+    def redeem(self, ticket: Ticket, now: int) -> bool:
+        """The ticket becomes a contract, unless it is void."""
+        held = self.tickets.pop(ticket.id, None)
+        if held is None or now >= held.expires or held.job in self.contracts:
+            return False
+        self.contracts[held.job] = Contract(job=held.job, gpus=held.gpus, since=now)
+        return True
+
+    def adopt(self, job: JobId, gpus: tuple[GpuId, ...], now: int) -> None:
+        """A process that outlived the agent keeps its contract."""
+        self.contracts[job] = Contract(job=job, gpus=gpus, since=now)
+
+    def give_back(self, ticket: Ticket) -> None:
+        self.tickets.pop(ticket.id, None)
+
+    def release(self, job: JobId) -> None:
+        self.contracts.pop(job, None)
+
+    def expire(self, now: int) -> None:
+        """What time ends: tickets, and the loan of GPUs whose deadline has passed."""
+        self.tickets = {key: t for key, t in self.tickets.items() if now < t.expires}
+        over = [notice for notice in self.notices.values() if now >= notice.deadline]
+        for notice in over:
+            del self.notices[notice.id]
+            self._stop_lending(set(notice.gpus))
+
+    def _stop_lending(self, gpus: set[GpuId]) -> None:
+        if self.offer is None:
+            # An earlier deadline took the last GPU already.
+            return
+        left = tuple(gpu for gpu in self.offer.gpus if gpu.id not in gpus)
+        self.offer = replace(self.offer, gpus=left) if left else None
+        if self.offer is None:
+            self.lending_since = None
+
+    def _lent(self) -> tuple[Gpu, ...]:
+        return self.offer.gpus if self.offer else ()
+
+    def _mint(self, letter: str, now: int) -> str:
+        self._minted += 1
+        return f"{self.node}-{letter}{now}.{self._minted}"
+
+
+def _listed(gpus: set[GpuId] | list[GpuId]) -> str:
+    return ", ".join(sorted(gpus))

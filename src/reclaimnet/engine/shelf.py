@@ -1,0 +1,110 @@
+"""The shelf: copies of checkpoints that this node keeps, so that jobs outlive their nodes."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from reclaimnet.model.events import (
+    CopyAsked,
+    CopyHeld,
+    CopyRefused,
+    Pulled,
+    PullFailed,
+    RecordSeen,
+)
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.orders import Forget, Order, Pull, Read, Tell
+from reclaimnet.model.units import MINUTE
+from reclaimnet.model.work import ManifestId
+
+CHECK_INTERVAL: Final = MINUTE
+"""How often the shelf asks whether a job it keeps something for still lives."""
+MAX_PENDING: Final = 64
+"""Copies being pulled at once; more are refused and asked of another node."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    newest: ManifestId | None
+    before: ManifestId | None
+    check_at: int
+
+
+class Shelf:
+    def __init__(self, node: NodeId) -> None:
+        self.node = node
+        self.kept: dict[JobId, _Kept] = {}
+        self._pending: dict[tuple[JobId, ManifestId], NodeId] = {}
+
+    def next_wake(self) -> int | None:
+        return min((kept.check_at for kept in self.kept.values()), default=None)
+
+    def expects(self, job: JobId, manifest: ManifestId) -> bool:
+        return (job, manifest) in self._pending
+
+    def found(self, jobs: tuple[JobId, ...], now: int) -> None:
+        """After a restart: what these copies are is learned from their records."""
+        for job in jobs:
+            self.kept.setdefault(job, _Kept(newest=None, before=None, check_at=now))
+
+    def asked(self, event: CopyAsked) -> list[Order]:
+        if len(self._pending) >= MAX_PENDING:
+            return [
+                Tell(
+                    to=event.source,
+                    event=CopyRefused(
+                        job=event.job,
+                        manifest=event.manifest,
+                        node=self.node,
+                        reason=f"is pulling {MAX_PENDING} copies already",
+                    ),
+                )
+            ]
+        self._pending[event.job, event.manifest] = event.source
+        return [Pull(job=event.job, manifest=event.manifest, sources=(event.source,))]
+
+    def pulled(self, event: Pulled, now: int) -> list[Order]:
+        source = self._pending.pop((event.job, event.manifest))
+        old = self.kept.get(event.job)
+        before = old.newest if old and old.newest != event.manifest else None
+        self.kept[event.job] = _Kept(
+            newest=event.manifest, before=before, check_at=now + CHECK_INTERVAL
+        )
+        keep = (event.manifest,) if before is None else (event.manifest, before)
+        held = CopyHeld(
+            job=event.job, manifest=event.manifest, node=self.node, rate_bps=event.rate_bps
+        )
+        return [Tell(to=source, event=held), Forget(job=event.job, keep=keep)]
+
+    def pull_failed(self, event: PullFailed) -> list[Order]:
+        source = self._pending.pop((event.job, event.manifest))
+        refused = CopyRefused(
+            job=event.job, manifest=event.manifest, node=self.node, reason=event.reason
+        )
+        return [Tell(to=source, event=refused)]
+
+    def woke(self, now: int) -> list[Order]:
+        orders: list[Order] = []
+        for job in sorted(self.kept):
+            if now >= self.kept[job].check_at:
+                self.kept[job].check_at = now + CHECK_INTERVAL
+                orders.append(Read(job=job))
+        return orders
+
+    def record_seen(self, event: RecordSeen) -> list[Order]:
+        """Keep what the record names; a job that has ended needs nothing."""
+        if event.job not in self.kept:
+            return []
+        record = event.record
+        if record is None:
+            del self.kept[event.job]
+            return [Forget(job=event.job)]
+        if record.state.terminal:
+            # Its output stays as long as the record does; its checkpoints are of no use any more.
+            if record.output is None or self.node not in record.output.holders:
+                del self.kept[event.job]
+                return [Forget(job=event.job)]
+            return [Forget(job=event.job, keep=(record.output.manifest,))]
+        named = tuple(c.manifest for c in record.checkpoints)
+        mine = self.kept[event.job]
+        newer = tuple(m for m in (mine.newest, mine.before) if m is not None and m not in named)
+        return [Forget(job=event.job, keep=named + newer)]

@@ -1,0 +1,116 @@
+"""A simulated guest process: steps are arithmetic, but it obeys limit and lease like a real one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from reclaimnet.model.market import GpuId, JobId
+from reclaimnet.model.units import MILLISECOND, SECOND
+from reclaimnet.model.work import ManifestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a job does, as far as the simulator cares."""
+
+    steps: int
+    step_time: int = SECOND
+    state_bytes: int = 64 << 20
+    save_time: int = 50 * MILLISECOND
+    start_time: int = 2 * SECOND
+    """Cold: the process loads its libraries and data."""
+    warm_start_time: int = 100 * MILLISECOND
+    exit_code: int = 0
+
+
+class Mode(StrEnum):
+    WARM = "warm"
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    """After its last save, until resumed or ended."""
+    DEAD = "dead"
+
+
+class Process:
+    """Progress is derived from when it began to run; `frozen` while the lease has lapsed."""
+
+    def __init__(
+        self,
+        *,
+        job: JobId,
+        epoch: int,
+        gpus: tuple[GpuId, ...],
+        work: Work,
+        changed: Callable[["Process"], None],
+    ) -> None:
+        self.job = job
+        self.epoch = epoch
+        self.gpus = gpus
+        self.work = work
+        self.mode = Mode.WARM
+        self.frozen = True
+        self.lease_until = 0
+        self.limit: int | None = None
+        self.restored: ManifestId | None = None
+        self.generation = 0
+        """Counts changes, so that what was scheduled before a change can tell that it is stale."""
+        self._changed = changed
+        self._step = 0
+        self._since = 0
+        self._carry = 0
+
+    @property
+    def progressing(self) -> bool:
+        return self.mode == Mode.RUNNING and not self.frozen
+
+    def step(self, now: int) -> int:
+        if not self.progressing:
+            return self._step
+        return min(
+            self._step + (now - self._since + self._carry) // self.work.step_time, self.work.steps
+        )
+
+    def finishes_at(self) -> int:
+        left = (self.work.steps - self._step) * self.work.step_time - self._carry
+        return self._since + max(left, 0)
+
+    def run(self, step: int, now: int) -> None:
+        self._step, self._carry, self._since = step, 0, now
+        self.mode = Mode.RUNNING
+        self._touch()
+
+    def halt(self, mode: Mode, now: int) -> None:
+        """Stop at the step boundary; the part of a step that was under way is done again."""
+        self._settle(now)
+        self._carry = 0
+        self.mode = mode
+        self._touch()
+
+    def go_on(self, now: int) -> None:
+        self._since = now
+        self.mode = Mode.RUNNING
+        self._touch()
+
+    def freeze(self, now: int) -> None:
+        if not self.frozen:
+            self._settle(now)
+            self.frozen = True
+            self._touch()
+
+    def thaw(self, now: int) -> None:
+        if self.frozen:
+            self.frozen = False
+            self._since = now
+            self._touch()
+
+    def _settle(self, now: int) -> None:
+        if self.progressing:
+            elapsed = now - self._since + self._carry
+            self._step = self.step(now)
+            self._carry = elapsed % self.work.step_time
+            self._since = now
+
+    def _touch(self) -> None:
+        self.generation += 1
+        self._changed(self)

@@ -1,0 +1,641 @@
+"""The simulated world: the same minds as live, with machines, links and store as arithmetic."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, assert_never
+
+from reclaimnet.engine.node import DISPATCHER, Body, Node
+from reclaimnet.model import events as ev
+from reclaimnet.model import orders as od
+from reclaimnet.model.market import Card, JobId, NodeId, Offer
+from reclaimnet.model.units import MILLISECOND, SECOND
+from reclaimnet.model.work import JobRecord, JobSpec, JobState, ManifestId, Saving
+from reclaimnet.policy.suite import Suite
+from reclaimnet.sim.kernel import Kernel
+from reclaimnet.sim.links import Links
+from reclaimnet.sim.process import Mode, Process, Work
+from reclaimnet.sim.store import Store
+
+MINDER_POLL: Final = 20 * MILLISECOND
+"""The live minder looks at its limits at least this often; here it is exact, but the promise
+allows for it."""
+WRITE_TIMEOUT: Final = 2 * SECOND
+PULL_TIMEOUT: Final = 5 * SECOND
+ROLE_TIMEOUT: Final = 6 * SECOND
+
+Journal = Callable[[int, NodeId, ev.Event, Sequence[od.Order]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """Chances of what may go wrong by itself; crashes and cuts are ordered from outside."""
+
+    loss: float = 0.0
+    duplicate: float = 0.0
+    delay: int = 0
+    """At most this much is added to a message's way."""
+    write_lost: float = 0.0
+    """A write happens, but its answer never arrives."""
+    damage: float = 0.0
+    """A pulled copy is not what was saved."""
+    save_fails: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    job: JobId
+    step: int
+    size: int
+
+
+@dataclass(slots=True)
+class Machine:
+    """A node's hardware and disk: what survives its agent, and what dies with the power."""
+
+    body: Body
+    mind: Node | None = None
+    connected: bool = True
+    processes: dict[tuple[JobId, int], Process] = field(default_factory=dict)
+    leases: dict[JobId, int] = field(default_factory=dict)
+    vault: dict[ManifestId, Saved] = field(default_factory=dict)
+    offer: Offer | None = None
+    """What the agent reads from its disk when it restarts."""
+    notices: dict[str, ev.ReclaimAsked] = field(default_factory=dict)
+    exits: dict[tuple[JobId, int], tuple[Process, ev.ProcessExited]] = field(default_factory=dict)
+    """What minders wrote down of processes that ended, until an agent has read it."""
+    incarnation: int = 0
+    wake_at: int | None = None
+
+
+class SimWorld:
+    """Drives one mind per node. `checks` run after every event."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        suite: Suite,
+        faults: Faults | None = None,
+        journal: Journal | None = None,
+        start: int = 0,
+        report_every: int | None = 2 * SECOND,
+    ) -> None:
+        self.kernel = Kernel(start)
+        self.rng = random.Random(seed)
+        self.suite = suite
+        self.faults = faults or Faults()
+        self.journal = journal
+        self.report_every = report_every
+        self.store = Store()
+        self.store_up = True
+        self.cards: dict[NodeId, Card] = {}
+        self.machines: dict[NodeId, Machine] = {}
+        self.works: dict[JobId, Work] = {}
+        self.answers: list[od.Answer] = []
+        self.checks: list[Callable[[], None]] = []
+        self.steps_done: dict[JobId, int] = {}
+        self.links = Links(self.kernel, rate_bps=self._rate)
+        self.dispatcher: NodeId | None = None
+        self._minted = 0
+
+    @property
+    def now(self) -> int:
+        return self.kernel.now
+
+    # --- what a test or scenario does ------------------------------------------------------
+
+    def add_node(self, body: Body) -> None:
+        self.machines[body.node] = Machine(body=body)
+        self.start_agent(body.node)
+
+    def submit(self, job: JobId, spec: JobSpec, work: Work) -> None:
+        self.works[job] = work
+        record = JobRecord(id=job, spec=spec, submitted_at=self.now)
+        stored = self.store.write(record)
+        assert stored is not None, "a job id was used twice"
+        self._tell_watchers(stored)
+
+    def cancel(self, job: JobId) -> None:
+        record = self.store.records[job]
+        if record.state.terminal:
+            return
+        if record.holder is None:
+            record = replace(record, state=JobState.CANCELLED, cancel=True, ended_at=self.now)
+        stored = self.store.write(replace(record, cancel=True))
+        assert stored is not None, "nobody else writes at this instant"
+        self._tell_watchers(stored)
+        if record.holder is not None:
+            self._send(None, record.holder, ev.CancelAsked(job=job))
+
+    def lend(self, node: NodeId, offer: Offer) -> None:
+        self._ask(node, ev.LendAsked(request=self._mint("q"), offer=offer))
+
+    def reclaim(self, node: NodeId, **fields: object) -> None:
+        self._ask(node, ev.ReclaimAsked(request=self._mint("q"), **fields))  # type: ignore[arg-type]
+
+    def withdraw(self, node: NodeId) -> None:
+        self._ask(node, ev.WithdrawAsked(request=self._mint("q")))
+
+    def run(self, until: int) -> None:
+        while self.kernel.step(until):
+            for check in self.checks:
+                check()
+
+    # --- failures --------------------------------------------------------------------------
+
+    def crash_agent(self, node: NodeId) -> None:
+        """The agent dies; processes go on under their minders."""
+        machine = self.machines[node]
+        machine.mind = None
+        machine.incarnation += 1
+        machine.wake_at = None
+        self.kernel.after(ROLE_TIMEOUT, self._elect)
+
+    def start_agent(self, node: NodeId) -> None:
+        """A fresh agent reads its disk, adopts what runs, and asks for what it should hold."""
+        machine = self.machines[node]
+        if machine.mind is not None:
+            return
+        machine.mind = Node(machine.body, self.suite)
+        machine.incarnation += 1
+        if machine.offer is not None:
+            self._deliver(node, ev.LendAsked(request=self._mint("q"), offer=machine.offer))
+        for asked in list(machine.notices.values()):
+            self._deliver(node, asked)
+        for (job, epoch), (process, exited) in sorted(machine.exits.items()):
+            record = self.store.records[job]
+            if record.epoch == epoch and record.holder == node:
+                self._deliver(node, ev.ProcessFound(record=record, gpus=process.gpus))
+                self._deliver(node, exited)
+        machine.exits.clear()
+        for (job, epoch), process in sorted(machine.processes.items()):
+            record = self.store.records[job]
+            if process.mode in (Mode.RUNNING, Mode.WAITING) and record.epoch == epoch:
+                self._deliver(node, ev.ProcessFound(record=record, gpus=process.gpus))
+                if process.mode == Mode.WAITING:
+                    process.go_on(self.now)
+            else:
+                self._end(machine, process, code=-9, killed=True)
+        kept = tuple(sorted({saved.job for saved in machine.vault.values()}))
+        self._deliver(node, ev.CopiesFound(jobs=kept))
+        for record in list(self.store.records.values()):
+            if record.holder == node:
+                self._deliver(node, ev.RecordSeen(job=record.id, record=record))
+        self._deliver(node, ev.Woke())
+        self._elect()
+
+    def crash_machine(self, node: NodeId) -> None:
+        """The plug is pulled: agent and processes are gone, the disk stays."""
+        self.crash_agent(node)
+        machine = self.machines[node]
+        self.links.break_off(node)
+        for process in list(machine.processes.values()):
+            process.halt(Mode.DEAD, self.now)
+        machine.processes.clear()
+
+    def cut_off(self, node: NodeId) -> None:
+        self.machines[node].connected = False
+        self.links.break_off(node)
+        self.kernel.after(ROLE_TIMEOUT, self._elect)
+
+    def reconnect(self, node: NodeId) -> None:
+        self.machines[node].connected = True
+        self.kernel.after(ROLE_TIMEOUT, self._elect)
+
+    # --- delivery --------------------------------------------------------------------------
+
+    def _deliver(self, node: NodeId, event: ev.Event) -> None:
+        machine = self.machines[node]
+        if machine.mind is None:
+            return
+        orders = machine.mind.handle(event, self.now)
+        if self.journal is not None:
+            self.journal(self.now, node, event, orders)
+        for order in orders:
+            self._carry_out(machine, order)
+        self._schedule_wake(machine)
+
+    def _later(self, machine: Machine, delay: int, event: ev.Event) -> None:
+        """To this agent only: one that restarts meanwhile never asked for it."""
+        incarnation = machine.incarnation
+
+        def arrive() -> None:
+            if machine.incarnation == incarnation:
+                self._deliver(machine.body.node, event)
+
+        self.kernel.after(delay, arrive)
+
+    def _schedule_wake(self, machine: Machine) -> None:
+        assert machine.mind is not None, "only a living mind wakes"
+        wake = machine.mind.next_wake()
+        if wake is None or (machine.wake_at is not None and machine.wake_at <= wake):
+            return
+        machine.wake_at = wake
+        incarnation = machine.incarnation
+
+        def wake_up() -> None:
+            if machine.incarnation != incarnation or machine.wake_at != wake:
+                return
+            machine.wake_at = None
+            self._deliver(machine.body.node, ev.Woke())
+            again = machine.mind.next_wake() if machine.mind else None
+            assert again is None or again > self.now, "a mind woke and left undone what it woke for"
+
+        self.kernel.at(wake, wake_up)
+
+    def _ask(self, node: NodeId, event: ev.LendAsked | ev.ReclaimAsked | ev.WithdrawAsked) -> None:
+        """The provider speaks to its own agent, which keeps it on disk before it acts."""
+        machine = self.machines[node]
+        if machine.mind is None:
+            return
+        before = len(self.answers)
+        self._deliver(node, event)
+        accepted = any(answer.ok for answer in self.answers[before:])
+        mind = machine.mind
+        machine.offer = mind.provider.offer
+        if isinstance(event, ev.ReclaimAsked) and accepted:
+            deadline = self.now + (
+                event.grace
+                if event.grace is not None
+                else mind.provider.offer.terms.notice
+                if mind.provider.offer
+                else 0
+            )
+            machine.notices[event.request] = event
+            self.kernel.at(deadline, lambda: self._forget_notice(machine, event))
+        elif isinstance(event, ev.WithdrawAsked) and accepted:
+            machine.notices.clear()
+
+    def _forget_notice(self, machine: Machine, asked: ev.ReclaimAsked) -> None:
+        if machine.notices.pop(asked.request, None) is None or machine.offer is None:
+            return
+        left = tuple(g for g in machine.offer.gpus if asked.gpus and g.id not in asked.gpus)
+        machine.offer = replace(machine.offer, gpus=left) if left else None
+
+    def _send(self, source: NodeId | None, target: NodeId, event: ev.Event) -> None:
+        if source is not None and not self.machines[source].connected:
+            return
+        copies = 1
+        if self.rng.random() < self.faults.loss:
+            copies = 0
+        elif self.rng.random() < self.faults.duplicate:
+            copies = 2
+        for _ in range(copies):
+            delay = MILLISECOND + (
+                self.rng.randrange(self.faults.delay) if self.faults.delay else 0
+            )
+            self.kernel.after(delay, lambda: self._arrive(target, event))
+
+    def _arrive(self, target: NodeId, event: ev.Event) -> None:
+        machine = self.machines.get(target)
+        if machine is not None and machine.connected:
+            self._deliver(target, event)
+
+    def _elect(self) -> None:
+        """The role goes to a node that can be reached; the store's lease makes sure of it live."""
+        current = self.dispatcher
+        fit = [
+            node
+            for node, machine in self.machines.items()
+            if machine.mind is not None and machine.connected
+        ]
+        if current in fit:
+            mind = self.machines[current].mind if current else None
+            if mind is not None and mind.dispatcher is not None:
+                return
+        if current is not None and self.machines[current].mind is not None:
+            self._deliver(current, ev.RoleLost(role=DISPATCHER))
+        self.dispatcher = fit[0] if fit and self.store_up else None
+        if self.dispatcher is None:
+            return
+        self._deliver(self.dispatcher, ev.RoleWon(role=DISPATCHER))
+        for record in list(self.store.records.values()):
+            self._deliver(self.dispatcher, ev.RecordSeen(job=record.id, record=record))
+
+    def _tell_watchers(self, record: JobRecord) -> None:
+        if self.dispatcher is not None:
+            target = self.dispatcher
+            seen = ev.RecordSeen(job=record.id, record=record)
+            self.kernel.after(MILLISECOND, lambda: self._arrive(target, seen))
+
+    # --- orders ----------------------------------------------------------------------------
+
+    def _carry_out(self, machine: Machine, order: od.Order) -> None:
+        match order:
+            case od.Tell():
+                self._send(machine.body.node, order.to, order.event)
+            case od.Answer():
+                self.answers.append(order)
+            case od.Write():
+                self._write(machine, order)
+            case od.Read():
+                if self._reaches_store(machine):
+                    seen = ev.RecordSeen(job=order.job, record=self.store.records.get(order.job))
+                    self._later(machine, MILLISECOND, seen)
+            case od.Beat():
+                self._beat(machine, order)
+            case od.Check():
+                if self._reaches_store(machine):
+                    checked = ev.BeatChecked(node=order.node, card=self.cards.get(order.node))
+                    self._later(machine, MILLISECOND, checked)
+            case od.HoldLease():
+                self._hold_lease(machine, order)
+            case od.WarmUp():
+                self._process(machine, order.job, order.epoch, order.gpus)
+            case od.Start():
+                self._start(machine, order)
+            case od.Save():
+                self._save(machine, order)
+            case od.Resume():
+                process = machine.processes.get((order.job, order.epoch))
+                if process is not None and process.mode == Mode.WAITING:
+                    process.go_on(self.now)
+            case od.Limit():
+                process = machine.processes.get((order.job, order.epoch))
+                if process is not None:
+                    self._limit(machine, process, order.at)
+            case od.End():
+                process = machine.processes.get((order.job, order.epoch))
+                if process is not None:
+                    self._end(machine, process, code=-9, killed=True)
+            case od.Pull():
+                self._pull(machine, order)
+            case od.Forget():
+                for manifest, saved in list(machine.vault.items()):
+                    if saved.job == order.job and manifest not in order.keep:
+                        del machine.vault[manifest]
+            case od.Warn() | od.Explain():
+                pass
+            case _:
+                assert_never(order)
+
+    def _reaches_store(self, machine: Machine) -> bool:
+        return machine.connected and self.store_up
+
+    def _write(self, machine: Machine, order: od.Write) -> None:
+        job, writer = order.record.id, order.writer
+        failed = ev.WriteFailed(job=job, reason="the store does not answer", writer=writer)
+        if not self._reaches_store(machine):
+            self._later(machine, WRITE_TIMEOUT, failed)
+            return
+        incarnation = machine.incarnation
+
+        def arrive() -> None:
+            stored = self.store.write(order.record)
+            if stored is not None:
+                self._tell_watchers(stored)
+            if machine.incarnation != incarnation:
+                return
+            if self.rng.random() < self.faults.write_lost or not self._reaches_store(machine):
+                self._later(machine, WRITE_TIMEOUT, failed)
+            elif stored is not None:
+                self._later(machine, MILLISECOND, ev.Written(record=stored, writer=writer))
+            else:
+                current = self.store.records.get(job)
+                refused = ev.WriteRefused(job=job, current=current, writer=writer)
+                self._later(machine, MILLISECOND, refused)
+
+        self.kernel.after(MILLISECOND, arrive)
+
+    def _beat(self, machine: Machine, order: od.Beat) -> None:
+        if not self._reaches_store(machine):
+            return
+        sent_at = self.now
+        self.cards[machine.body.node] = order.card
+        for node in self.machines:
+            self._send(machine.body.node, node, ev.BeatHeard(card=order.card))
+        self._later(machine, 2 * MILLISECOND, ev.BeatAcked(sent_at=sent_at))
+
+    def _hold_lease(self, machine: Machine, order: od.HoldLease) -> None:
+        machine.leases.update(dict.fromkeys(order.jobs, order.until))
+        for process in list(machine.processes.values()):
+            if process.job in order.jobs:
+                self._lease_process(process, order.until)
+
+    def _lease_process(self, process: Process, until: int) -> None:
+        process.lease_until = until
+        if self.now < until:
+            process.thaw(self.now)
+
+        def lapse() -> None:
+            if process.lease_until == until:
+                process.freeze(self.now)
+
+        self.kernel.at(until, lapse)
+
+    # --- processes -------------------------------------------------------------------------
+
+    def _process(self, machine: Machine, job: JobId, epoch: int, gpus: tuple[str, ...]) -> Process:
+        existing = machine.processes.get((job, epoch))
+        if existing is not None:
+            return existing
+        process = Process(
+            job=job,
+            epoch=epoch,
+            gpus=gpus,  # type: ignore[arg-type]
+            work=self.works[job],
+            changed=lambda changed: self._process_changed(machine, changed),
+        )
+        machine.processes[job, epoch] = process
+        self._lease_process(process, machine.leases.get(job, 0))
+        return process
+
+    def _start(self, machine: Machine, order: od.Start) -> None:
+        warm = (order.job, order.epoch) in machine.processes
+        process = self._process(machine, order.job, order.epoch, order.gpus)
+        process.mode = Mode.STARTING
+        process.restored = order.manifest
+        work = process.work
+
+        def run() -> None:
+            if process.mode != Mode.STARTING:
+                return
+            saved = machine.vault.get(order.manifest) if order.manifest else None
+            if order.manifest is not None and saved is None:
+                self._end(machine, process, code=1, killed=False, reason="the state is gone")
+                return
+            process.run(saved.step if saved else 0, self.now)
+            self._report(machine, ev.ProcessStarted(job=order.job, epoch=order.epoch))
+
+        self.kernel.after(work.warm_start_time if warm else work.start_time, run)
+
+    def _report(self, machine: Machine, event: ev.Event) -> None:
+        """From a process to whichever agent lives then; the minder keeps it until one does."""
+        self._deliver(machine.body.node, event)
+
+    def _process_changed(self, machine: Machine, process: Process) -> None:
+        generation = process.generation
+        if not process.progressing:
+            return
+
+        def finish() -> None:
+            if process.generation == generation:
+                self._end(machine, process, code=process.work.exit_code, killed=False)
+
+        self.kernel.at(process.finishes_at(), finish)
+        if self.report_every is not None:
+            self._schedule_report(machine, process, generation)
+
+    def _schedule_report(self, machine: Machine, process: Process, generation: int) -> None:
+        assert self.report_every is not None, "reports are on"
+
+        def report() -> None:
+            if process.generation != generation:
+                return
+            self._report_step(machine, process)
+            self._schedule_report(machine, process, generation)
+
+        self.kernel.after(self.report_every, report)
+
+    def _report_step(self, machine: Machine, process: Process) -> None:
+        step = process.step(self.now)
+        done = ev.StepDone(job=process.job, epoch=process.epoch, step=step, at=self.now)
+        self._report(machine, done)
+
+    def _save(self, machine: Machine, order: od.Save) -> None:
+        process = machine.processes.get((order.job, order.epoch))
+        if process is None or process.mode != Mode.RUNNING:
+            failed = ev.SaveFailed(job=order.job, epoch=order.epoch, reason="it does not run")
+            self._later(machine, MILLISECOND, failed)
+            return
+        if self.works[order.job].save_time < 0 or self.rng.random() < self.faults.save_fails:
+            failed = ev.SaveFailed(job=order.job, epoch=order.epoch, reason="the disk is full")
+            self._later(machine, MILLISECOND, failed)
+            return
+        work = process.work
+
+        def take() -> None:
+            if process.mode != Mode.RUNNING:
+                return
+            if process.frozen:
+                self.kernel.after(SECOND, take)
+                return
+            self._report_step(machine, process)
+            step = process.step(self.now)
+            manifest = ManifestId(self._mint("m"))
+            machine.vault[manifest] = Saved(job=order.job, step=step, size=work.state_bytes)
+            if order.final:
+                process.halt(Mode.WAITING, self.now)
+            taken = ev.SnapshotTaken(
+                job=order.job,
+                epoch=order.epoch,
+                manifest=manifest,
+                step=step,
+                size=work.state_bytes,
+                final=order.final,
+                pause=work.save_time,
+            )
+            self._report(machine, taken)
+
+        self.kernel.after(work.save_time, take)
+
+    def _limit(self, machine: Machine, process: Process, at: int | None) -> None:
+        process.limit = at
+        if at is None:
+            return
+
+        def enforce() -> None:
+            if process.limit == at and process.mode != Mode.DEAD:
+                self._end(machine, process, code=-9, killed=True)
+
+        self.kernel.at(at, enforce)
+
+    def _end(
+        self, machine: Machine, process: Process, *, code: int, killed: bool, reason: str = ""
+    ) -> None:
+        if process.mode == Mode.DEAD:
+            return
+        self.steps_done[process.job] = max(
+            self.steps_done.get(process.job, 0), process.step(self.now)
+        )
+        if not killed and process.mode == Mode.RUNNING:
+            self._report_step(machine, process)
+        process.halt(Mode.DEAD, self.now)
+        machine.processes.pop((process.job, process.epoch), None)
+        exited = ev.ProcessExited(
+            job=process.job, epoch=process.epoch, code=code, killed=killed, reason=reason
+        )
+        machine.exits[process.job, process.epoch] = (process, exited)
+
+        def tell() -> None:
+            if machine.mind is not None and (process.job, process.epoch) in machine.exits:
+                del machine.exits[process.job, process.epoch]
+                self._deliver(machine.body.node, exited)
+
+        self.kernel.after(MILLISECOND, tell)
+
+    # --- transfers -------------------------------------------------------------------------
+
+    def _rate(self, node: NodeId) -> int:
+        return self.machines[node].body.uplink_bps
+
+    def _pull(self, machine: Machine, order: od.Pull) -> None:
+        saved = machine.vault.get(order.manifest)
+        if saved is not None:
+            self._later(machine, MILLISECOND, self._pulled(order, saved, moved=0))
+            return
+        for source in order.sources:
+            other = self.machines.get(source)
+            if other is None or order.manifest not in other.vault:
+                continue
+            if other.mind is None or not (other.connected and machine.connected):
+                continue
+            self._transfer(machine, order, source, other.vault[order.manifest])
+            return
+        failed = ev.PullFailed(
+            job=order.job, manifest=order.manifest, reason="nobody has it or answers"
+        )
+        self._later(machine, PULL_TIMEOUT, failed)
+
+    def _transfer(self, machine: Machine, order: od.Pull, source: NodeId, saved: Saved) -> None:
+        incarnation = machine.incarnation
+        finished = False
+
+        def done() -> None:
+            nonlocal finished
+            finished = True
+            if machine.incarnation != incarnation:
+                return
+            if self.rng.random() < self.faults.damage:
+                damaged = ev.PullFailed(
+                    job=order.job, manifest=order.manifest, reason="a chunk differs", damaged=True
+                )
+                self._deliver(machine.body.node, damaged)
+                return
+            machine.vault[order.manifest] = saved
+            self._deliver(machine.body.node, self._pulled(order, saved, moved=saved.size))
+
+        break_off = self.links.start(source, machine.body.node, saved.size, done)
+
+        def watch() -> None:
+            """A transfer whose peer is gone fails after a while, as a broken connection does."""
+            if finished or machine.incarnation != incarnation:
+                return
+            other = self.machines[source]
+            if other.mind is None or not (other.connected and machine.connected):
+                break_off()
+                failed = ev.PullFailed(
+                    job=order.job, manifest=order.manifest, reason=f"{source} went silent"
+                )
+                self._deliver(machine.body.node, failed)
+                return
+            self.kernel.after(PULL_TIMEOUT, watch)
+
+        self.kernel.after(PULL_TIMEOUT, watch)
+
+    def _pulled(self, order: od.Pull, saved: Saved, *, moved: int) -> ev.Pulled:
+        return ev.Pulled(
+            job=order.job,
+            manifest=order.manifest,
+            step=saved.step,
+            size=saved.size,
+            moved_bytes=moved,
+        )
+
+    def _mint(self, letter: str) -> str:
+        self._minted += 1
+        return f"{letter}{self._minted}"
+
+
+SIM_SPEC: Final = JobSpec(name="sim", user="sim", command=("true",), saving=Saving.SDK)

@@ -1,0 +1,38 @@
+"""A real server on a free loopback port for one test, and waiting for conditions."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+from reclaimnet.adapters.nats.campus import Campus
+from reclaimnet.adapters.nats.server import Server, start_server, stop_server
+
+TOKEN = "a-token-for-tests-only"
+WAIT_S = 20.0
+
+
+@contextlib.contextmanager
+def embedded(state_dir: Path) -> Iterator[Server]:
+    server = start_server(state_dir, TOKEN)
+    try:
+        yield server
+    finally:
+        stop_server(server)
+
+
+@contextlib.asynccontextmanager
+async def joined(server: Server, name: str = "test", **options) -> AsyncIterator[Campus]:
+    campus = await Campus.connect(server.url, TOKEN, name, **options)
+    try:
+        yield campus
+    finally:
+        await campus.close()
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < give_up, f"not within {WAIT_S:g} s: {what}"
+        await asyncio.sleep(0.01)

@@ -1,0 +1,885 @@
+"""Real processes: attempts run, save, stand still, leave and end as they were told to."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from reclaimnet.adapters.linux import cgroup, minder
+from reclaimnet.adapters.linux import runner as runner_module
+from reclaimnet.adapters.linux.page import open_page
+from reclaimnet.adapters.linux.runner import (
+    Exited,
+    LogLines,
+    Ready,
+    Runner,
+    SaveFailed,
+    Snapshot,
+    Started,
+    Stepped,
+)
+from reclaimnet.errors import Unavailable
+from reclaimnet.model.market import Cause, GpuId, JobId, Notice, NoticeId
+from reclaimnet.model.page import FOREVER, Word
+from reclaimnet.model.units import SECOND
+from reclaimnet.model.work import JobSpec, Saving
+from reclaimnet.sdk import image
+
+PATIENCE_S = 60.0
+JOB = JobId("job-1")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SOURCE = Path(__file__).parents[2] / "src"
+
+COUNTER = """
+    import time
+    from reclaimnet import sdk
+    with sdk.job() as job:
+        state = job.restore({"step": 0, "trail": []})
+        while state["step"] < LIMIT:
+            time.sleep(0.002)
+            state["step"] += 1
+            state["trail"].append(state["step"])
+            job.step(state["step"], state)
+    print("trail is whole:", state["trail"] == list(range(1, LIMIT + 1)))
+"""
+
+
+def eventually(condition, what="it"):
+    """The condition's first true value; fails if there is none for a long time."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    pytest.fail(f"{what} did not happen within {PATIENCE_S} s")
+
+
+def alive(pid):
+    """Whether the process exists and is not merely waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+class Bench:
+    """A runner and all it has reported."""
+
+    def __init__(self, root, **options):
+        self.root = root
+        self.reports = []
+        self.runner = Runner(root, self.reports.append, **options)
+        self.runner.hold_lease(FOREVER, (JOB,))
+
+    def all(self, kind, epoch=None):
+        return [r for r in list(self.reports) if isinstance(r, kind) and epoch in (None, r.epoch)]
+
+    def wait(self, kind, count=1, epoch=None):
+        return eventually(
+            lambda: (found := self.all(kind, epoch))[count - 1 :] and found, kind.__name__
+        )[count - 1]
+
+    def wait_step(self, step, epoch=None):
+        return eventually(
+            lambda: next((r for r in self.all(Stepped, epoch) if r.step >= step), None), "the step"
+        )
+
+    def log(self, epoch=None):
+        return b"".join(r.text for r in self.all(LogLines, epoch)).decode()
+
+    def start(self, spec, epoch=1, resume=None, restarts=0):
+        self.runner.start(JOB, epoch, spec, (GpuId("GPU-a"),), self.root, resume, restarts)
+
+    def close(self):
+        self.runner.adopt()
+        for attempt in list(self.runner._attempts.values()):
+            self.runner.scrub(attempt.job, attempt.epoch)
+        eventually(lambda: not self.runner._attempts, "the end of all attempts")
+        self.runner.close()
+        assert not list(self.root.glob("*/attempt.json"))
+        assert not self.runner._image_root.exists()
+
+
+@pytest.fixture(params=["cgroup", "tree"])
+def bench(tmp_path, request):
+    made = Bench(tmp_path / "runs", cgroups=request.param == "cgroup")
+    if request.param == "cgroup" and made.runner._parent is None:
+        made.close()
+        pytest.skip("no control group can be made here")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def plain(tmp_path):
+    made = Bench(tmp_path / "runs", cgroups=False)
+    yield made
+    made.close()
+
+
+def script(tmp_path, text, *, limit=1_000_000, saving=Saving.SDK, env=()):
+    path = tmp_path / "job.py"
+    path.write_text(textwrap.dedent(text).replace("LIMIT", str(limit)))
+    return JobSpec(
+        name="test", user="ada", command=(sys.executable, str(path)), saving=saving, env=env
+    )
+
+
+def example(name, *args, saving=Saving.SDK):
+    command = (sys.executable, str(EXAMPLES / name), *args)
+    return JobSpec(name=name, user="ada", command=command, saving=saving)
+
+
+# --- running ----------------------------------------------------------------------------------
+
+
+def test_a_small_job_runs_to_its_end_and_its_log_comes_back(bench, tmp_path):
+    bench.start(script(tmp_path, COUNTER, limit=20))
+    exited = bench.wait(Exited)
+    assert (exited.code, exited.killed) == (0, False)
+    assert bench.all(Started)
+    assert bench.all(Stepped)[-1].step == 20
+    assert "trail is whole: True" in bench.log()
+
+
+def test_the_environment_says_what_the_job_needs_to_know_and_no_secrets(
+    plain, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("AGENT_SECRET", "hidden")
+    text = "import json, os; print(json.dumps(dict(os.environ)))"
+    plain.start(script(tmp_path, text, env=(("COLOUR", "red"), ("RN_JOB_ID", "forged"))), epoch=3)
+    plain.wait(Exited)
+    env = json.loads(plain.log())
+    assert env["RN_JOB_ID"] == env["SLURM_JOB_ID"] == JOB
+    assert (env["RN_EPOCH"], env["RN_RESTART_COUNT"], env["RN_RESUME_FROM"]) == ("3", "0", "")
+    assert (env["CUDA_VISIBLE_DEVICES"], env["COLOUR"]) == ("GPU-a", "red")
+    assert "AGENT_SECRET" not in env
+
+
+def test_a_command_that_does_not_exist_is_named(plain, tmp_path):
+    plain.start(JobSpec(name="x", user="ada", command=("no-such-program",)))
+    exited = plain.wait(Exited)
+    assert exited.code == 127
+    assert "no-such-program" in exited.reason
+    assert not plain.all(Started)
+
+
+def test_a_working_directory_that_does_not_exist_is_named(plain, tmp_path):
+    spec = JobSpec(name="x", user="ada", command=("true",))
+    plain.runner.start(JOB, 1, spec, (), tmp_path / "nowhere", None, 0)
+    exited = plain.wait(Exited)
+    assert exited.code == 126
+    assert "nowhere" in exited.reason
+
+
+def test_a_signal_that_ended_the_job_is_named(plain, tmp_path):
+    plain.start(script(tmp_path, "import os; os.kill(os.getpid(), 11)"))
+    exited = plain.wait(Exited)
+    assert (exited.code, exited.killed, exited.reason) == (139, False, "signal SIGSEGV")
+
+
+# --- saving and restoring ---------------------------------------------------------------------
+
+
+def test_a_save_leaves_the_job_running_and_a_final_one_makes_it_wait_until_resumed(bench, tmp_path):
+    bench.start(script(tmp_path, COUNTER))
+    bench.wait_step(5)
+    bench.runner.save(JOB, 1, False)
+    first = bench.wait(Snapshot)
+    assert not first.final
+    assert image.load(first.path)[0]["step"] == first.step
+    bench.wait_step(first.step + 5)
+    bench.runner.save(JOB, 1, True)
+    last = bench.wait(Snapshot, 2)
+    assert last.final
+    state, _ = image.load(last.path)
+    assert state["trail"] == list(range(1, last.step + 1))
+    assert bench.runner.intact(first)
+    assert bench.runner.intact(last)
+    bench.runner.resume(JOB, 1)
+    bench.wait_step(last.step + 5)
+    for count in (3, 4):
+        bench.runner.save(JOB, 1, False)
+        bench.wait(Snapshot, count)
+    assert not bench.runner.intact(first)
+
+
+def test_orders_may_be_repeated(bench, tmp_path):
+    spec = script(tmp_path, COUNTER)
+    for _ in range(2):
+        bench.start(spec)
+    bench.wait_step(5)
+    bench.runner.save(JOB, 1, True)
+    first = bench.wait(Snapshot)
+    bench.runner.save(JOB, 1, True)
+    assert bench.wait(Snapshot, 2) == first
+    for _ in range(2):
+        bench.runner.resume(JOB, 1)
+    bench.wait_step(first.step + 1)
+    for _ in range(2):
+        bench.runner.end(JOB, 1)
+    bench.wait(Exited)
+    for _ in range(2):
+        bench.runner.scrub(JOB, 1)
+    bench.runner.end(JOB, 1)
+    assert bench.wait(Exited, 2).killed
+    assert len(bench.all(Started)) == 1
+
+
+def test_moved_twice_the_training_ends_in_the_same_bits(plain):
+    command = ("--steps", "400", "--delay", "0.001", "--padding", "1")
+    plain.start(example("train_numpy.py", *command), epoch=1)
+    assert plain.wait(Exited).code == 0
+    resume = None
+    for epoch in (2, 3):
+        plain.start(
+            example("train_numpy.py", *command), epoch=epoch, resume=resume, restarts=epoch - 2
+        )
+        plain.wait_step((epoch - 1) * 100, epoch=epoch)
+        plain.runner.save(JOB, epoch, True)
+        resume = keep(plain.wait(Snapshot, epoch=epoch).path, plain.root / f"kept-{epoch}")
+        plain.runner.end(JOB, epoch)
+        plain.wait(Exited, epoch=epoch)
+    plain.start(example("train_numpy.py", *command), epoch=4, resume=resume, restarts=2)
+    assert plain.wait(Exited, epoch=4).code == 0
+    whole, moved = plain.log(1).splitlines()[-1], plain.log(4).splitlines()[-1]
+    assert whole.startswith("done: loss")
+    assert whole == moved
+    assert "start number 2" in plain.log(4)
+
+
+def keep(directory, target):
+    target.mkdir()
+    for part in directory.iterdir():
+        (target / part.name).write_bytes(part.read_bytes())
+    return target
+
+
+def test_a_job_started_ahead_waits_for_its_state_and_then_goes_on_from_it(bench, tmp_path):
+    spec = script(tmp_path, COUNTER)
+    bench.start(spec, epoch=1)
+    bench.wait_step(5)
+    bench.runner.warm_up(JOB, 2, spec, (), tmp_path)
+    bench.wait(Ready)
+    bench.runner.save(JOB, 1, True)
+    snapshot = bench.wait(Snapshot)
+    assert not bench.all(Started, epoch=2)
+    bench.start(spec, epoch=2, resume=snapshot.path, restarts=1)
+    bench.wait(Started, epoch=2)
+    assert bench.wait(Stepped, epoch=2).step > snapshot.step
+    bench.runner.save(JOB, 2, False)
+    state, _ = image.load(bench.wait(Snapshot, epoch=2).path)
+    assert state["trail"] == list(range(1, state["step"] + 1))
+
+
+def test_a_job_that_fails_while_it_waits_is_run_anew_when_it_is_needed(plain, tmp_path):
+    spec = JobSpec(name="x", user="ada", command=("no-such-program",))
+    plain.runner.warm_up(JOB, 1, spec, (), tmp_path)
+    eventually(lambda: list(plain.root.glob("*/attempt.json")), "the start")
+    eventually(lambda: not list(plain.root.glob("*/attempt.json")), "the end")
+    assert not plain.all(Exited)
+    plain.start(spec)
+    assert plain.wait(Exited).code == 127
+
+
+def test_a_state_that_cannot_be_saved_is_told_and_the_job_goes_on(plain, tmp_path):
+    text = COUNTER.replace('job.step(state["step"], state)', 'job.step(state["step"], object())')
+    plain.start(script(tmp_path, text))
+    plain.wait_step(3)
+    plain.runner.save(JOB, 1, True)
+    assert "cannot be saved" in plain.wait(SaveFailed).reason
+    plain.wait_step(plain.all(Stepped)[-1].step + 5)
+
+
+def test_of_several_processes_the_first_reports_and_saves_for_all(plain, tmp_path):
+    text = """
+        import os, subprocess, sys, time
+        if "RANK" not in os.environ:
+            ranks = [
+                subprocess.Popen([sys.executable, __file__], env={**os.environ, "RANK": str(rank)})
+                for rank in range(2)
+            ]
+            sys.exit(max(rank.wait() for rank in ranks))
+        from reclaimnet import sdk
+        rank = int(os.environ["RANK"])
+        with sdk.job() as job:
+            state = job.restore({"by": None})
+            print("rank", rank, "restored", state["by"], flush=True)
+            for step in range(LIMIT):
+                time.sleep(0.002)
+                job.step(step + 1000 * rank, {"by": rank})
+    """
+    spec = script(tmp_path, text, limit=400)
+    plain.start(spec, epoch=1)
+    plain.wait_step(1)
+    plain.runner.save(JOB, 1, False)
+    snapshot = plain.wait(Snapshot)
+    assert image.load(snapshot.path)[0] == {"by": 0}
+    plain.start(spec, epoch=2, resume=snapshot.path, restarts=1)
+    for rank in range(2):
+        eventually(lambda rank=rank: f"rank {rank} restored 0" in plain.log(2), "the restore")
+    assert all(r.step < 1000 for r in plain.all(Stepped))
+
+
+def test_the_notice_reaches_the_job(plain, tmp_path):
+    text = """
+        import time
+        from reclaimnet import sdk
+        with sdk.job() as job:
+            job.restore(0)
+            step = 0
+            while job.notice() is None:
+                time.sleep(0.005)
+            print("notice:", job.notice().reason, job.notice().deadline.timestamp())
+            while job.notice() is not None:
+                time.sleep(0.005)
+            print("withdrawn")
+    """
+    plain.start(script(tmp_path, text))
+    notice = Notice(
+        id=NoticeId("n"),
+        gpus=(),
+        deadline=2_000_000_000 * SECOND,
+        cause=Cause.RECLAIM,
+        given_at=0,
+        reason="exam week",
+    )
+    plain.runner.warn(JOB, 1, notice)
+    eventually(lambda: "notice: exam week 2000000000.0" in plain.log(), "the notice")
+    plain.runner.warn(JOB, 1, None)
+    plain.wait(Exited)
+    assert "withdrawn" in plain.log()
+
+
+# --- ending -----------------------------------------------------------------------------------
+
+BROOD = """
+    import os, subprocess, sys, time
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+    for i in range(5):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.setpgid(0, 0)
+                os.execv(sys.executable, [sys.executable, "-S", "-c", child])
+            os._exit(0)
+    for i in range(5):
+        subprocess.Popen([sys.executable, "-S", "-c", child], start_new_session=i % 2 == 0)
+    print(os.getpid(), flush=True)
+    time.sleep(1000)
+"""
+
+
+def brood_of(read_log):
+    """The pids that a BROOD has printed, once they are all there."""
+    eventually(lambda: read_log().count("\n") == 11, "the whole brood")
+    return [int(pid) for pid in read_log().split()]
+
+
+def test_at_the_limit_every_daemon_of_the_job_is_gone(bench, tmp_path):
+    bench.start(script(tmp_path, BROOD))
+    pids = brood_of(bench.log)
+    assert all(alive(pid) for pid in pids)
+    bench.runner.limit(JOB, 1, time.monotonic_ns() + SECOND // 5)
+    exited = bench.wait(Exited)
+    assert (exited.code, exited.killed) == (137, True)
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_what_a_finished_job_left_behind_is_ended_too(bench, tmp_path):
+    bench.start(script(tmp_path, BROOD.replace("time.sleep(1000)\n", "time.sleep(0.5)\n")))
+    pids = brood_of(bench.log)
+    exited = bench.wait(Exited)
+    assert (exited.code, exited.killed) == (0, False)
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_process_that_forks_and_exits_all_the_time_does_not_get_away(bench, tmp_path):
+    text = """
+        import os, time
+        for _ in range(20_000):
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+            os.write(1, b".")
+            time.sleep(0.001)
+    """
+    bench.start(script(tmp_path, text, saving=Saving.NONE))
+    assert bench.wait(Exited).code == 0
+    log = bench.root / f"{JOB}.1" / "log"
+    size = log.stat().st_size
+    time.sleep(0.2)  # Not to wait for something, but to give it the chance to happen.
+    assert log.stat().st_size == size
+
+
+def test_a_limit_can_be_lifted_but_an_end_cannot(plain, tmp_path):
+    plain.start(script(tmp_path, COUNTER))
+    plain.runner.limit(JOB, 1, time.monotonic_ns() + 3600 * SECOND)
+    plain.runner.limit(JOB, 1, None)
+    plain.wait_step(5)
+    plain.runner.end(JOB, 1)
+    plain.runner.limit(JOB, 1, None)
+    exited = plain.wait(Exited)
+    assert (exited.killed, exited.reason) == (True, "ended on request")
+
+
+def test_the_memory_of_a_killed_job_is_freed_without_anybody_asking(plain, tmp_path):
+    plain.start(script(tmp_path, COUNTER))
+    plain.wait_step(1)
+    plain.runner.save(JOB, 1, False)
+    snapshot = plain.wait(Snapshot)
+    plain.runner.end(JOB, 1)
+    plain.wait(Exited)
+    assert not snapshot.path.exists()
+    assert not plain.runner.intact(snapshot)
+
+
+def test_the_job_dies_with_its_minder_and_that_is_told(bench, tmp_path):
+    bench.start(script(tmp_path, BROOD))
+    pids = brood_of(bench.log)
+    who = json.loads((bench.root / f"{JOB}.1" / "minder").read_text())
+    os.kill(who["pid"], signal.SIGKILL)
+    exited = bench.wait(Exited)
+    assert "minder died" in exited.reason
+    assert exited.killed, "the job is not to blame for it"
+    eventually(lambda: not any(alive(pid) for pid in pids), "the death of its daemons")
+
+
+def test_a_job_that_stops_its_minder_is_ended_all_the_same(bench, tmp_path):
+    text = """
+        import os, signal, time
+        os.kill(os.getppid(), signal.SIGSTOP)
+        print("stopped it", flush=True)
+        time.sleep(1000)
+    """
+    bench.start(script(tmp_path, text, saving=Saving.NONE))
+    eventually(lambda: "stopped it" in bench.log(), "the stop")
+    bench.runner.end(JOB, 1)
+    assert bench.wait(Exited).killed
+
+
+def test_the_freezer_of_version_1_does_when_version_2_is_not_there(tmp_path, monkeypatch):
+    every = cgroup._candidates
+    monkeypatch.setattr(
+        cgroup,
+        "_candidates",
+        lambda *texts: [path for path in every(*texts) if (path / "tasks").exists()],
+    )
+    bench = Bench(tmp_path / "runs")
+    try:
+        if bench.runner._parent is None:
+            pytest.skip("no freezer of version 1 here")
+        bench.start(script(tmp_path, BROOD))
+        pids = brood_of(bench.log)
+        group = bench.runner._attempts[JOB, 1].group
+        bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
+        eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "the freezing")
+        bench.runner.hold_lease(FOREVER, (JOB,))
+        eventually(lambda: (group / "freezer.state").read_text() == "THAWED\n", "the thawing")
+        bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
+        eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "the freezing")
+        bench.runner.end(JOB, 1)
+        assert bench.wait(Exited).killed
+        assert not any(alive(pid) for pid in pids)
+        assert not group.exists()
+    finally:
+        bench.close()
+
+
+def test_sleep_of_the_machine_brings_deadlines_nearer():
+    due = minder.Due()
+    assert due.at(0, 50) == 0
+    assert due.at(1000, 50) == 1000
+    assert due.at(1000, 350) == 700
+    assert due.at(2000, 350) == 2000
+    assert due.at(2000, 5350) == 1
+    assert due.at(0, 5350) == 0
+
+
+# --- standing still ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("knows_us", [True, False])
+def test_without_a_lease_the_job_stands_still_and_loses_nothing(bench, tmp_path, knows_us):
+    if knows_us:
+        bench.start(script(tmp_path, COUNTER))
+        bench.wait_step(5)
+    else:
+        text = """
+            import itertools, time
+            for i in itertools.count():
+                print(i, flush=True)
+                time.sleep(0.002)
+        """
+        bench.start(script(tmp_path, text, saving=Saving.NONE))
+        eventually(lambda: len(bench.log()) > 50, "some output")
+    bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
+    eventually(lambda: bench.runner._attempts[JOB, 1].words[Word.STILL], "standing still")
+    log, step = bench.root / f"{JOB}.1" / "log", bench.runner._attempts[JOB, 1].words
+    before = (log.stat().st_size, step[Word.STEP])
+    cpu = cpu_ticks(bench)
+    time.sleep(0.3)  # Not to wait for something, but to give it the chance to happen.
+    assert (log.stat().st_size, step[Word.STEP]) == before
+    assert cpu_ticks(bench) == cpu
+    bench.runner.hold_lease(FOREVER, (JOB,))
+    if knows_us:
+        bench.wait_step(before[1] + 5)
+        bench.runner.save(JOB, 1, False)
+        state, _ = image.load(bench.wait(Snapshot).path)
+        assert state["trail"] == list(range(1, state["step"] + 1))
+    else:
+        eventually(lambda: log.stat().st_size > before[0] + 20, "more output")
+        numbers = [int(line) for line in bench.log().split()]
+        assert numbers == list(range(len(numbers)))
+
+
+def cpu_ticks(bench):
+    who = json.loads((bench.root / f"{JOB}.1" / "minder").read_text())
+    fields = Path(f"/proc/{who['main']}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_a_job_that_stands_still_is_ended_all_the_same(bench, tmp_path):
+    bench.start(script(tmp_path, BROOD))
+    pids = brood_of(bench.log)
+    bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
+    eventually(lambda: bench.runner._attempts[JOB, 1].words[Word.STILL], "standing still")
+    bench.runner.limit(JOB, 1, time.monotonic_ns())
+    assert bench.wait(Exited).killed
+    assert not any(alive(pid) for pid in pids)
+
+
+# --- the agent stops, dies, comes back --------------------------------------------------------
+
+AGENT = """
+    import sys, threading, time
+    from pathlib import Path
+    from reclaimnet.adapters.linux.runner import Runner
+    from reclaimnet.model.units import SECOND
+    from reclaimnet.model.work import JobSpec, Saving
+    root, script, saving, lease_s, limit_s = Path(sys.argv[1]), *sys.argv[2:]
+    runner = Runner(root, lambda report: print(type(report).__name__, flush=True))
+    runner.hold_lease(time.monotonic_ns() + int(float(lease_s) * SECOND), ("job-1",))
+    spec = JobSpec(name="x", user="ada", command=(sys.executable, script), saving=Saving(saving))
+    runner.start("job-1", 1, spec, (), root, None, 0)
+    if float(limit_s):
+        runner.limit("job-1", 1, time.monotonic_ns() + int(float(limit_s) * SECOND))
+    while True:
+        time.sleep(0.05)
+        runner.hold_lease(time.monotonic_ns() + int(float(lease_s) * SECOND), ("job-1",))
+"""
+
+
+@contextlib.contextmanager
+def agent(root, tmp_path, spec, *, lease_s, limit_s=0.0):
+    """A runner in a process of its own, which can be stopped and killed."""
+    code = tmp_path / "agent.py"
+    code.write_text(textwrap.dedent(AGENT))
+    how = (spec.command[1], spec.saving)
+    command = [sys.executable, str(code), str(root), *how, str(lease_s), str(limit_s)]
+    with subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": str(SOURCE)}, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            eventually(lambda: (root / f"{JOB}.1" / "log").exists(), "the start of the job")
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Whatever a killed agent leaves there is taken over and removed."""
+    path = tmp_path / "runs"
+    yield path
+    Bench(path).close()
+
+
+def page_of(root):
+    return eventually(lambda: open_page(root / f"{JOB}.1" / "page"), "the page")
+
+
+def test_the_limit_holds_when_the_agent_is_dead(root, tmp_path):
+    spec = script(tmp_path, BROOD)
+    with agent(root, tmp_path, spec, lease_s=600, limit_s=1.5) as process:
+        log = root / f"{JOB}.1" / "log"
+        pids = brood_of(log.read_text)
+        process.kill()
+        process.wait()
+        end = eventually(lambda: (root / f"{JOB}.1" / "exit").exists(), "the end of the job")
+    assert end
+    assert not any(alive(pid) for pid in pids)
+    assert json.loads((root / f"{JOB}.1" / "exit").read_text())["killed"]
+
+
+def test_a_stopped_agent_stops_its_jobs_and_they_go_on_with_it(root, tmp_path):
+    with agent(root, tmp_path, script(tmp_path, COUNTER), lease_s=1.0) as process:
+        words = page_of(root)
+        eventually(lambda: words[Word.STEP] > 3, "some steps")
+        process.send_signal(signal.SIGSTOP)
+        eventually(lambda: words[Word.STILL], "standing still")
+        step = words[Word.STEP]
+        process.send_signal(signal.SIGCONT)
+        eventually(lambda: words[Word.STEP] > step + 3, "more steps")
+
+
+def test_a_new_agent_finds_the_job_and_goes_on_with_it(root, tmp_path):
+    with agent(root, tmp_path, script(tmp_path, COUNTER), lease_s=0.5) as process:
+        words = page_of(root)
+        eventually(lambda: words[Word.STEP] > 3, "some steps")
+        process.kill()
+        process.wait()
+    eventually(lambda: words[Word.STILL], "standing still")
+    bench = Bench(root)
+    try:
+        (found,) = bench.runner.adopt()
+        assert (found.job, found.epoch, found.exit) == (JOB, 1, None)
+        assert found.step > 3
+        bench.runner.hold_lease(FOREVER, (JOB,))
+        bench.wait_step(found.step + 5)
+        bench.runner.save(JOB, 1, True)
+        state, _ = image.load(bench.wait(Snapshot).path)
+        assert state["trail"] == list(range(1, state["step"] + 1))
+        bench.runner.end(JOB, 1)
+        assert bench.wait(Exited).killed
+    finally:
+        bench.close()
+
+
+def test_a_new_agent_hears_of_what_ended_meanwhile_and_touches_no_recycled_pid(root, tmp_path):
+    with agent(root, tmp_path, script(tmp_path, COUNTER, limit=400), lease_s=600) as process:
+        process.kill()
+        process.wait()
+    eventually(lambda: (root / f"{JOB}.1" / "exit").exists(), "the end of the job")
+    with subprocess.Popen(["sleep", "1000"]) as stranger:
+        try:
+            who = json.loads((root / f"{JOB}.1" / "minder").read_text())
+            who["pid"] = stranger.pid
+            (root / f"{JOB}.1" / "minder").write_text(json.dumps(who))
+            bench = Bench(root)
+            (found,) = bench.runner.adopt()
+            assert found.exit is not None
+            assert (found.exit.code, found.exit.killed) == (0, False)
+            bench.runner.end(JOB, 1)
+            bench.close()
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
+def test_a_checkpoint_that_was_left_meanwhile_is_found(root, tmp_path):
+    text = """
+        import os, sys, time
+        from pathlib import Path
+        run = Path(os.environ["RN_RUN_DIR"])
+        while not (run / "leave").exists():
+            time.sleep(0.005)
+        (Path(os.environ["RN_CHECKPOINT_DIR"]) / "state").write_text("half way")
+        sys.exit(85)
+    """
+    with agent(
+        root, tmp_path, script(tmp_path, text, saving=Saving.SIGNAL), lease_s=600
+    ) as process:
+        process.kill()
+        process.wait()
+    (root / f"{JOB}.1" / "leave").touch()
+    eventually(lambda: (root / f"{JOB}.1" / "exit").exists(), "the end of the job")
+    bench = Bench(root)
+    try:
+        (found,) = bench.runner.adopt()
+        assert found.exit.code == 85
+        snapshot = bench.wait(Snapshot)
+        assert (snapshot.path / "state").read_text() == "half way"
+        assert bench.runner.intact(snapshot)
+    finally:
+        bench.close()
+
+
+def test_one_root_has_one_runner(plain):
+    with pytest.raises(Unavailable, match="another agent"):
+        Runner(plain.root, print)
+
+
+# --- jobs that know nothing of us -------------------------------------------------------------
+
+
+def test_a_script_with_a_signal_handler_is_saved_stopped_and_goes_on_elsewhere(bench):
+    spec = example("train_signal.py", "--steps", "150", "--delay", "0.005", saving=Saving.SIGNAL)
+    bench.start(spec, epoch=1)
+    assert bench.wait(Exited).code == 0
+    bench.start(spec, epoch=2)
+    eventually(lambda: "from step 0" in bench.log(2), "the start")
+    bench.runner.save(JOB, 2, False)
+    first = bench.wait(Snapshot, epoch=2)
+    assert json.loads((first.path / "state.json").read_text())["step"] == first.step
+    bench.runner.save(JOB, 2, True)
+    last = bench.wait(Snapshot, 2, epoch=2)
+    assert last.final
+    assert last.step > first.step
+    bench.runner.save(JOB, 2, True)
+    assert bench.wait(Snapshot, 3, epoch=2) == last
+    assert bench.runner.intact(last)
+    kept = keep(last.path, bench.root / "kept")
+    bench.runner.end(JOB, 2)
+    assert bench.wait(Exited, epoch=2).killed
+    bench.start(spec, epoch=3, resume=kept, restarts=1)
+    assert bench.wait(Exited, epoch=3).code == 0
+    assert f"from step {last.step}" in bench.log(3)
+    assert bench.log(3).splitlines()[-1] == bench.log(1).splitlines()[-1]
+
+
+def test_after_a_final_save_by_signal_the_script_can_go_on_here(plain):
+    spec = example("train_signal.py", "--steps", "120", "--delay", "0.005", saving=Saving.SIGNAL)
+    plain.start(spec)
+    eventually(lambda: "from step 0" in plain.log(), "the start")
+    plain.runner.save(JOB, 1, True)
+    snapshot = plain.wait(Snapshot)
+    assert snapshot.final
+    # A lease that lapses and comes back does not let it go.
+    plain.runner.hold_lease(time.monotonic_ns(), (JOB,))
+    plain.runner.hold_lease(FOREVER, (JOB,))
+    assert plain.runner.intact(snapshot)
+    plain.runner.resume(JOB, 1)
+    assert plain.wait(Exited).code == 0
+    assert "done:" in plain.log()
+
+
+def test_exit_85_is_a_checkpoint_and_a_wish_to_run_again(plain, tmp_path):
+    text = """
+        import os, sys
+        from pathlib import Path
+        state = Path(os.environ["RN_CHECKPOINT_DIR"]) / "deep" / "state"
+        if os.environ["RN_RESUME_FROM"]:
+            print("resumed", (Path(os.environ["RN_RESUME_FROM"]) / "deep" / "state").read_text())
+            sys.exit(0)
+        state.parent.mkdir()
+        state.write_text("half way")
+        sys.exit(85)
+    """
+    spec = script(tmp_path, text, saving=Saving.SIGNAL)
+    plain.start(spec, epoch=1)
+    assert plain.wait(Exited, epoch=1).code == 85
+    snapshot = plain.wait(Snapshot)
+    assert snapshot.final
+    plain.start(spec, epoch=2, resume=snapshot.path, restarts=1)
+    assert plain.wait(Exited, epoch=2).code == 0
+    assert "resumed half way" in plain.log(2)
+
+
+def test_a_script_that_only_knows_sigterm_leaves_with_its_checkpoint(plain, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner_module, "TERM_AFTER", SECOND // 5)
+    text = """
+        import os, signal, sys, time
+        from pathlib import Path
+        def leave(*_):
+            (Path(os.environ["RN_CHECKPOINT_DIR"]) / "state").write_text("all")
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, leave)
+        print("ready", flush=True)
+        while True:
+            time.sleep(0.01)
+    """
+    plain.start(script(tmp_path, text, saving=Saving.SIGNAL))
+    eventually(lambda: "ready" in plain.log(), "the start")
+    plain.runner.save(JOB, 1, True)
+    snapshot = plain.wait(Snapshot)
+    assert (snapshot.path / "state").read_text() == "all"
+    assert plain.wait(Exited).code == 85
+
+
+def test_a_script_that_handles_no_signal_is_not_killed_by_one(plain, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner_module, "CATCH_PATIENCE", SECOND // 5)
+    text = "import time\nwhile True:\n    print('.', flush=True); time.sleep(0.01)"
+    plain.start(script(tmp_path, text, saving=Saving.SIGNAL))
+    plain.wait(Started)
+    plain.runner.save(JOB, 1, False)
+    assert "SIGUSR1" in plain.wait(SaveFailed).reason
+    seen = len(plain.log())
+    eventually(lambda: len(plain.log()) > seen + 10, "more output")
+
+
+def test_the_signal_passes_a_shell_that_would_die_of_it(plain):
+    inner = f"{sys.executable} {EXAMPLES / 'train_signal.py'} --steps 100000; echo over"
+    spec = JobSpec(name="x", user="ada", command=("sh", "-c", inner), saving=Saving.SIGNAL)
+    plain.start(spec)
+    eventually(lambda: "from step 0" in plain.log(), "the start")
+    plain.runner.save(JOB, 1, False)
+    assert plain.wait(Snapshot).step > 0
+    assert not plain.all(Exited)
+
+
+def test_a_job_that_cannot_be_saved_says_so(plain, tmp_path):
+    plain.start(script(tmp_path, "import time; time.sleep(1000)", saving=Saving.NONE))
+    plain.runner.save(JOB, 1, True)
+    assert "cannot be saved" in plain.wait(SaveFailed).reason
+
+
+def test_a_save_that_nobody_answers_fails_in_the_end(plain, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner_module, "SAVE_PATIENCE", SECOND // 5)
+    text = """
+        import time
+        from reclaimnet import sdk
+        with sdk.job() as job:
+            job.restore({})
+            print("restored", flush=True)
+            time.sleep(1000)
+    """
+    plain.start(script(tmp_path, text))
+    eventually(lambda: "restored" in plain.log(), "the restore")
+    plain.runner.save(JOB, 1, False)
+    assert "job.step" in plain.wait(SaveFailed).reason
+
+
+def test_a_script_that_never_called_the_sdk_is_told_how_to_be_submitted(plain, tmp_path):
+    plain.start(script(tmp_path, "import time; time.sleep(1000)"))
+    plain.runner.save(JOB, 1, False)
+    assert "--saving signal" in plain.wait(SaveFailed).reason
+
+
+def test_what_was_left_half_made_is_removed(root):
+    (root / "job-7.1" / "lib").mkdir(parents=True)
+    bench = Bench(root)
+    try:
+        assert bench.runner.adopt() == []
+        assert not (root / "job-7.1").exists()
+    finally:
+        bench.close()
+
+
+def test_a_flood_of_output_is_skipped_not_kept(plain, tmp_path):
+    text = "import sys\nfor _ in range(300): sys.stdout.write('x' * 99_999 + chr(10))\nprint('end')"
+    plain.start(script(tmp_path, text, saving=Saving.NONE))
+    plain.wait(Exited)
+    assert plain.log().endswith("end\n")
+    assert len(plain.log()) == 300 * 100_000 + 4 or "bytes of log skipped" in plain.log()
+
+
+def test_a_limit_stands_when_it_has_been_asked_for_however_busy_the_runner_is(bench, tmp_path):
+    bench.start(script(tmp_path, COUNTER))
+    bench.wait_step(1)
+    busy, go_on = threading.Event(), threading.Event()
+    bench.runner._do(lambda: (busy.set(), go_on.wait(PATIENCE_S)))
+    assert busy.wait(PATIENCE_S)
+    try:
+        at = time.monotonic_ns() + 3600 * SECOND
+        bench.runner.limit(JOB, 1, at)
+        assert open_page(bench.root / f"{JOB}.1" / "page")[Word.END_AT] == at
+    finally:
+        go_on.set()
+
+
+def test_a_limit_counts_for_an_attempt_that_is_still_to_come(bench, tmp_path):
+    bench.runner.limit(JOB, 1, time.monotonic_ns())
+    bench.start(script(tmp_path, COUNTER))
+    exited = bench.wait(Exited)
+    assert exited.killed
+    assert not bench.all(Started)

@@ -1,0 +1,222 @@
+"""Stories on a small simulated campus: the same minds as live."""
+
+from dataclasses import replace
+
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.units import MINUTE, SECOND
+from reclaimnet.model.work import JobState, Saving
+from tests.swarm.campus import WORK, Promises, campus, offer, spec
+
+J = JobId("j1")
+
+
+def holder(world) -> NodeId:
+    found = world.store.records[J].holder
+    assert found is not None
+    return found
+
+
+def test_a_job_runs_and_completes() -> None:
+    world = campus()
+    Promises(world)
+    world.submit(J, spec("train"), WORK)
+    world.run(2 * MINUTE)
+    record = world.store.records[J]
+    assert record.state == JobState.COMPLETED
+    assert (record.moves, record.steps_lost) == (0, 0)
+
+
+def test_a_reclaim_moves_the_job_and_loses_nothing() -> None:
+    world = campus()
+    Promises(world)
+    world.submit(J, spec("train"), WORK)
+    world.run(20 * SECOND)
+    first = holder(world)
+    world.reclaim(first)
+    world.run(40 * SECOND)
+    assert holder(world) != first
+    world.run(2 * MINUTE)
+    record = world.store.records[J]
+    assert record.state == JobState.COMPLETED
+    assert (record.moves, record.steps_lost) == (1, 0)
+
+
+def test_a_reclaim_of_one_gpu_moves_only_its_job() -> None:
+    world = campus(nodes=2)
+    Promises(world)
+    other = JobId("j2")
+    world.submit(J, spec("a"), WORK)
+    world.submit(other, spec("b"), WORK)
+    world.run(20 * SECOND)
+    node = holder(world)
+    gpu = world.machines[node].mind.provider.contracts[J].gpus[0]
+    before = world.store.records[other].epoch
+    world.reclaim(node, gpus=(gpu,))
+    world.run(2 * MINUTE)
+    assert world.store.records[J].moves == 1
+    assert world.store.records[other].epoch == before
+
+
+def test_a_pulled_plug_costs_only_what_was_done_since_the_last_copy() -> None:
+    world = campus()
+    Promises(world)
+    world.submit(J, spec("train"), WORK)
+    world.run(36 * SECOND)
+    saved = world.store.records[J].newest
+    assert saved is not None
+    assert len(saved.holders) == 2
+    world.crash_machine(holder(world))
+    world.run(3 * MINUTE)
+    record = world.store.records[J]
+    assert record.state == JobState.COMPLETED
+    assert 0 < record.steps_lost <= 45
+
+
+def test_reclaim_now_ends_the_guest_at_once() -> None:
+    world = campus()
+    promises = Promises(world)
+    world.submit(J, spec("train"), WORK)
+    world.run(30 * SECOND)
+    node = holder(world)
+    gpu = world.machines[node].mind.provider.contracts[J].gpus[0]
+    promises.deadlines[gpu] = world.now
+    world.reclaim(node, grace=0)
+    world.run(3 * MINUTE)
+    assert world.store.records[J].state == JobState.COMPLETED
+
+
+def test_without_a_place_the_job_runs_on_to_the_last_moment_and_waits_on_a_shelf() -> None:
+    world = campus(nodes=2, gpus=1)
+    Promises(world)
+    world.submit(J, spec("a"), WORK)
+    world.submit(JobId("j2"), spec("b"), WORK)
+    world.run(20 * SECOND)
+    node = holder(world)
+    world.reclaim(node, grace=20 * SECOND)
+    world.run(41 * SECOND)
+    record = world.store.records[J]
+    assert record.state == JobState.PENDING
+    assert record.newest is not None
+    assert record.newest.step >= 30
+    assert set(record.newest.holders) - {node}
+    world.run(3 * MINUTE)
+    record = world.store.records[J]
+    assert record.state == JobState.COMPLETED
+    assert record.steps_lost == 0
+
+
+def test_a_withdrawn_notice_leaves_the_job_where_it_is() -> None:
+    world = campus(nodes=2, gpus=1)
+    Promises(world)
+    world.submit(J, spec("a"), WORK)
+    world.submit(JobId("j2"), spec("b"), WORK)
+    world.run(20 * SECOND)
+    node = holder(world)
+    world.reclaim(node, grace=20 * SECOND)
+    world.run(25 * SECOND)
+    world.withdraw(node)
+    world.run(3 * MINUTE)
+    record = world.store.records[J]
+    assert (record.state, record.moves) == (JobState.COMPLETED, 0)
+
+
+def test_a_job_that_cannot_be_saved_starts_again() -> None:
+    world = campus()
+    Promises(world)
+    world.submit(J, spec("a", saving=Saving.NONE), WORK)
+    world.run(20 * SECOND)
+    world.reclaim(holder(world), grace=5 * SECOND)
+    world.run(3 * MINUTE)
+    record = world.store.records[J]
+    assert record.state == JobState.COMPLETED
+    assert record.moves == 1
+    assert record.steps_lost > 0
+
+
+def test_an_agent_that_restarts_adopts_its_job() -> None:
+    world = campus()
+    Promises(world)
+    world.submit(J, spec("a"), WORK)
+    world.run(20 * SECOND)
+    node = holder(world)
+    world.crash_agent(node)
+    world.run(23 * SECOND)
+    world.start_agent(node)
+    world.run(2 * MINUTE)
+    record = world.store.records[J]
+    assert (record.state, record.moves, record.steps_lost) == (JobState.COMPLETED, 0, 0)
+
+
+def test_a_node_that_is_cut_off_stands_still_and_the_job_goes_on_elsewhere() -> None:
+    world = campus()
+    Promises(world)
+    world.submit(J, spec("a"), WORK)
+    world.run(30 * SECOND)
+    node = holder(world)
+    world.cut_off(node)
+    world.run(75 * SECOND)
+    assert holder(world) != node
+    world.reconnect(node)
+    world.run(4 * MINUTE)
+    assert world.store.records[J].state == JobState.COMPLETED
+    assert not world.machines[node].processes
+
+
+def test_a_cancelled_job_ends_wherever_it_is() -> None:
+    world = campus(nodes=1, gpus=1)
+    Promises(world)
+    waiting = JobId("j2")
+    world.submit(J, spec("a"), WORK)
+    world.submit(waiting, spec("b"), WORK)
+    world.run(20 * SECOND)
+    world.cancel(waiting)
+    world.cancel(J)
+    world.run(25 * SECOND)
+    assert world.store.records[J].state == JobState.CANCELLED
+    assert world.store.records[waiting].state == JobState.CANCELLED
+    assert not world.machines[NodeId("n0")].processes
+
+
+def test_what_was_reclaimed_can_be_lent_again() -> None:
+    world = campus(nodes=1, gpus=1)
+    Promises(world)
+    world.submit(J, spec("a"), WORK)
+    world.run(20 * SECOND)
+    world.reclaim(NodeId("n0"), grace=5 * SECOND)
+    world.run(60 * SECOND)
+    assert world.store.records[J].state == JobState.PENDING
+    world.lend(NodeId("n0"), offer("n0", 1))
+    world.run(3 * MINUTE)
+    record = world.store.records[J]
+    assert (record.state, record.steps_lost) == (JobState.COMPLETED, 0)
+
+
+def test_the_same_seed_gives_the_same_events() -> None:
+    def story(seed: int) -> list[str]:
+        world = campus(seed=seed)
+        lines: list[str] = []
+        world.journal = lambda now, node, event, orders: lines.append(
+            f"{now} {node} {event} {orders}"
+        )
+        world.submit(J, spec("a"), WORK)
+        world.run(20 * SECOND)
+        world.reclaim(holder(world))
+        world.run(MINUTE)
+        return lines
+
+    assert story(3) == story(3)
+
+
+def test_a_place_that_was_booked_in_vain_is_free_again_at_once() -> None:
+    world = campus(nodes=2, gpus=1)
+    Promises(world)
+    never_saved = replace(WORK, save_time=1000 * SECOND)
+    world.submit(J, spec("a"), never_saved)
+    world.run(8 * SECOND)
+    node = holder(world)
+    world.reclaim(node, grace=5 * SECOND)
+    world.run(20 * SECOND)
+    record = world.store.records[J]
+    assert record.holder not in (None, node)
+    world.run(3 * MINUTE)
+    assert world.store.records[J].state == JobState.COMPLETED

@@ -1,0 +1,611 @@
+"""The command line against a fake gateway: sentences, exit codes, shapes."""
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.fake_gateway import TOKEN, FakeGateway, serving
+
+from reclaimnet import wire
+from reclaimnet.apps import cli
+from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
+from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
+from reclaimnet.model.units import MINUTE, SECOND
+from reclaimnet.model.work import JobRecord, JobSpec, JobState
+
+SRC = Path(cli.__file__).parents[2]
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[FakeGateway]:
+    with serving() as fake:
+        monkeypatch.setenv("RECLAIMNET_GATEWAY__URL", fake.url)
+        monkeypatch.setenv("RECLAIMNET_GATEWAY__TOKEN", TOKEN)
+        yield fake
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A person with no configuration, in an empty directory."""
+    for name in [name for name in os.environ if name.startswith("RECLAIMNET_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return tmp_path
+
+
+class Person:
+    """Types commands and reads what comes back."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+        self.out = ""
+        self.err = ""
+
+    def types(self, *words: str) -> int:
+        code = cli.run_command(list(words))
+        self.out, self.err = self._capfd.readouterr()
+        return code
+
+    def json(self, *words: str) -> dict:
+        assert self.types(*words) == 0, self.err
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def person(capfd: pytest.CaptureFixture[str]) -> Person:
+    return Person(capfd)
+
+
+def a_job(id: str, name: str = "train", **fields: object) -> JobRecord:
+    spec = JobSpec(name=name, user="ada", command=("python", "train.py"))
+    return JobRecord(id=JobId(id), spec=spec, submitted_at=1, **fields)
+
+
+# --- bad input -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["rnu"], "Did you mean 'run'?"),
+        (["run", "--gpu", "2", "--", "x"], "Did you mean '--gpus'?"),
+        (["run"], "Write it after --"),
+        (["run", "--gpus", "0", "--", "x"], "0 is not in the range"),
+        (["run", "--env", "LR", "--", "x"], "NAME=VALUE, for example LR=0.1"),
+        (["run", "-d", "--wait", "--", "x"], "exclude each other"),
+        (["run", "--name", "a\nb", "--", "x"], "printable characters"),
+        (["run", "--workdir", "nowhere", "--", "x"], "nowhere is not a directory"),
+        (["lend", "--notice", "soon"], "write for example 90s, 10m or 1h30m"),
+        (["reclaim", "--now", "--notice", "5s"], "exclude each other"),
+        (["reclaim", "--cancel", "--gpu", "1"], "takes every notice back"),
+        (["reclaim"], "this machine has no agent: start one with `rn agent`"),
+        (["logs"], "Missing argument 'JOB'"),
+        (["agent", "--token-file", "nowhere"], "token file nowhere cannot be read"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_changes_nothing(
+    gateway: FakeGateway, person: Person, words: list[str], sentence: str
+) -> None:
+    assert person.types(*words) == 2
+    assert sentence in person.err
+    assert person.err.count("\n") == 1
+    assert person.out == ""
+    assert all(method == "GET" for method, *_ in gateway.asked)
+
+
+def test_without_a_gateway_it_says_how_to_get_one(home: Path, person: Person) -> None:
+    assert person.types("ps") == 69
+    assert "`rn up`" in person.err
+
+
+def test_a_silent_gateway_is_named(
+    home: Path, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        assert person.types("--gateway", url, "ps") == 69
+    assert f"{url} does not answer (Connection refused)" in person.err
+
+
+def test_a_refused_token_says_where_to_set_it(
+    gateway: FakeGateway, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECLAIMNET_GATEWAY__TOKEN", "wrong")
+    assert person.types("ps") == 77
+    assert "RECLAIMNET_GATEWAY__TOKEN" in person.err
+
+
+def test_a_garbled_token_is_refused_before_it_is_sent(
+    gateway: FakeGateway, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECLAIMNET_GATEWAY__TOKEN", "half\nhalf")
+    assert person.types("ps") == 78
+    assert "RECLAIMNET_GATEWAY__TOKEN" in person.err
+    assert gateway.asked == []
+
+
+def test_an_address_that_is_none_is_refused(home: Path, person: Person) -> None:
+    assert person.types("--gateway", "campus:99999999", "ps") == 2
+    assert "write for example http://127.0.0.1:7460" in person.err
+
+
+def test_a_stranger_at_the_address_is_recognised(gateway: FakeGateway, person: Person) -> None:
+    gateway.nodes = [{"card": "?"}]
+    assert person.types("nodes") == 65
+    assert "not one of a ReclaimNet gateway" in person.err
+
+
+def test_a_fault_of_ours_is_a_sentence_too(
+    gateway: FakeGateway, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.cli_tables, "job_table", lambda *_, **__: 1 / 0)
+    gateway.jobs = [a_job("a")]
+    assert person.types("ps") == 70
+    assert "RN_DEBUG=1" in person.err
+    assert "Traceback" not in person.err
+
+
+def test_what_is_not_installed_is_named(
+    home: Path, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name="numba")
+
+    monkeypatch.setattr(cli.importlib, "import_module", missing)
+    assert person.types("bench", "loss") == 69
+    assert "needs the package numba" in person.err
+
+
+# --- jobs ----------------------------------------------------------------------------------
+
+
+def test_ps_lists_all_pages_in_order_of_submission(gateway: FakeGateway, person: Person) -> None:
+    gateway.jobs = [replace(a_job(f"job-{n}"), submitted_at=10 - n) for n in range(5)]
+    shown = person.json("ps", "--json")
+    assert shown["version"] == 1
+    assert [job["id"] for job in shown["jobs"]] == [f"job-{n}" for n in (4, 3, 2, 1, 0)]
+
+
+def test_ps_leaves_out_what_is_over_unless_asked(gateway: FakeGateway, person: Person) -> None:
+    gateway.jobs = [a_job("here"), a_job("over", state=JobState.COMPLETED)]
+    assert [job["id"] for job in person.json("ps", "--json")["jobs"]] == ["here"]
+    assert len(person.json("ps", "-a", "--json")["jobs"]) == 2
+
+
+def test_ps_piped_is_plain_and_whole(gateway: FakeGateway, person: Person) -> None:
+    reason = "no node has two GPUs that are free; the next vacancy is expected in ten minutes"
+    gateway.jobs = [a_job("job-1", reason=reason)]
+    assert person.types("ps") == 0
+    assert reason in person.out
+    assert "\x1b" not in person.out
+
+
+def test_no_jobs_is_talk_not_data(gateway: FakeGateway, person: Person) -> None:
+    assert person.types("ps") == 0
+    assert person.out == ""
+    assert "rn ps -a" in person.err
+    assert person.json("ps", "--json") == {"version": 1, "jobs": []}
+
+
+def test_run_detached_prints_the_id_alone_and_ships_the_directory(
+    gateway: FakeGateway, person: Person
+) -> None:
+    Path("train.py").write_text("print()\n")
+    words = ["run", "-d", "--gpus", "2", "--priority", "3", "--saving", "signal", "--env", "A=b=c"]
+    assert person.types(*words, "--", "python", "train.py", "--lr", "1") == 0
+    assert person.out == "job-1\n"
+    assert "rn logs -f job-1" in person.err
+    spec = gateway.jobs[0].spec
+    assert (spec.name, spec.command) == ("train", ("python", "train.py", "--lr", "1"))
+    assert (spec.gpus, spec.priority, spec.saving) == (2, 3, "signal")
+    assert (spec.env, spec.bundle) == ((("A", "b=c"),), "bundle-1")
+    with tarfile.open(fileobj=io.BytesIO(gateway.bundles[0])) as tar:
+        assert tar.getnames() == ["train.py"]
+
+
+def test_run_without_shipping_sends_no_bundle(gateway: FakeGateway, person: Person) -> None:
+    shown = person.json("run", "-d", "--json", "--no-ship", "--name", "mine", "--", "true")
+    assert shown["job"]["spec"]["bundle"] is None
+    assert shown["job"]["spec"]["name"] == "mine"
+    assert gateway.bundles == []
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "expected"),
+    [
+        (JobState.COMPLETED, 0, 0),
+        (JobState.FAILED, 3, 3),
+        (JobState.FAILED, -9, 137),
+        (JobState.FAILED, 0, 1),
+        (JobState.CANCELLED, 0, 143),
+    ],
+)
+def test_run_shows_the_log_and_exits_like_the_job(
+    gateway: FakeGateway, person: Person, state: JobState, code: int, expected: int
+) -> None:
+    gateway.end_submitted = (state, code)
+    gateway.log = [b"step 1\n", b"step 2\n"]
+    assert person.types("run", "--no-ship", "--", "true") == expected
+    assert person.out == "step 1\nstep 2\n"
+    assert f"is {state}" in person.err
+
+
+def test_run_and_wait_keeps_the_log_to_itself(gateway: FakeGateway, person: Person) -> None:
+    gateway.end_submitted = (JobState.COMPLETED, 0)
+    gateway.log = [b"step 1\n"]
+    shown = person.json("run", "--no-ship", "--wait", "--json", "--", "true")
+    assert shown["job"]["state"] == "COMPLETED"
+
+
+def test_logs_go_on_where_a_lost_connection_left_off(
+    gateway: FakeGateway, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reclaimnet.apps.client.FOLLOW_PAUSE_S", 0.0)
+    gateway.jobs = [a_job("job-1")]
+    gateway.log = [b"one\n", b"two\n", b"three\n"]
+    gateway.drop_log_after = 2
+    assert person.types("logs", "-f", "job-1") == 0
+    assert person.out == "one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize("words", [["logs", "-f", "job-1"], ["run", "--no-ship", "--", "true"]])
+def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(
+    gateway: FakeGateway, words: list[str]
+) -> None:
+    if words[0] == "logs":
+        gateway.jobs = [a_job("job-1")]
+    gateway.log = [b"step 1\n"]
+    gateway.hold_log = threading.Event()
+    with subprocess.Popen(
+        [sys.executable, "-c", "from reclaimnet.apps.cli import main; main()", *words],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "step 1\n"
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "Come back with: rn logs -f job-1" in err
+    assert "Traceback" not in err
+    assert not any(path.endswith("/cancel") for _, path, *_ in gateway.asked)
+
+
+@pytest.mark.parametrize(
+    ("reference", "found"),
+    [("aa11", "aa11"), ("aa", "aa11"), ("solo", "bb22"), ("twice", "cc33")],
+)
+def test_a_job_is_found_by_id_prefix_or_name(
+    gateway: FakeGateway, person: Person, reference: str, found: str
+) -> None:
+    gateway.jobs = [
+        a_job("aa11"),
+        a_job("bb22", "solo"),
+        a_job("cc33", "twice"),
+        a_job("dd44", "twice", state=JobState.COMPLETED),
+    ]
+    assert person.json("cancel", "--json", reference)["jobs"][0]["id"] == found
+    assert [job.id for job in gateway.jobs if job.cancel] == [found]
+
+
+def test_an_unclear_or_unknown_job_cancels_nothing(gateway: FakeGateway, person: Person) -> None:
+    gateway.jobs = [a_job("aa11"), a_job("aa22"), a_job("bb", "resnet")]
+    assert person.types("cancel", "bb", "aa") == 2
+    assert "may mean aa11, aa22" in person.err
+    assert person.types("cancel", "bb", "resnt") == 66
+    assert "did you mean resnet?" in person.err
+    assert not any(job.cancel for job in gateway.jobs)
+
+
+def test_cancelling_what_is_over_says_so(gateway: FakeGateway, person: Person) -> None:
+    gateway.jobs = [a_job("aa11", state=JobState.FAILED)]
+    assert person.types("cancel", "aa11") == 0
+    assert "over already: FAILED" in person.err
+    assert gateway.asked_for("POST", "/jobs/aa11/cancel") == []
+
+
+def test_why_tells_the_story(gateway: FakeGateway, person: Person) -> None:
+    gateway.jobs = [a_job("aa11")]
+    gateway.entries = [
+        {"at": SECOND, "node": "lab", "event": {"kind": "CancelAsked", "job": "aa11"}, "orders": []}
+    ]
+    assert person.types("why", "train") == 0
+    assert "Its user cancelled the job." in person.out
+    shown = person.json("why", "train", "--json")
+    assert shown["story"][0]["text"] == "Its user cancelled the job."
+    assert shown["entries"][0]["event"]["kind"] == "CancelAsked"
+
+
+# --- nodes and their owners ----------------------------------------------------------------
+
+
+def a_node(name: str) -> dict:
+    gpu = Gpu(id=GpuId("GPU-1"), index=0, model="A100")
+    card = Card(node=NodeId(name), provider="ada", gpus=(gpu,), vacant=(gpu.id,))
+    return {"card": msgspec.to_builtins(card), "age_s": 1.5, "state": "IDLE"}
+
+
+def test_nodes_have_a_line_for_each_gpu(gateway: FakeGateway, person: Person) -> None:
+    gateway.nodes = [a_node("lab-2"), a_node("lab-1")]
+    assert person.types("nodes") == 0
+    assert person.out.splitlines()[:2] == [
+        "lab-1  IDLE  lent by ada  notice 1m00s  seen 1.5s ago",
+        "  [0] A100          -  vacant",
+    ]
+    assert [node["card"]["node"] for node in person.json("nodes", "--json")["nodes"]] == [
+        "lab-1",
+        "lab-2",
+    ]
+
+
+def test_a_far_node_is_asked_through_the_gateway(gateway: FakeGateway, person: Person) -> None:
+    gateway.nodes = [a_node("lab-1")]
+    assert person.types("reclaim", "--node", "lab-1", "--gpu", "0", "--now", "--reason", "x") == 0
+    assert person.out == "lab-1: reclaim it is.\n"
+    [body] = gateway.asked_for("POST", "/nodes/lab-1/reclaim")
+    assert json.loads(body) == {"gpus": ["0"], "grace": 0, "reason": "x"}
+
+
+def test_an_unknown_node_gets_a_suggestion(gateway: FakeGateway, person: Person) -> None:
+    gateway.nodes = [a_node("lab-1")]
+    assert person.types("lend", "--node", "lap-1") == 66
+    assert "did you mean lab-1?" in person.err
+
+
+class FakeAgent:
+    """Answers on its Unix socket, as an agent of this machine does."""
+
+    def __init__(self, directory: Path, reply: Reply) -> None:
+        directory.mkdir(parents=True)
+        self.heard: list[Request] = []
+        self._reply = reply
+        self._listener = socket.socket(socket.AF_UNIX)
+        home = os.open(directory, os.O_RDONLY)
+        self._listener.bind(f"/proc/self/fd/{home}/control.sock")
+        os.close(home)
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                channel, _ = self._listener.accept()
+            except OSError:
+                return
+            with channel, channel.makefile("rb") as lines:
+                self.heard.append(wire.decode_request(lines.readline()))
+                channel.sendall(wire.encode_reply(self._reply) + b"\n")
+
+    def stop(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def agent(home: Path) -> Iterator[FakeAgent]:
+    # A long state directory, since a socket's path may only have 107 characters.
+    directory = home / "state" / "reclaimnet" / "agents" / ("n" * 120)
+    fake = FakeAgent(directory, Reply(ok=True, text="2 GPUs are lent."))
+    yield fake
+    fake.stop()
+
+
+@pytest.mark.parametrize(
+    ("words", "request_heard"),
+    [
+        (["lend"], LendRequest()),
+        (
+            ["lend", "--gpus", "2", "--notice", "2m", "--user", "bob"],
+            LendRequest(gpus=2, notice=2 * MINUTE, users=("bob",)),
+        ),
+        (["reclaim"], ReclaimRequest()),
+        (["reclaim", "--now"], ReclaimRequest(grace=0)),
+        (
+            ["reclaim", "--gpu", "0", "--gpu", "1", "--notice", "15s", "--reason", "mine"],
+            ReclaimRequest(gpus=("0", "1"), grace=15 * SECOND, reason="mine"),
+        ),
+        (["reclaim", "--cancel"], WithdrawRequest()),
+    ],
+)
+def test_the_agent_of_this_machine_is_asked_directly(
+    agent: FakeAgent, person: Person, words: list[str], request_heard: Request
+) -> None:
+    assert person.types(*words) == 0
+    assert person.out == "2 GPUs are lent.\n"
+    assert agent.heard == [request_heard]
+
+
+def test_a_no_of_the_agent_is_an_error(home: Path, person: Person) -> None:
+    fake = FakeAgent(
+        home / "state" / "reclaimnet" / "agents" / "lab", Reply(ok=False, text="there is no GPU 7")
+    )
+    try:
+        assert person.types("reclaim", "--gpu", "7") == 1
+    finally:
+        fake.stop()
+    assert person.err == "rn: there is no GPU 7.\n"
+
+
+def test_a_dead_agent_is_named(agent: FakeAgent, person: Person) -> None:
+    agent.stop()
+    try:
+        assert person.types("lend") == 69
+        assert "does not answer (Connection refused)" in person.err
+    finally:
+        agent._listener = socket.socket(socket.AF_UNIX)
+        agent._listener.bind("\0rn-test-dead-agent-" + str(os.getpid()))
+        agent._listener.listen()
+
+
+# --- what is handed over -------------------------------------------------------------------
+
+
+class FakeApp:
+    """Stands in for a module of apps; notes what its functions are called with."""
+
+    def __init__(self) -> None:
+        self.called: list[tuple[str, tuple, dict]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def noted(*arguments: object, **named: object) -> int:
+            named.pop("config", None)
+            self.called.append((name, arguments, named))
+            return 7
+
+        return noted
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "call"),
+    [
+        (
+            ["up", "--listen", "10.0.0.1", "--foreground"],
+            "up",
+            ("up", (), {"listen": "10.0.0.1", "gateway_port": 7460, "foreground": True}),
+        ),
+        (["down"], "up", ("down", (), {})),
+        (
+            ["agent", "--name", "lab", "--gpus", "2", "--lend", "--notice", "20s", "--detach"],
+            "agent",
+            (
+                "main",
+                (),
+                {
+                    "join": "nats://x",
+                    "token": "t0ken",
+                    "name": "lab",
+                    "gpus": 2,
+                    "lend": True,
+                    "notice": 20 * SECOND,
+                    "detach": True,
+                },
+            ),
+        ),
+        (
+            ["demo", "--json", "--keep"],
+            "demo",
+            ("main", (), {"json": True, "keep": True, "testbed": False}),
+        ),
+        (
+            ["bench", "loss", "--seed", "7", "--quick"],
+            "bench",
+            ("run", ("loss",), {"json": False, "seed": 7, "quick": True, "trace": None}),
+        ),
+        (
+            ["sim", "--seed", "3"],
+            "sim",
+            ("main", (), {"json": False, "seed": 3, "quick": False, "trace": None}),
+        ),
+    ],
+)
+def test_options_are_handed_over_and_the_exit_code_handed_back(
+    home: Path,
+    person: Person,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    module: str,
+    call: tuple[str, tuple, dict],
+) -> None:
+    app = FakeApp()
+    monkeypatch.setitem(sys.modules, f"reclaimnet.apps.{module}", app)
+    monkeypatch.setenv("RECLAIMNET_NATS__URL", "nats://x")
+    (home / "token").write_text("t0ken\n")
+    if module == "agent":
+        words = [*words, "--token-file", str(home / "token")]
+    assert person.types(*words) == 7
+    assert app.called == [call]
+
+
+# --- help, completion, lightness -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(cli.cli.commands))
+def test_every_command_has_help_with_an_example(person: Person, name: str) -> None:
+    assert person.types(name, "--help") == 0
+    assert f"rn {name}" in person.out.partition("Example:")[2]
+    assert max(map(len, person.out.splitlines())) <= 100
+
+
+def test_every_command_is_listed_for_someone(person: Person) -> None:
+    listed = [name for names in cli.SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(cli.cli.commands)
+    assert person.types("--help") == 0
+    assert max(map(len, person.out.splitlines())) <= 80
+    assert "..." not in person.out.partition("Borrowers")[2]
+
+
+def test_settings_are_shown_with_their_origin_but_no_secret(
+    gateway: FakeGateway, person: Person
+) -> None:
+    assert person.types("config") == 0
+    assert f"{gateway.url}  (RECLAIMNET_GATEWAY__URL)" in person.out
+    assert TOKEN not in person.out
+    assert TOKEN not in json.dumps(person.json("config", "--json"))
+
+
+def test_jobs_are_completed_from_the_gateway(gateway: FakeGateway) -> None:
+    gateway.jobs = [a_job("job-1", "resnet"), a_job("job-2", "bert")]
+    done = subprocess.run(
+        [sys.executable, "-c", "from reclaimnet.apps.cli import main; main()"],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(SRC),
+            "_RN_COMPLETE": "bash_complete",
+            "COMP_WORDS": "rn logs r",
+            "COMP_CWORD": "2",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "plain,resnet\n"
+
+
+def test_completion_scripts_are_for_rn(person: Person) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert person.types("completion", shell) == 0
+        assert "_RN_COMPLETE" in person.out
+
+
+def test_nothing_heavy_is_imported_for_help_and_ps(gateway: FakeGateway) -> None:
+    gateway.jobs = [a_job("job-1")]
+    heavy = {"numpy", "nats", "litestar", "uvicorn", "cryptography", "rich", "asyncio", "blake3"}
+    heavy |= {"reclaimnet.wire", "reclaimnet.model.events"}
+    program = (
+        "import sys; from reclaimnet.apps.cli import run_command; "
+        "codes = [run_command(['--help']), run_command(['ps'])]; "
+        f"sys.exit(str((codes, {heavy} & set(sys.modules))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == "([0, 0], set())\n"

@@ -1,0 +1,235 @@
+"""The launcher ./rn with a Python that only pretends: what it sets up, when, and what fails."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Plays an interpreter, venv and pip: it notes what it was asked to do, and "rn" is itself again.
+FAKE_PYTHON = """#!/bin/sh
+case "$1" in
+    -c) case "$2" in
+        *ensurepip*) [ ! -e "$FAKE/no-venv" ] ;;
+        *print*) echo python3.13-venv ;;
+        *) [ ! -e "$FAKE/too-old" ] ;;
+        esac ;;
+    -m) case "$2 $3" in
+        "venv "*) echo venv >> "$FAKE/log"; mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+        "pip install")
+            echo "pip $*" | sed "s|$PWD|.|g" >> "$FAKE/log"
+            if [ -e "$FAKE/gate" ]; then echo "at the gate"; cat "$FAKE/gate"; fi
+            if [ -e "$FAKE/no-network" ]; then echo "no network here" >&2; exit 1; fi
+            rn=${0%/*}/rn
+            printf '#!/bin/sh\\nexec "%s" "$0" "$@"\\n' "$0" > "$rn"; chmod +x "$rn" ;;
+        esac ;;
+    */rn) shift; echo "rn $*" ;;
+esac
+"""
+
+
+class Checkout:
+    """A clone of the repository on a machine whose programs are fakes."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.place = home / "a clone"
+        self.place.mkdir()
+        for name in ("rn", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, self.place / name)
+        self.fake = home / "fake"
+        self.fake.mkdir()
+        self.bin = home / "bin"
+        self.bin.mkdir()
+        self.program("python3.13", FAKE_PYTHON)
+        self.program("id", "#!/bin/sh\necho 1000\n")
+        self.program("apt-get", '#!/bin/sh\necho "apt-get $*" >> "$FAKE/log"\n')
+        self.env = {
+            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "FAKE": str(self.fake),
+            "TMPDIR": str(home),
+            "RN_PYTHON": "python3.13",
+        }
+
+    def program(self, name: str, text: str) -> None:
+        (self.bin / name).write_text(text)
+        (self.bin / name).chmod(0o755)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["./rn", *words],
+            cwd=self.place,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def start_after_gate(self, *words: str) -> subprocess.Popen[str]:
+        """Start another while one is held at the gate; let that one on when this one waits."""
+        with (self.fake / "gate").open("w"):
+            process = self.start(*words)
+            assert process.stderr is not None
+            assert "waiting for it" in process.stderr.readline()
+            return process
+
+    def rn(self, *words: str) -> tuple[int, str, str]:
+        with self.start(*words) as process:
+            out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    @property
+    def log(self) -> list[str]:
+        path = self.fake / "log"
+        return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def extras(self) -> list[str]:
+        """Of each pip install so far, in turn."""
+        return [line.partition("-e .")[2] for line in self.log if line.startswith("pip")]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Iterator[Checkout]:
+    return Checkout(tmp_path)
+
+
+def test_it_sets_up_once_and_then_only_runs(checkout: Checkout) -> None:
+    code, out, err = checkout.rn("ps", "-a", "two words")
+    assert (code, out) == (0, "rn ps -a two words\n")
+    assert err.count("\n") == 1
+    assert checkout.rn("ps") == (0, "rn ps\n", "")
+    assert checkout.log[0] == "venv"
+    assert checkout.extras == [""]
+    assert list(checkout.home.glob("rn-setup*")) == []
+
+
+def test_extras_come_when_needed_and_stay(checkout: Checkout) -> None:
+    checkout.rn("demo")
+    checkout.rn("sim")
+    checkout.rn("agent")
+    checkout.rn("demo", "--testbed")
+    assert checkout.extras == ["", "[edge,sim]"]
+    with (checkout.place / "constraints.txt").open("a") as file:
+        file.write("something==1.0\n")
+    checkout.rn("ps")
+    assert checkout.extras == ["", "[edge,sim]", "[edge,sim]"]
+    assert checkout.log.count("venv") == 1
+
+
+def test_it_can_be_called_through_a_link_from_anywhere(checkout: Checkout) -> None:
+    (checkout.home / "bin" / "rn").symlink_to(checkout.place / "rn")
+    done = subprocess.run(
+        ["rn", "ps"],
+        cwd=checkout.home,
+        env=checkout.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "rn ps\n"
+    assert (checkout.place / ".venv").is_dir()
+
+
+def test_torch_comes_only_where_nothing_may_be_skipped(checkout: Checkout) -> None:
+    (checkout.place / "scripts").mkdir()
+    script = checkout.place / "scripts" / "test"
+    script.write_text('#!/bin/sh\necho "test: $*"\n')
+    script.chmod(0o755)
+    _, out, _ = checkout.rn("test", "-k", "vault")
+    assert out == f"test: {checkout.place}/.venv -k vault\n"
+    checkout.env["RN_REQUIRE_ALL"] = "1"
+    checkout.rn("test")
+    assert checkout.extras == ["[dev,edge,learn,sim]", "[dev,edge,learn,sim,torch]"]
+
+
+def test_what_was_interrupted_is_made_anew(checkout: Checkout) -> None:
+    os.mkfifo(checkout.fake / "gate")
+    # The gate opens for writing once pip reads from it: then it is in the middle.
+    with checkout.start("ps") as process, (checkout.fake / "gate").open("w"):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+    (checkout.fake / "gate").unlink()
+    assert checkout.rn("ps")[:2] == (0, "rn ps\n")
+    assert checkout.log.count("venv") == 2
+
+
+def test_ctrl_c_in_the_middle_is_answered_and_tidy(checkout: Checkout) -> None:
+    os.mkfifo(checkout.fake / "gate")
+    with checkout.start("ps") as process, (checkout.fake / "gate").open("w"):
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; the same command starts over" in err
+    assert list(checkout.home.glob("rn-setup*")) == []
+
+
+def test_two_at_once_set_up_once(checkout: Checkout) -> None:
+    os.mkfifo(checkout.fake / "gate")
+    with checkout.start("ps") as first, checkout.start_after_gate("nodes") as second:
+        assert first.communicate(timeout=60)[0] == "rn ps\n"
+        assert second.communicate(timeout=60)[0] == "rn nodes\n"
+    assert len(checkout.extras) == 1
+
+
+def test_a_failed_set_up_names_its_log_and_can_be_repeated(checkout: Checkout) -> None:
+    (checkout.fake / "no-network").touch()
+    code, out, err = checkout.rn("ps")
+    assert (code, out) == (69, "")
+    [log] = checkout.home.glob("rn-setup*")
+    assert f"installing dependencies; the full log is in {log}" in err
+    assert "no network here" in log.read_text()
+    (checkout.fake / "no-network").unlink()
+    assert checkout.rn("ps")[:2] == (0, "rn ps\n")
+
+
+def test_a_checkout_that_was_moved_is_set_up_again(checkout: Checkout) -> None:
+    checkout.rn("ps")
+    checkout.place = checkout.place.rename(checkout.home / "moved")
+    assert checkout.rn("ps")[:2] == (0, "rn ps\n")
+    assert checkout.log.count("venv") == 2
+    assert f'"{checkout.place}/.venv/bin/python"' in (checkout.place / ".venv/bin/rn").read_text()
+
+
+def test_a_missing_venv_module_gets_the_one_line_that_mends_it(checkout: Checkout) -> None:
+    (checkout.fake / "no-venv").touch()
+    code, _, err = checkout.rn("ps")
+    assert code == 69
+    assert "run: sudo apt-get install python3.13-venv" in err
+    assert checkout.log == []
+    assert list(checkout.home.glob("rn-setup*")) == []
+
+
+def test_root_has_the_missing_module_installed(checkout: Checkout) -> None:
+    (checkout.fake / "no-venv").touch()
+    checkout.program("id", "#!/bin/sh\necho 0\n")
+    checkout.program(
+        "apt-get", '#!/bin/sh\necho "apt-get $*" >> "$FAKE/log"\nrm -f "$FAKE/no-venv"\n'
+    )
+    assert checkout.rn("ps")[:2] == (0, "rn ps\n")
+    assert checkout.log[1].endswith("python3.13-venv")
+
+
+def test_too_old_a_python_is_refused(checkout: Checkout) -> None:
+    (checkout.fake / "too-old").touch()
+    code, _, err = checkout.rn("ps")
+    assert code == 69
+    assert "is not a Python 3.11 or newer" in err
+
+
+def test_a_directory_of_someone_elses_is_never_removed(checkout: Checkout) -> None:
+    precious = checkout.home / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("all my work")
+    checkout.env["RN_VENV"] = str(precious)
+    code, _, err = checkout.rn("ps")
+    assert code == 69
+    assert "set RN_VENV to another directory" in err
+    assert (precious / "thesis.tex").read_text() == "all my work"

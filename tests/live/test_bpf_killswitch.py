@@ -379,7 +379,7 @@ def test_the_bench_reports_what_the_design_asks_for(monkeypatch) -> None:
     assert report["results"]["bpf"]["flips"] == 6
     last = {name: row["last_packet_us"]["p50"] for name, row in report["results"].items()}
     assert last["bpf"] < last["tc_class"] < last["process_kill"]
-    bench.show(report)
+    bench.render(report)
 
 
 def test_an_interface_that_is_not_there(bed, closing) -> None:

@@ -183,7 +183,7 @@ def test_the_bench_reports_what_the_design_asks_for(monkeypatch) -> None:
     keys = {"background_loss_pct", "fct_p50_ratio", "rr_p99_ratio", "deadline_met"}
     assert all(keys <= set(row) for row in report["results"].values())
     assert report["results"]["paced"]["fct_p50_ratio"] < report["results"]["none"]["fct_p50_ratio"]
-    bench.show(report)
+    bench.render(report)
 
 
 def test_bad_input_is_refused_in_a_sentence(lane) -> None:

@@ -1,6 +1,5 @@
 """The guard on a real machine: what it refuses, what it ends, and what holds when it is dead."""
 
-import contextlib
 import json
 import os
 import random
@@ -22,6 +21,7 @@ from reclaimnet.apps.bench.killswitch import start, start_ready
 from reclaimnet.apps.guard import Guard
 from reclaimnet.apps.guard_client import GuardClient, samples
 from reclaimnet.apps.guard_config import read_config
+from reclaimnet.apps.guard_processes import Process, family, send_signal, started_at
 from reclaimnet.errors import BadConfig, Forbidden, NotFound, Unavailable
 
 pytestmark = [
@@ -145,7 +145,7 @@ def sleeper():
     started = []
 
     def make(uid=AGENT) -> subprocess.Popen:
-        script = "setsid sh -c 'sleep 1000 & wait' & echo up; read go; sleep 1000"
+        script = "setsid sh -c 'sleep 1000 & echo up; wait' & read go; sleep 1000"
         process = subprocess.Popen(
             ["sh", "-c", script],
             user=uid,
@@ -159,8 +159,10 @@ def sleeper():
 
     yield make
     for process in started:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        born = started_at(process.pid)
+        if born is not None:
+            for one in family([Process(pid=process.pid, started=born)]):
+                send_signal(one.pid, signal.SIGKILL, started=one.started)
         with process:
             pass
 

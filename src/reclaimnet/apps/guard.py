@@ -77,6 +77,8 @@ GONE_FOR: Final = 15 * MINUTE
 MAX_GONE: Final = 2048
 MAX_GUESTS: Final = LAST_GUEST - FIRST_GUEST + 1
 KEPT_ENDED: Final = 64
+HOUSING_ROUNDS: Final = 10
+"""A process may have a child while it is being moved; whoever has one inside has it inside."""
 BACKLOG: Final = 128
 UNLIMITED_RATE: Final = 12_500_000_000
 """100 Gbit/s, for owners who set no rate: transfers can be paced all the same."""
@@ -434,9 +436,14 @@ class Guard:
         if identity != guest.cgroup_id:
             guest.cgroup_id = identity
             self.switch.admit(guest.cgroup, guest.slot)
-        for process in family(processes):
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                write_control(guest.cgroup / "cgroup.procs", str(process.pid))
+        for _ in range(HOUSING_ROUNDS):
+            inside_already = set(members(guest.cgroup))
+            outside = [one.pid for one in family(processes) if one.pid not in inside_already]
+            if not outside:
+                break
+            for pid in outside:
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    write_control(guest.cgroup / "cgroup.procs", str(pid))
 
     def _end(self, guest: Guest) -> None:
         """Network first: killing a sender still lets a megabyte out of its buffers."""

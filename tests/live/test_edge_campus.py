@@ -111,7 +111,7 @@ def guard_pid(bed, host: str) -> int:
     config = str(testbed.RUN_DIR / bed.mark / host / "guard.toml")
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if config in path.read_bytes().decode().split("\\0"):
+            if config in path.read_bytes().decode().split("\0"):
                 return int(path.parent.name)
     raise AssertionError(f"no guard runs on {host}")
 

@@ -48,8 +48,8 @@ TRAIN = '''\
 """Every step depends on all before it, and is entered into a ledger outside of the job."""
 
 import hashlib
-import io
 import os
+import random
 import sys
 import time
 
@@ -61,7 +61,8 @@ ledger = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0
 epoch = os.environ.get("RN_EPOCH", "0")
 
 with sdk.job() as job:
-    state = job.restore({"step": 0, "chain": "", "padding": b"x" * (padding << 20)})
+    noise = random.Random(1).randbytes(padding << 20)
+    state = job.restore({"step": 0, "chain": "", "padding": noise})
     print("from step", state["step"])
     while state["step"] < steps:
         time.sleep(delay)
@@ -194,7 +195,7 @@ class LiveAgent:
 
     def leftovers(self) -> list[str]:
         """What is still here of any attempt, but for checkpoints."""
-        folders = [self.folder / name for name in ("work", "resume")]
+        folders = [self.folder / name for name in ("work", "resume", "output")]
         runs = [path for path in (self.folder / "run").glob("*") if path.is_dir()]
         return [
             str(path.relative_to(self.folder))
@@ -321,7 +322,9 @@ class LiveCampus:
         def met() -> bool:
             with contextlib.suppress(ReclaimNetError):
                 seen[:] = [self.job(job)]
-                return bool(condition(seen[0]))
+                met = bool(condition(seen[0]))
+                assert met or not seen[0].state.terminal, f"{what}: it is over"
+                return met
             return False
 
         try:

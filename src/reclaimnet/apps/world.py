@@ -10,7 +10,7 @@ import shutil
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, assert_never
@@ -29,7 +29,7 @@ from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
 from reclaimnet.model.units import SECOND
-from reclaimnet.model.work import JobSpec, ManifestId, Saving
+from reclaimnet.model.work import JobRecord, JobSpec, ManifestId, Saving
 
 WORKERS: Final = 8
 """Saves, pulls and restores under way at once on this node."""
@@ -39,6 +39,8 @@ MAY_READ_PATIENCE_S: Final = 3.0
 START_AGAIN_S: Final = 1.0
 """A job that could not be started is kept for so long, lest it come back at once, for ever."""
 HERE: Final = Path()
+SCRATCH: Final = ("work", "resume", "output")
+"""The folders of a node in which every attempt has one of its own while it lives."""
 OUTPUT: Final = Path(".rn-output")
 """Where a checkpoint holds what the job had written into its output directory."""
 TELLING_RATE_BYTES: Final = 1 << 20
@@ -389,7 +391,7 @@ class LiveWorld:
                     ev.SaveFailed(job=report.job, epoch=report.epoch, reason=report.reason)
                 )
             case rn.Exited():
-                self._spawn(self._exited(report))
+                self.exited(report)
             case rn.LogLines():
                 self._log_lines(report)
             case _:
@@ -400,7 +402,10 @@ class LiveWorld:
         if before is not None:
             await asyncio.wait([before])
         job, epoch = report.job, report.epoch
-        saving = self._specs[job, epoch].saving
+        spec = self._specs.get((job, epoch))
+        if spec is None:
+            # Left by an attempt before us that is not ours to go on with.
+            return
         try:
             parts = await self._in_thread(self._state_and_output, report)
             saved = await self._in_thread(
@@ -408,7 +413,7 @@ class LiveWorld:
                     job,
                     epoch=epoch,
                     step=report.step,
-                    saving=saving,
+                    saving=spec.saving,
                     taken_at=self._clock.now(),
                     parts=parts,
                     base=self._newest.get(job),
@@ -438,6 +443,9 @@ class LiveWorld:
         """What a job has written so far belongs to its state: it moves, and goes back, with it."""
         output = self.runner.output_of(report.job, report.epoch)
         return [*_parts(report.path), *_parts(output, prefix=OUTPUT)]
+
+    def exited(self, report: rn.Exited) -> None:
+        self._spawn(self._exited(report))
 
     async def _exited(self, report: rn.Exited) -> None:
         """After its last snapshot, since that may be why it exited."""
@@ -497,9 +505,29 @@ class LiveWorld:
         for known in (self._laying_out, self._assembled, self._specs):
             known.pop(key, None)
 
-    def adopted(self, job: JobId, epoch: int, spec: JobSpec) -> None:
-        """An attempt that outlived the agent before us."""
-        self._specs[job, epoch] = spec
+    async def adopt(self, records: Iterable[JobRecord]) -> list[rn.Found]:
+        """The attempts that outlived the agent before us. Of any other nothing is left after."""
+        held = {(r.id, r.epoch): r.spec for r in records if r.holder == self.node}
+        # Known before they are looked at: one may have saved or exited while nobody watched.
+        self._specs.update(held)
+        found: list[rn.Found] = await self._in_thread(self.runner.adopt)
+        ours = []
+        for attempt in found:
+            key = (attempt.job, attempt.epoch)
+            if key in held and not attempt.warm:
+                ours.append(attempt)
+            else:
+                self.runner.end(*key)
+                await self.scrub(*key)
+        keys = {(attempt.job, attempt.epoch) for attempt in ours}
+        for key in held.keys() - keys:
+            self._specs.pop(key, None)
+        names = {f"{job}.{epoch}" for job, epoch in keys}
+        for place in SCRATCH:
+            for folder in (self._folder / place).glob("*"):
+                if folder.name not in names:
+                    await self._in_thread(_remove_folder, folder)
+        return ours
 
     # --- transfers -------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ import time
 from reclaimnet import sdk
 
 steps, delay, every = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-padding = int(sys.argv[4])
+padding, dense = int(sys.argv[4]), len(sys.argv) > 5
 ledger = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 epoch = os.environ.get("RN_EPOCH", "0")
 
@@ -71,6 +71,8 @@ with sdk.job() as job:
         state["chain"] = hashlib.sha256(text.encode()).hexdigest()
         os.write(ledger, f"{epoch} {state['step']} {state['chain']}\\n".encode())
         if every and state["step"] % every == 0:
+            if dense:
+                state["padding"] = random.Random(state["step"]).randbytes(padding << 20)
             job.save(state["step"], state)
         job.step(state["step"], state)
 print("done:", state["chain"])
@@ -274,10 +276,11 @@ class LiveCampus:
 
     def train(
         self, *, steps: int = 100_000, delay: float = 0.02, save_every: int = 10,
-        padding_mib: int = 0, gpus: int = 1,
+        padding_mib: int = 0, gpus: int = 1, dense: bool = False,
     ) -> JobId:  # fmt: skip
         """Submit the job with the ledger; by default it goes on for longer than any test."""
         arguments = [str(steps), str(delay), str(save_every), str(padding_mib)]
+        arguments += ["dense"] if dense else []
         return self.submit(["train.py", *arguments], gpus=gpus)
 
     def submit(self, arguments: list[str], *, gpus: int = 1, saving: str = "sdk") -> JobId:

@@ -105,6 +105,8 @@ class LiveWorld:
         self._assembled: dict[tuple[JobId, int], ManifestId] = {}
         self._specs: dict[tuple[JobId, int], JobSpec] = {}
         self._newest: dict[JobId, ManifestId] = {}
+        """The last one saved here; no record may name it yet."""
+        self._vaulting: dict[JobId, asyncio.Lock] = {}
         self._invited: dict[JobId, set[NodeId]] = {}
         self._logs: asyncio.Queue[tuple[JobId, int, bytes]] = asyncio.Queue(LOG_QUEUE)
         self._log_dropped = 0
@@ -406,27 +408,28 @@ class LiveWorld:
         if spec is None:
             # Left by an attempt before us that is not ours to go on with.
             return
-        try:
-            parts = await self._in_thread(self._state_and_output, report)
-            saved = await self._in_thread(
-                lambda: self._vault.save(
-                    job,
-                    epoch=epoch,
-                    step=report.step,
-                    saving=spec.saving,
-                    taken_at=self._clock.now(),
-                    parts=parts,
-                    base=self._newest.get(job),
+        async with self._vaulting.setdefault(job, asyncio.Lock()):
+            try:
+                parts = await self._in_thread(self._state_and_output, report)
+                saved = await self._in_thread(
+                    lambda: self._vault.save(
+                        job,
+                        epoch=epoch,
+                        step=report.step,
+                        saving=spec.saving,
+                        taken_at=self._clock.now(),
+                        parts=parts,
+                        base=self._newest.get(job),
+                    )
                 )
-            )
-        except (ReclaimNetError, OSError) as error:
-            self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=str(error)))
-            return
-        if not self.runner.intact(report):
-            reason = "the job saved again before this save was read"
-            self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=reason))
-            return
-        self._newest[job] = saved.manifest
+            except (ReclaimNetError, OSError) as error:
+                self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=str(error)))
+                return
+            if not self.runner.intact(report):
+                reason = "the job saved again before this save was read"
+                self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=reason))
+                return
+            self._newest[job] = saved.manifest
         self.deliver(
             ev.SnapshotTaken(
                 job=job,
@@ -504,6 +507,8 @@ class LiveWorld:
                 await self._in_thread(_remove_folder, folder)
         for known in (self._laying_out, self._assembled, self._specs):
             known.pop(key, None)
+        if not any(other == job for other, _ in self._specs):
+            self._newest.pop(job, None)
 
     async def adopt(self, records: Iterable[JobRecord]) -> list[rn.Found]:
         """The attempts that outlived the agent before us. Of any other nothing is left after."""
@@ -589,11 +594,14 @@ class LiveWorld:
                     await self._assemble(key, order.manifest)
 
     async def _forget(self, order: od.Forget) -> None:
-        with contextlib.suppress(ReclaimNetError, OSError):
-            await self._in_thread(self._vault.forget, order.job, order.keep)
+        async with self._vaulting.setdefault(order.job, asyncio.Lock()):
+            newest = self._newest.get(order.job)
+            keep = (*order.keep, newest) if order.keep and newest else order.keep
+            with contextlib.suppress(ReclaimNetError, OSError):
+                await self._in_thread(self._vault.forget, order.job, keep)
         if not order.keep:
-            self._invited.pop(order.job, None)
-            self._newest.pop(order.job, None)
+            for known in (self._invited, self._newest, self._vaulting):
+                known.pop(order.job, None)
 
     # --- logs ------------------------------------------------------------------------------
 

@@ -502,6 +502,7 @@ class FakeApp:
                     "notice": 20 * SECOND,
                     "vault_quota": 64 * GIB,
                     "detach": True,
+                    "suite": "standby",
                 },
             ),
         ),

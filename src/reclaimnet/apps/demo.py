@@ -8,6 +8,7 @@ that of an undisturbed run.
 import contextlib
 import dataclasses
 import functools
+import io
 import json as jsonlib
 import os
 import re
@@ -143,7 +144,7 @@ def _run(console: Console, home: Path, env: dict[str, str]) -> list[Row]:
     work.mkdir()
     (work / "train.py").write_text(TRAIN)
     with console.status("starting NATS, a gateway and four agents"):
-        _rn(env, "up", "--gateway-port", "0")
+        _all_at_once([functools.partial(_rn, env, "up", "--gateway-port", "0")])
         _all_at_once([functools.partial(_start_agent, env, name) for name in AGENTS])
     config = load(env=env, project=home / "none.toml", system=home / "none.toml")
     gateway = Gateway(config)
@@ -162,12 +163,13 @@ def _run(console: Console, home: Path, env: dict[str, str]) -> list[Row]:
         )
         for seed, name in enumerate(names)
     ]
-    undisturbed = _undisturbed(work, len(names), env)
     jobs = [record.id for record in records]
     story = _Story(gateway, jobs)
-    with _shown(console, story):
-        story.play()
-    return [_row(gateway, gateway.job(job), undisturbed[index]()) for index, job in enumerate(jobs)]
+    with _undisturbed(work, len(names), env) as undisturbed:
+        with _shown(console, story):
+            story.play()
+        models = [model() for model in undisturbed]
+    return [_row(gateway, gateway.job(job), models[index]) for index, job in enumerate(jobs)]
 
 
 class _Story:
@@ -319,7 +321,8 @@ def _row(gateway: Gateway, record: JobRecord, undisturbed: str) -> Row:
     )
 
 
-def _undisturbed(work: Path, count: int, env: dict[str, str]) -> list[Callable[[], str]]:
+@contextlib.contextmanager
+def _undisturbed(work: Path, count: int, env: dict[str, str]) -> Iterator[list[Callable[[], str]]]:
     """The same script outside of ReclaimNet, without pauses; each callable waits for its model."""
     plain = {**env, "PYTHONPATH": str(Path(up.__file__).resolve().parents[2])}
     children = [
@@ -328,6 +331,8 @@ def _undisturbed(work: Path, count: int, env: dict[str, str]) -> list[Callable[[
             cwd=work,
             env=plain,
             stdout=subprocess.PIPE,
+            # Ctrl-C is for us; we end them.
+            start_new_session=True,
         )
         for seed in range(count)
     ]
@@ -339,7 +344,12 @@ def _undisturbed(work: Path, count: int, env: dict[str, str]) -> list[Callable[[
             raise Unavailable("the undisturbed run did not end well; is numpy installed?")
         return found[1].decode()
 
-    return [functools.partial(model, child) for child in children]
+    try:
+        yield [functools.partial(model, child) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
 
 
 def _start_agent(env: dict[str, str], name: str) -> None:
@@ -372,8 +382,13 @@ def _all_at_once(actions: list[Callable[[], None]]) -> None:
     threads = [threading.Thread(target=act, args=(action,)) for action in actions]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        # Interrupted or not: what is being started can be ended only once it has started.
+        for thread in threads:
+            thread.join()
     if errors:
         raise errors[0]
 
@@ -389,6 +404,6 @@ def _await(condition: Callable[[], bool], what: str) -> None:
 def _clean_up(home: Path, env: dict[str, str]) -> None:
     """Nothing stays behind, however this ends."""
     config: Config = load(env=env, project=home / "none.toml", system=home / "none.toml")
-    with contextlib.redirect_stderr(open(os.devnull, "w")):
+    with contextlib.redirect_stderr(io.StringIO()):
         up.down(config=config)
     shutil.rmtree(home, ignore_errors=True)

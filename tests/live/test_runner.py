@@ -825,9 +825,24 @@ def test_a_job_that_cannot_be_saved_says_so(plain, tmp_path):
 
 def test_a_save_that_nobody_answers_fails_in_the_end(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(runner_module, "SAVE_PATIENCE", SECOND // 5)
-    plain.start(script(tmp_path, "import time; time.sleep(1000)"))
+    text = """
+        import time
+        from reclaimnet import sdk
+        with sdk.job() as job:
+            job.restore({})
+            print("restored", flush=True)
+            time.sleep(1000)
+    """
+    plain.start(script(tmp_path, text))
+    eventually(lambda: "restored" in plain.log(), "the restore")
     plain.runner.save(JOB, 1, False)
     assert "job.step" in plain.wait(SaveFailed).reason
+
+
+def test_a_script_that_never_called_the_sdk_is_told_how_to_be_submitted(plain, tmp_path):
+    plain.start(script(tmp_path, "import time; time.sleep(1000)"))
+    plain.runner.save(JOB, 1, False)
+    assert "--saving signal" in plain.wait(SaveFailed).reason
 
 
 def test_what_was_left_half_made_is_removed(root):

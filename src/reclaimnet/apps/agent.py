@@ -24,6 +24,8 @@ from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import daemon
 from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
+from reclaimnet.apps.guard_client import DEFAULT_SOCKET
+from reclaimnet.apps.guarded import Guarded
 from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
 from reclaimnet.engine.node import DISPATCHER, Body, Node
@@ -66,6 +68,7 @@ class Settings:
     zone: str = "campus"
     timing: Timing = LIVELY
     suite: str = "standby"
+    guard: Path | None = None
 
 
 def main(
@@ -80,6 +83,8 @@ def main(
     vault_quota: int,
     detach: bool,
     suite: str = "standby",
+    guard: Path | None = None,
+    address: str | None = None,
 ) -> int:
     """Behind `rn agent`."""
     if suite not in SUITES:
@@ -110,6 +115,8 @@ def main(
             notice=notice,
             vault_quota=vault_quota,
             suite=suite,
+            guard=guard,
+            address=address,
         )
     found = find.declared(node, gpus) if gpus is not None else find.found()
     if not found:
@@ -122,10 +129,11 @@ def main(
         url=url,
         token=secret,
         gpus=found,
-        host=_own_address(url),
+        host=address or _own_address(url),
         lend=LendRequest(notice=notice) if lend else None,
         vault_quota=vault_quota,
         suite=suite,
+        guard=guard,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     return asyncio.run(run(settings))
@@ -214,6 +222,9 @@ class Agent:
             vault = stack.enter_context(
                 Vault(settings.folder / "vault", quota_bytes=settings.vault_quota)
             )
+            guard = _guard(settings)
+            if guard is not None:
+                stack.callback(guard.close)
             gate = _Gate()
             server = stack.enter_context(
                 ChunkServer(
@@ -221,6 +232,7 @@ class Agent:
                     ca.server_context(credentials),
                     host=settings.host,
                     may_read=gate.may_read,
+                    listener=guard.listen() if guard is not None else None,
                 )
             )
             mind = Node(
@@ -242,6 +254,7 @@ class Agent:
                 vault=vault,
                 client=ca.client_context(credentials),
                 clock=self._clock,
+                guard=guard,
             )
             stack.push_async_callback(world.close)
             stack.push_async_callback(world.flush)
@@ -476,6 +489,19 @@ class Agent:
         return f"{self.settings.node}-{self._requests}"
 
 
+def _guard(settings: Settings) -> Guarded | None:
+    """The one that was named must be there; the usual one is used if it is."""
+    path = settings.guard or DEFAULT_SOCKET
+    if settings.guard is None and not path.exists():
+        return None
+    try:
+        return Guarded(path)
+    except Unavailable:
+        if settings.guard is not None:
+            raise
+        return None
+
+
 class _Gate:
     """Lets the chunk server start before there is a world to ask."""
 
@@ -593,6 +619,8 @@ def _detached(
     notice: int,
     vault_quota: int,
     suite: str,
+    guard: Path | None,
+    address: str | None,
 ) -> int:
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
     argv += ["--join", url, "--name", node, "--notice", f"{notice / SECOND}s"]
@@ -600,6 +628,8 @@ def _detached(
     argv += ["--gpus", str(gpus)] if gpus is not None else []
     argv += ["--lend"] if lend else []
     argv += ["--suite", suite]
+    argv += ["--guard", str(guard)] if guard is not None else []
+    argv += ["--address", address] if address is not None else []
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)

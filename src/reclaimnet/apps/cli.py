@@ -180,8 +180,8 @@ def _config(ctx: click.Context | None = None, *, state: str | None = None) -> Co
 SECTIONS: Final = {
     "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
     "Owners": ("lend", "reclaim", "nodes", "agent"),
-    "Operators": ("up", "down", "doctor", "config", "completion"),
-    "Researchers": ("demo", "bench", "sim"),
+    "Operators": ("up", "down", "guard", "doctor", "config", "completion"),
+    "Researchers": ("demo", "bench", "sim", "testbed"),
 }
 
 
@@ -524,6 +524,12 @@ def down() -> Any:
 )
 @click.option("--detach", is_flag=True, help="Run in the background; `rn down` ends it.")
 @click.option("--suite", default="standby", show_default=True, help="Its policies, by name.")
+@click.option(
+    "--guard",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The guard's socket; otherwise the usual one, if a guard runs.",
+)
+@click.option("--address", help="Where others reach this node's checkpoints, if it is not obvious.")
 def agent(
     join: str | None,
     token_file: Path | None,
@@ -535,6 +541,8 @@ def agent(
     vault_quota: int,
     detach: bool,
     suite: str,
+    guard: Path | None,
+    address: str | None,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = _config(state=state)
@@ -550,6 +558,8 @@ def agent(
         vault_quota=vault_quota,
         detach=detach,
         suite=suite,
+        guard=guard,
+        address=address,
     )
 
 
@@ -600,6 +610,47 @@ def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None) 
     All of them run on the same input; progress goes to standard error.
     """
     return _app("bench.registry", "run")(name, json=as_json, seed=seed, quick=quick, trace=trace)
+
+
+@cli.group()
+def testbed() -> None:
+    """A campus of network namespaces on this machine (root)."""
+
+
+@testbed.command("up")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+def testbed_up(file: Path) -> None:
+    """Build the campus that FILE describes.
+
+    \b
+    Example:
+      rn testbed up campus.toml
+    """
+    bed = _app("testbed", "up")(_app("testbed", "read_config")(file))
+    _say(f"{len(bed.hosts)} hosts are up; `rn testbed down {bed.mark}` removes them.")
+
+
+@testbed.command("down")
+@click.argument("mark", required=False)
+def testbed_down(mark: str | None) -> None:
+    """Remove the testbed with this MARK, or all of them, also after a crash.
+
+    \b
+    Example:
+      rn testbed down
+    """
+    removed = _app("testbed", "down")(mark)
+    _say(f"{removed} namespaces were removed." if removed else "There was nothing to remove.")
+
+
+@command("rn guard /etc/reclaimnet/guard.toml")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+def guard(file: Path) -> None:
+    """Run the owner's advocate (root), as FILE says.
+
+    It holds deadlines and the kill switch, whatever becomes of the agent.
+    """
+    _app("guard", "main")(file)
 
 
 @command("rn sim --seed 7")

@@ -23,6 +23,7 @@ from reclaimnet.adapters.tls.ca import GATEWAY, node_of
 from reclaimnet.adapters.vault.store import Saved, Source, Vault
 from reclaimnet.adapters.vault.transfer import pull
 from reclaimnet.apps import bundle
+from reclaimnet.apps.guarded import Guarded
 from reclaimnet.engine.node import Node
 from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable
 from reclaimnet.model import events as ev
@@ -78,12 +79,19 @@ class LiveWorld:
         vault: Vault,
         client: ssl.SSLContext,
         clock: Clock,
+        guard: Guarded | None = None,
     ) -> None:
         self.node = node
         self.mind = mind
+        # A process is in one cgroup: the guard's, if there is a guard.
         self.runner = Runner(
-            folder / "run", self._on_report_from_thread, outputs=(folder / "output").absolute()
+            folder / "run",
+            self._on_report_from_thread,
+            outputs=(folder / "output").absolute(),
+            cgroups=guard is None,
+            gate=guard.admit if guard is not None else None,
         )
+        self._guard = guard
         self._folder = folder
         self._campus = campus
         self._vault = vault
@@ -200,6 +208,8 @@ class LiveWorld:
                 self._spawn(self._check(order.node))
             case od.HoldLease():
                 self.runner.hold_lease(self._clock.monotonic(order.until), order.jobs)
+                if self._guard is not None:
+                    self._guard.renew(order.jobs, order.until)
             case od.WarmUp():
                 self._wanted.setdefault((order.job, order.epoch), None)
                 self._spawn(self._warm_up(order))
@@ -215,9 +225,13 @@ class LiveWorld:
             case od.Limit():
                 at = None if order.at is None else self._clock.monotonic(order.at)
                 self.runner.limit(order.job, order.epoch, at)
+                if self._guard is not None:
+                    self._guard.limit(order.job, order.epoch, order.at)
             case od.End():
                 # Also what is only being prepared ends here.
                 self._wanted.pop((order.job, order.epoch), None)
+                if self._guard is not None:
+                    self._guard.end(order.job, order.epoch)
                 self.runner.end(order.job, order.epoch)
             case od.Pull():
                 self._spawn(self._pull(order))
@@ -495,6 +509,8 @@ class LiveWorld:
     async def scrub(self, job: JobId, epoch: int) -> None:
         """Leave nothing of an attempt on the owner's machine but its checkpoints."""
         self.runner.scrub(job, epoch)
+        if self._guard is not None:
+            self._guard.forget(job, epoch)
         key = (job, epoch)
         self._wanted.pop(key, None)
         preparing = self._preparing.pop(key, None)

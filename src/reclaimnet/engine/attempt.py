@@ -150,17 +150,15 @@ class Attempt:
         if self.source is None:
             return self._claim(now)
         self._booked_until = now + BOOKED_PATIENCE
-        if not self.suite.prepare.warm:
-            return []
-        orders: list[Order] = [
-            WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
-        ]
         newest = self.record.newest
-        if newest is not None:
-            orders.append(
-                Pull(job=self.job, manifest=newest.manifest, sources=self._sources(newest))
-            )
-        return orders
+        if newest is None or not self.suite.prepare.warm:
+            # Only a job that was saved once is known to wait for its state when started ahead;
+            # another might begin to work, beside the one that still runs.
+            return []
+        return [
+            WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus),
+            Pull(job=self.job, manifest=newest.manifest, sources=self._sources(newest)),
+        ]
 
     def adopt(self, now: int) -> list[Order]:
         """The process outlived the agent and its epoch is still ours: go on as if never gone."""
@@ -415,6 +413,11 @@ class Attempt:
             return []
         if self.phase not in (Phase.STARTING, Phase.RUNNING):
             return []
+        called_off = self.departure.cut_short() if self.departure is not None else []
+        return called_off + self._conclude(event, now)
+
+    def _conclude(self, event: ProcessExited, now: int) -> list[Order]:
+        """What becomes of the job now that its process is gone."""
         if self._verdict is not None:
             return self._close(self._verdict, self.record.reason, now)
         if event.killed:

@@ -225,9 +225,11 @@ class Runner:
         *,
         cgroups: bool = True,
         outputs: Path | None = None,
+        gate: Callable[[JobId, int, int], None] | None = None,
     ) -> None:
         """Output directories are made below `outputs` and stay there; without it, they are part
-        of the run directories and go with them."""
+        of the run directories and go with them. `gate` is called with the pid that all processes
+        of an attempt will descend from, before there are any; if it raises, there will be none."""
         root.mkdir(parents=True, exist_ok=True)
         self._root = root.resolve()
         self._lock = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -238,6 +240,7 @@ class Runner:
             raise Unavailable(f"another agent uses {root}; stop it first") from error
         self._on = on
         self._outputs = outputs
+        self._gate = gate
         self._parent = cgroup.find_parent() if cgroups else None
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
         self._leases: dict[JobId, int] = {}
@@ -514,6 +517,7 @@ class Runner:
                 words=words,
             )
             words[Word.LEASE_UNTIL] = self._leases.get(job, 0)
+            words[Word.GATE] = self._gate is None
             env = self._environment(attempt, spec, resume, restarts)
             text = {
                 "job": job,
@@ -629,6 +633,20 @@ class Runner:
             return
         # Our own child that nobody has waited for: its pid cannot have been recycled.
         self._watch(attempt, pid, os.pidfd_open(pid))
+        if self._gate is not None:
+            asked = self._copier.submit(self._gate, attempt.job, attempt.epoch, pid)
+            asked.add_done_callback(lambda done: self._do(lambda: self._admit(attempt, done)))
+
+    def _admit(self, attempt: _Attempt, done: Future[None]) -> None:
+        if attempt.over:
+            return
+        error = done.exception()
+        if error is None:
+            attempt.words[Word.GATE] = 1
+        else:
+            self._log(attempt, f"--- it may not run here: {error} ---\n".encode())
+            attempt.words[Word.END_AT] = AT_ONCE
+        self._nudge(attempt)
 
     def _spawn_minder(self, attempt: _Attempt) -> int:
         with (attempt.dir / "minder.err").open("wb") as err:
@@ -680,6 +698,12 @@ class Runner:
                 self._took(attempt, attempt.checkpoint, attempt.taken_mark, final=True)
             case Saving.NONE:
                 self._save_failed(attempt, "this job cannot be saved: it was submitted so")
+            case Saving.SDK if words[Word.STATE] == PageState.UNKNOWN:
+                self._save_failed(
+                    attempt,
+                    "the script has not called the SDK so far; if it never does, submit it with "
+                    "--saving signal or --saving none",
+                )
             case Saving.SDK:
                 wanted = words[Word.SAVE_WANTED] + 1
                 if final:

@@ -136,7 +136,10 @@ class ChunkServer:
         may_read: MayRead,
         pace: Pace | None = None,
         max_connections: int = MAX_CONNECTIONS,
+        listener: socket.socket | None = None,
     ) -> None:
+        """`listener` is a socket that listens already, for example in another namespace; `host` is
+        then only the address it is known under."""
         self._vault = vault
         self._context = context
         self._host = host
@@ -148,7 +151,7 @@ class ChunkServer:
         self._connections: dict[threading.Thread, socket.socket] = {}
         self._peers: dict[str, int] = {}
         self._stop = threading.Event()
-        self._listener: socket.socket | None = None
+        self._listener = listener
         self._accepting: threading.Thread | None = None
 
     @property
@@ -163,10 +166,11 @@ class ChunkServer:
 
     def start(self) -> None:
         try:
-            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-            self._listener = socket.create_server(
-                (self._host, self._port), family=family, backlog=BACKLOG
-            )
+            if self._listener is None:
+                family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+                self._listener = socket.create_server(
+                    (self._host, self._port), family=family, backlog=BACKLOG
+                )
         except OSError as error:
             raise Unavailable(
                 f"chunks cannot be served on {self._host}:{self._port} ({error.strerror}); "

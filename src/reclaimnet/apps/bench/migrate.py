@@ -251,8 +251,7 @@ def campus(*, suite: str, agents: tuple[str, ...]) -> Iterator[Gateway]:
         )
         yield gateway
     finally:
-        with contextlib.redirect_stderr(open(os.devnull, "w")):
-            up.down(config=config)
+        up.end_all(config)
         shutil.rmtree(home, ignore_errors=True)
 
 

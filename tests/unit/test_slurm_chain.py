@@ -1,4 +1,4 @@
-"""A chain's choice: what it sees is what a watcher can see, and the price moves it the right way."""
+"""A chain's choice: it sees what a watcher can see, and the price moves it the right way."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests import vault_files
 
 from reclaimnet import wire
 from reclaimnet.adapters.tls import ca
@@ -27,7 +28,7 @@ from reclaimnet.adapters.vault.transfer import ChunkServer, pull
 from reclaimnet.errors import Damaged, Forbidden, NotFound, Unavailable, VaultFull
 from reclaimnet.model.market import Address, JobId
 from reclaimnet.model.units import GIB, MIB
-from reclaimnet.model.work import ManifestId, Saving
+from reclaimnet.model.work import ChunkId, ManifestId, Saving
 
 JOB = JobId("job-1")
 PATIENCE_S = 30.0
@@ -242,7 +243,9 @@ def test_each_source_gives_what_it_has(campus: Campus) -> None:
     for number, source in enumerate(sources):
         manifest = save(source, path)
         lost = source.manifest(manifest).parts[0].chunks[number]
-        (source.root / "data" / lost[:2] / lost).unlink()
+        vault_files.rot(source, lost)
+        with pytest.raises(Damaged):
+            source.read(lost)
     target = campus.vault("target")
     pull(
         target,
@@ -254,12 +257,10 @@ def test_each_source_gives_what_it_has(campus: Campus) -> None:
     assert same(target, manifest, path, campus.folder / "out")
 
 
-def rot(vault: Vault, manifest: ManifestId, index: int) -> Path:
+def rot(vault: Vault, manifest: ManifestId, index: int) -> ChunkId:
     chunk = vault.manifest(manifest).parts[0].chunks[index]
-    file = vault.root / "data" / chunk[:2] / chunk
-    with file.open("r+b") as opened:
-        opened.write(b"rot")
-    return file
+    vault_files.rot(vault, chunk)
+    return chunk
 
 
 def test_a_chunk_damaged_at_the_source_is_had_from_another(campus: Campus) -> None:
@@ -278,8 +279,8 @@ def test_a_chunk_damaged_at_the_source_is_had_from_another(campus: Campus) -> No
         connections=1,
     )
     assert same(target, manifest, path, campus.folder / "out")
-    assert not rotten.exists(), "the source was told to look, and has set it aside"
-    assert len(bad.missing(bad.manifest(manifest))) == 1
+    # The source was told to look, and has set it aside.
+    assert bad.missing(bad.manifest(manifest)) == [rotten]
 
 
 def test_a_chunk_damaged_at_the_only_source_is_refused(campus: Campus) -> None:
@@ -348,7 +349,7 @@ def test_a_killed_pull_goes_on_where_it_was(campus: Campus) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     try:
-        wait_until(lambda: len(list(root.glob("data/*/*"))) >= 5 or process.poll() is not None)
+        wait_until(lambda: len(vault_files.named(root)) >= 5 or process.poll() is not None)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -473,7 +474,7 @@ def test_no_room_is_said_before_anything_moves(campus: Campus) -> None:
     with pytest.raises(VaultFull, match="raise its quota"):
         pull(target, manifest=manifest, job=JOB, sources=[server.address], context=context)
     assert target.usage().used_bytes == 0
-    assert not list(target.root.glob("data/*/*"))
+    assert vault_files.is_empty(target)
 
 
 def raw_connection(campus: Campus, server: ChunkServer) -> ssl.SSLSocket:

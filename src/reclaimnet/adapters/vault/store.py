@@ -2,24 +2,18 @@
 
     lock                    held by the one process that uses the vault
     boot                    the boot of the machine during which the vault was last opened
-    data/ab/abcd…           one chunk, named by its BLAKE3
+    chunks, index           all chunks, and which is where: see slots.py
     manifests/JOB/ID        a checkpoint all of whose chunks are here and durable
     manifests/JOB/ID.part   a checkpoint whose chunks are still coming
     damaged/                bytes that are not what their name says, for whoever wants to know why
 
 A manifest is written after its chunks are durable and removed before them, so that a crash at any
 moment leaves at worst chunks that nobody needs.
-
-Chunks are written and read past the page cache where the file system can: the memory belongs to the
-provider, whose files would have to make room, and a gigabyte of fresh pages costs more time than
-hashing it.
 """
 
-import ctypes
 import errno
 import fcntl
 import itertools
-import mmap
 import os
 import stat
 import threading
@@ -34,12 +28,13 @@ from typing import Final
 from blake3 import blake3
 
 from reclaimnet import wire
+from reclaimnet.adapters.vault.slots import SLOT_BYTES, Bytes, Slots, chunk_buffer
 from reclaimnet.errors import Damaged, NotFound, Unavailable, UsageError, VaultFull
 from reclaimnet.model.market import JobId
 from reclaimnet.model.units import MIB, show_size
 from reclaimnet.model.work import ChunkId, Manifest, ManifestId, Part, Saving
 
-CHUNK_BYTES: Final = MIB
+CHUNK_BYTES: Final = SLOT_BYTES
 """Large enough that threads pay off, small enough that a sparse change stays sparse."""
 MAX_MANIFEST_BYTES: Final = 32 * MIB
 """The list of a checkpoint of about 450 GiB."""
@@ -51,15 +46,11 @@ LANES: Final = max(2, min(4, os.cpu_count() or 1))
 COLLECT_BATCH: Final = 64
 """How many chunks are removed at a time, so that a save or a pull never waits long for it."""
 
-Bytes = bytes | bytearray | memoryview
-_BLOCK: Final = 4096
-"""What direct transfers are aligned to."""
 _HEX: Final = frozenset("0123456789abcdef")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _COMING: Final = ".part"
 _TEMPORARY: Final = ".tmp"
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +87,14 @@ class Hold:
     """Those of them that came into the vault through this hold."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where a chunk is. Two are the same only if nothing happened to the chunk in between."""
+
+    slot: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     """What is remembered of a manifest on disk."""
@@ -112,7 +111,7 @@ class Vault:
         self.root = root
         self.quota_bytes = quota_bytes
         self._lock = threading.RLock()
-        self._chunks: dict[ChunkId, int] = {}
+        self._chunks: dict[ChunkId, _Place] = {}
         self._kept: dict[ManifestId, _Kept] = {}
         self._coming: dict[ManifestId, _Kept] = {}
         self._holds: set[Hold] = set()
@@ -124,14 +123,16 @@ class Vault:
             (root / "damaged").mkdir(mode=0o700, exist_ok=True)
             self._lock_fd = _lock_file(root / "lock")
             try:
+                self._slots = Slots(root)
                 self._look_around()
             except BaseException:
-                self.close()
+                os.close(self._lock_fd)
                 raise
 
     def close(self) -> None:
         """Let another process open the vault. What was kept is durable already."""
         if self._lock_fd >= 0:
+            self._slots.close()
             os.close(self._lock_fd)
             self._lock_fd = -1
 
@@ -175,7 +176,7 @@ class Vault:
             check_manifest(manifest)
             data = wire.encode_manifest(manifest)
             with self._lock:
-                new_bytes = sum(self._chunks.get(chunk, 0) for chunk in hold.added)
+                new_bytes = sum(self._size(chunk) for chunk in hold.added)
             identity = manifest_id(data)
             self.put_manifest(data, identity)
         return Saved(manifest=identity, size=manifest.size, new_bytes=new_bytes)
@@ -245,7 +246,7 @@ class Vault:
             if lacking:
                 raise NotFound(f"{len(lacking)} chunks of {expect[:12]} are not here; pull them")
             with _explained(f"the vault {self.root} cannot be written"):
-                _sync_filesystem(self.root)
+                self._slots.sync()
             with self._lock:
                 if expect not in self._kept:
                     self._write_manifest(data, expect, manifest, suffix="")
@@ -419,16 +420,9 @@ class Vault:
         boot = _BOOT_ID.read_text() if _BOOT_ID.exists() else ""
         noted = self.root / "boot"
         rebooted = not noted.exists() or noted.read_text() != boot
-        for number in range(256):
-            folder = self.root / "data" / f"{number:02x}"
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for entry in os.scandir(folder):
-                size = entry.stat(follow_symlinks=False).st_size
-                if not _is_id(entry.name) or size > CHUNK_BYTES:
-                    os.unlink(entry)
-                    continue
-                self._chunks[ChunkId(entry.name)] = size
-                self._used += size
+        for chunk, slot, size in self._slots.entries():
+            self._chunks[chunk] = _Place(slot, size)
+            self._used += size
         for path in sorted((self.root / "manifests").glob("*/*")):
             self._look_at_manifest(path, rebooted=rebooted)
         for folder in (self.root / "manifests").iterdir():
@@ -462,79 +456,85 @@ class Vault:
             if chunk in self._chunks:
                 return False
             self._reserve(size)
-        path = self._chunk_path(chunk)
-        temporary = f"{path}.{next(self._serial)}{_TEMPORARY}"
         try:
             with _explained(f"the vault {self.root} cannot be written"):
-                _write_chunk(temporary, data)
+                slot = self._slots.write(data)
                 with self._lock:
-                    os.rename(temporary, path)
                     if chunk in self._chunks:
+                        self._slots.free(slot)
                         return False
-                    self._chunks[chunk] = size
+                    self._slots.name(slot, chunk, size=size)
+                    self._chunks[chunk] = _Place(slot, size)
                     self._used += size
                     if hold is not None:
                         hold.added.add(chunk)
                     return True
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
         finally:
             with self._lock:
                 self._reserved -= size
 
     def _read_verified(self, chunk: ChunkId, into: memoryview) -> int:
-        length, inode = self._load(chunk, into)
+        length, place = self._load(chunk, into)
         if blake3(into[:length]).hexdigest() == chunk:
             return length
-        self._set_aside(chunk, inode)
+        self._set_aside(chunk, place, into[:length])
         raise Damaged(f"chunk {chunk[:12]} is damaged on disk and was set aside; pull it again")
 
-    def _load(self, chunk: ChunkId, into: memoryview) -> tuple[int, int]:
-        """How many bytes were read, and from which inode."""
+    def _load(self, chunk: ChunkId, into: memoryview) -> tuple[int, _Place]:
+        """How many bytes were read, and from where."""
         with self._lock:
-            known = chunk in self._chunks
-        if not known:
+            place = self._chunks.get(chunk)
+        if place is None:
             raise NotFound(f"chunk {chunk[:12]} is not in this vault; pull it")
         try:
-            descriptor = _open_direct(self._chunk_path(chunk), os.O_RDONLY)
-        except FileNotFoundError as error:
-            with self._lock:
-                self._remove(chunk)
-            raise NotFound(f"chunk {chunk[:12]} is gone from this vault; pull it") from error
-        status = os.fstat(descriptor)
-        inode = status.st_ino
-        try:
-            return _read_fully(descriptor, into, 0, size=min(status.st_size, len(into))), inode
+            length = self._slots.read(place.slot, into, size=min(place.size, len(into)))
         except OSError as error:
-            self._set_aside(chunk, inode)
+            self._set_aside(chunk, place, None)
             raise Damaged(f"chunk {chunk[:12]} cannot be read ({error.strerror})") from error
-        finally:
-            os.close(descriptor)
+        with self._lock:
+            # If it was removed meanwhile, its slot may hold another chunk's bytes by now.
+            if self._chunks.get(chunk) is not place:
+                raise NotFound(f"chunk {chunk[:12]} is gone from this vault; pull it")
+        return length, place
 
-    def _set_aside(self, chunk: ChunkId, inode: int) -> None:
-        path = Path(self._chunk_path(chunk))
-        with self._lock, suppress(FileNotFoundError):
+    def _set_aside(self, chunk: ChunkId, place: _Place, damaged: memoryview | None) -> None:
+        """The bytes of a chunk are not what its name says; None if the disk cannot read them."""
+        with self._lock:
             # Perhaps a good one has taken its place since it was read.
-            if path.stat().st_ino == inode:
-                self._used -= self._chunks.pop(chunk, 0)
-                self._quarantine(path)
+            if self._chunks.get(chunk) is not place:
+                return
+            del self._chunks[chunk]
+            self._used -= place.size
+            if damaged is None:
+                self._slots.unname(place.slot)
+                return
+            self._slots.free(place.slot)
+            with suppress(OSError):
+                (self.root / "damaged" / chunk).write_bytes(damaged)
+                self._trim_quarantine()
 
     def _quarantine(self, path: Path) -> None:
-        damaged = self.root / "damaged"
         with suppress(FileNotFoundError):
-            os.replace(path, damaged / path.name)
-        oldest_first = sorted(damaged.iterdir(), key=lambda kept: kept.stat().st_mtime_ns)
+            os.replace(path, self.root / "damaged" / path.name)
+        self._trim_quarantine()
+
+    def _trim_quarantine(self) -> None:
+        damaged = (self.root / "damaged").iterdir()
+        oldest_first = sorted(damaged, key=lambda kept: kept.stat().st_mtime_ns)
         for kept in oldest_first[:-MAX_QUARANTINED]:
             kept.unlink(missing_ok=True)
 
     def _remove(self, chunk: ChunkId) -> int:
-        size = self._chunks.pop(chunk, 0)
-        self._used -= size
-        with suppress(FileNotFoundError):
-            os.unlink(self._chunk_path(chunk))
-        return size
+        place = self._chunks.pop(chunk, None)
+        if place is None:
+            return 0
+        self._used -= place.size
+        self._slots.free(place.slot)
+        return place.size
+
+    def _size(self, chunk: ChunkId) -> int:
+        place = self._chunks.get(chunk)
+        return 0 if place is None else place.size
 
     def _needed(self, chunk: ChunkId) -> bool:
         return any(chunk in hold.chunks for hold in self._holds) or any(
@@ -582,9 +582,6 @@ class Vault:
         if kept is not None:
             self._used -= kept.size
             self._manifest_path(kept.job, identity + suffix).unlink(missing_ok=True)
-
-    def _chunk_path(self, chunk: ChunkId) -> str:
-        return f"{self.root}/data/{chunk[:2]}/{chunk}"
 
     def _manifest_path(self, job: JobId, name: str) -> Path:
         return self.root / "manifests" / _job_folder(job) / name
@@ -751,39 +748,11 @@ def _remove_below(root: int, name: str) -> None:
         os.close(parent)
 
 
-def chunk_buffer() -> memoryview:
-    """Memory for one chunk, aligned as direct transfers need it."""
-    return memoryview(mmap.mmap(-1, CHUNK_BYTES))
-
-
-def _open_direct(path: str, flags: int) -> int:
-    try:
-        return os.open(path, flags | os.O_DIRECT, 0o600)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        # This file system knows only the page cache.
-        return os.open(path, flags & ~os.O_EXCL, 0o600)
-
-
-def _make_indirect(descriptor: int) -> bool:
-    """Whether it was direct before."""
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-    return bool(flags & os.O_DIRECT)
-
-
 def _read_fully(descriptor: int, into: memoryview, offset: int, *, size: int) -> int:
     """Up to `size` bytes; fewer if the file ends before."""
     got = 0
     while got < size:
-        try:
-            count = os.preadv(descriptor, [into[got:]], offset + got)
-        except OSError as error:
-            # The buffer, or where a short read left off, is not aligned.
-            if error.errno == errno.EINVAL and _make_indirect(descriptor):
-                continue
-            raise
+        count = os.preadv(descriptor, [into[got:size]], offset + got)
         if count == 0:
             break
         got += count
@@ -795,28 +764,6 @@ def _write_fully(descriptor: int, data: Bytes, offset: int) -> None:
     done = 0
     while done < len(view):
         done += os.pwrite(descriptor, view[done:], offset + done)
-
-
-def _write_chunk(path: str, data: Bytes) -> None:
-    descriptor = _open_direct(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        if data:
-            # Faster than letting the file grow, and a full disk says so here and now.
-            os.posix_fallocate(descriptor, 0, len(data))
-        view = memoryview(data)
-        aligned = len(view) // _BLOCK * _BLOCK
-        done = 0
-        if aligned:
-            try:
-                done = os.pwrite(descriptor, view[:aligned], 0)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-        if done < len(view):
-            _make_indirect(descriptor)
-            _write_fully(descriptor, view[done:], done)
-    finally:
-        os.close(descriptor)
 
 
 def _write_durably(path: str, data: bytes) -> None:
@@ -832,17 +779,6 @@ def _sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_filesystem(path: Path) -> None:
-    """Once for a thousand new files, instead of a thousand times fsync."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        if _libc.syncfs(descriptor) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
     finally:
         os.close(descriptor)
 

@@ -13,7 +13,6 @@ that the peer may read: to know a hash opens nothing.
 
 import errno
 import os
-import queue
 import select
 import socket
 import ssl
@@ -22,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -31,12 +30,12 @@ import msgspec
 
 from reclaimnet.adapters.vault.delta import Codec
 from reclaimnet.adapters.vault.pace import Pace
+from reclaimnet.adapters.vault.slots import chunk_buffer
 from reclaimnet.adapters.vault.store import (
     CHUNK_BYTES,
     MAX_MANIFEST_BYTES,
     Hold,
     Vault,
-    chunk_buffer,
     chunk_sizes,
     parse_manifest,
 )
@@ -62,8 +61,6 @@ IDLE_S: Final = 60.0
 """A puller that asks for nothing for so long is sent away."""
 WINDOW: Final = 6
 """Chunks asked for ahead on one connection: what a fast campus link holds in flight."""
-STORERS: Final = 4
-"""Threads that hash and store what came: a disk wants several writes under way."""
 TRIES: Final = 4
 """How often in a row a source may break off before it is given up."""
 RETRY_S: Final = 0.1
@@ -437,18 +434,6 @@ class _Origin:
     given_up: ReclaimNetError | None = None
 
 
-@dataclass(slots=True, eq=False)
-class _Storing:
-    """Who hashes and stores what one connection has received."""
-
-    hold: Hold
-    storers: ThreadPoolExecutor
-    stored: list[Future[None]] = field(default_factory=list)
-
-    def submit(self, work: Callable[..., None], *arguments: object) -> None:
-        self.stored.append(self.storers.submit(work, *arguments))
-
-
 class _Puller:
     """One pull: what its connections share."""
 
@@ -477,8 +462,6 @@ class _Puller:
         self._base_id = held[0] if held else None
         self._lock = threading.Lock()
         self._todo: deque[int] = deque()
-        self._buffers: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-        """As many as may be under way between the connections and the disk."""
         self._suspect: set[int] = set()
         """Places whose bytes came out wrong once: to be verified by the source before it sends."""
         self._interrupted = False
@@ -530,23 +513,15 @@ class _Puller:
     ) -> None:
         first = self._origins.index(origin)
         count = min(connections, len(self._todo))
-        for _ in range(count + STORERS):
-            self._buffers.put(chunk_buffer())
         opened: Stream | None = stream
         # A chunk that turns out damaged is left to do again after the connections have ended; each
         # round either does one or gives a source up.
         while self._todo and self._next_origin(first) is not None:
-            with (
-                ThreadPoolExecutor(STORERS, "chunk-store") as storers,
-                ThreadPoolExecutor(count, "chunk-pull") as pool,
-            ):
+            with ThreadPoolExecutor(count, "chunk-pull") as pool:
                 try:
                     workers = [
                         pool.submit(
-                            self._work,
-                            opened if number == 0 else None,
-                            first + number,
-                            _Storing(hold=hold, storers=storers),
+                            self._work, opened if number == 0 else None, first + number, hold
                         )
                         for number in range(count)
                     ]
@@ -564,24 +539,21 @@ class _Puller:
             raise self._why_not()
         self._tell(0)
 
-    def _work(self, stream: Stream | None, turn: int, storing: _Storing) -> None:
+    def _work(self, stream: Stream | None, turn: int, hold: Hold) -> None:
         """Pull over one connection after the other, until nothing is left or nobody has it."""
-        try:
-            while (origin := self._next_origin(turn)) is not None:
-                turn += 1
-                try:
-                    if stream is None:
-                        stream, _ = self._open(origin, send=False)
-                    self._pull_from(stream, origin, storing)
-                except _Broken:
-                    self._stop.wait(RETRY_S * 2**origin.failures)
-                finally:
-                    if stream is not None:
-                        stream.close()
-                        stream = None
-        finally:
-            for stored in storing.stored:
-                stored.result()
+        buffer = chunk_buffer()
+        while (origin := self._next_origin(turn)) is not None:
+            turn += 1
+            try:
+                if stream is None:
+                    stream, _ = self._open(origin, send=False)
+                self._pull_from(stream, origin, buffer, hold)
+            except _Broken:
+                self._stop.wait(RETRY_S * 2**origin.failures)
+            finally:
+                if stream is not None:
+                    stream.close()
+                    stream = None
 
     def _over(self) -> bool:
         return self._stop.is_set() or self._interrupted or self._failure is not None
@@ -644,8 +616,10 @@ class _Puller:
                 connection.close()
                 raise
 
-    def _pull_from(self, stream: Stream, origin: _Origin, storing: _Storing) -> None:
-        """Ask ahead, receive, and leave hashing and storing to others meanwhile."""
+    def _pull_from(self, stream: Stream, origin: _Origin, buffer: memoryview, hold: Hold) -> None:
+        """Ask ahead, receive, verify and store: all in this thread, since handing chunks to others
+        costs more than it gains. While it stores, the kernel receives, and other connections go on.
+        """
         asked: deque[int] = deque()
         try:
             with self._blaming(origin):
@@ -656,15 +630,8 @@ class _Puller:
                     if not asked:
                         return
                     kind, length = stream.receive_header(_FROM_SERVER)
-                    buffer = self._buffers.get()
-                    try:
-                        stream.receive_into(buffer[:length])
-                    except BaseException:
-                        self._buffers.put(buffer)
-                        raise
-                    storing.submit(
-                        self._take_in, asked.popleft(), kind, buffer, length, origin, storing.hold
-                    )
+                    stream.receive_into(buffer[:length])
+                    self._take_in(asked.popleft(), kind, buffer[:length], origin, hold)
         finally:
             with self._lock:
                 self._todo.extendleft(reversed(asked))
@@ -679,13 +646,13 @@ class _Puller:
             return None
 
     def _take_in(
-        self, place: int, kind: int, buffer: memoryview, length: int, origin: _Origin, hold: Hold
+        self, place: int, kind: int, payload: memoryview, origin: _Origin, hold: Hold
     ) -> None:
         try:
             if kind == _ABSENT:
                 self._note_absent(place, origin)
             else:
-                self._keep(place, kind, buffer[:length], hold)
+                self._keep(place, kind, payload, hold)
                 with self._lock:
                     origin.failures = 0
         except (Damaged, NotFound) as error:
@@ -700,8 +667,6 @@ class _Puller:
             with self._lock:
                 self._todo.append(place)
                 self._failure = self._failure or error
-        finally:
-            self._buffers.put(buffer)
 
     def _note_absent(self, place: int, origin: _Origin) -> None:
         with self._lock:

@@ -21,6 +21,7 @@ from tests import vault_files
 from reclaimnet import wire
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault import transfer
+from reclaimnet.adapters.vault.assembly import Assembly
 from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.adapters.vault.store import CHUNK_BYTES, Source, Vault
 from reclaimnet.adapters.vault.stream import HEADER
@@ -311,6 +312,7 @@ PULLER = """
 import sys, json, threading
 from pathlib import Path
 from reclaimnet.adapters.tls import ca
+from reclaimnet.adapters.vault.assembly import Assembly
 from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import pull
@@ -623,3 +625,43 @@ def test_a_delta_on_a_base_that_rotted_is_replaced_by_the_chunk(campus: Campus) 
     second = save(source, path, step=2)
     pull(target, manifest=second, job=JOB, sources=[server.address], context=context)
     assert same(target, second, path, campus.folder / "out")
+
+
+def test_an_assembly_is_brought_up_to_date_by_a_pull(campus: Campus) -> None:
+    source, target = campus.vault("source"), campus.vault("target")
+    server, context = campus.serve(source), campus.client()
+    path = campus.image(chunks=24)
+    first = save(source, path)
+    assembly = Assembly(campus.folder / "laid-out")
+    order = {"job": JOB, "sources": [server.address], "context": context}
+    pull(target, manifest=first, assembly=assembly, **order)
+    assert (assembly.into / "state").read_bytes() == path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(3 * CHUNK_BYTES)
+        file.write(b"x" * (12 * CHUNK_BYTES))
+        file.truncate(20 * CHUNK_BYTES + 7)
+    second = save(source, path, step=2)
+    pull(target, manifest=second, assembly=assembly, **order)
+    assert assembly.holds == target.manifest(second)
+    assert (assembly.into / "state").read_bytes() == path.read_bytes()
+    pull(target, manifest=first, assembly=assembly, **order)
+    assert assembly.holds == target.manifest(first), "also if nothing has to be moved"
+
+
+def test_an_assembly_in_the_way_does_not_stop_a_pull(campus: Campus) -> None:
+    source, target = campus.vault("source"), campus.vault("target")
+    server, context = campus.serve(source), campus.client()
+    path = campus.image(chunks=12)
+    manifest = save(source, path)
+    (campus.folder / "laid-out" / "state").mkdir(parents=True)
+    assembly = Assembly(campus.folder / "laid-out")
+    pull(
+        target,
+        manifest=manifest,
+        job=JOB,
+        sources=[server.address],
+        context=context,
+        assembly=assembly,
+    )
+    assert assembly.holds is None
+    assert same(target, manifest, path, campus.folder / "out")

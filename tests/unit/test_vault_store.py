@@ -510,3 +510,50 @@ def test_collecting_never_takes_what_a_save_needs(tmp_path: Path) -> None:
 def test_unknown_manifest(vault: Vault, tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         vault.assemble(ManifestId("0" * 64), tmp_path / "out")
+
+
+def test_what_is_promised_can_be_read_before_it_is_durable(tmp_path: Path) -> None:
+    with Vault(tmp_path / "vault", quota_bytes=GIB) as vault:
+        path = image(tmp_path, chunks=4)
+        first = save(vault, path)
+        change(path, chunk=1)
+        seen: list[tuple[Manifest, list[bytes], list[ManifestId]]] = []
+
+        def on_named(saved: store.Saved) -> None:
+            manifest = vault.manifest(saved.manifest)
+            chunks = [vault.read(chunk) for chunk in manifest.parts[0].chunks]
+            seen.append((manifest, chunks, vault.manifests(JOB)))
+
+        second = vault.save(
+            JOB,
+            epoch=1,
+            step=2,
+            saving=Saving.SDK,
+            taken_at=2,
+            parts=[Source(name="state", path=path)],
+            base=first.manifest,
+            on_named=on_named,
+        )
+        ((manifest, chunks, kept),) = seen
+        assert b"".join(chunks) == path.read_bytes()
+        assert kept == [first.manifest]
+        assert second.new_bytes == CHUNK_BYTES
+        assert vault.manifests(JOB) == [second.manifest, first.manifest]
+        assert vault.missing(manifest) == []
+
+
+def test_a_promise_about_a_file_that_changes_is_not_kept(tmp_path: Path) -> None:
+    with Vault(tmp_path / "vault", quota_bytes=GIB) as vault:
+        path = image(tmp_path, chunks=2)
+        with pytest.raises(Damaged, match="changed while it was saved"):
+            vault.save(
+                JOB,
+                epoch=1,
+                step=1,
+                saving=Saving.SDK,
+                taken_at=1,
+                parts=[Source(name="state", path=path)],
+                on_named=lambda saved: change(path, chunk=0),
+            )
+        assert vault.manifests(JOB) == []
+        assert is_empty(vault)

@@ -28,6 +28,7 @@ from typing import Final
 
 import msgspec
 
+from reclaimnet.adapters.vault.assembly import Assembly
 from reclaimnet.adapters.vault.delta import Codec
 from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.adapters.vault.slots import chunk_buffer
@@ -387,15 +388,20 @@ def pull(
     on_progress: Callable[[int, int], None] | None = None,
     stop: threading.Event | None = None,
     pace: Pace | None = None,
+    assembly: Assembly | None = None,
 ) -> PullResult:
     """Fetch what the vault misses of a checkpoint, from as many sources as there are.
 
     When this returns, the checkpoint is here, verified and durable. When it raises, what came
     stays for the next try, unless there was no room. `on_progress` gets the bytes that are here
-    and those there will be, from any of the threads, one call at a time.
+    and those there will be, from any of the threads, one call at a time. The `assembly` is brought
+    up to it as the chunks come; its `holds` says whether that worked out.
     """
     already = _whole(vault, manifest, job)
     if already is not None:
+        if assembly is not None and assembly.holds != already:
+            with _Assembling(assembly, already) as assembling:
+                assembling.finish(vault)
         return PullResult(manifest=already, moved_bytes=0)
     return _Puller(
         vault=vault,
@@ -406,6 +412,7 @@ def pull(
         on_progress=on_progress,
         stop=stop or threading.Event(),
         pace=pace or Pace(),
+        assembly=assembly,
     ).run(max(1, connections))
 
 
@@ -417,6 +424,35 @@ def _whole(vault: Vault, identity: ManifestId, job: JobId) -> Manifest | None:
     if manifest.job != job:
         raise Forbidden(f"checkpoint {identity[:12]} is not one of job {job}")
     return manifest if not vault.missing(manifest) else None
+
+
+class _Assembling:
+    """An assembly as a pull sees it: only a head start, whose failure must not stop the pull."""
+
+    def __init__(self, assembly: Assembly, manifest: Manifest) -> None:
+        self._assembly = assembly
+        self._failed = False
+        self._attempt(lambda: assembly.begin(manifest))
+
+    def __enter__(self) -> "_Assembling":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._assembly.abandon()
+
+    def write(self, chunk: ChunkId, data: bytes | memoryview) -> None:
+        self._attempt(lambda: self._assembly.write(chunk, data))
+
+    def finish(self, vault: Vault) -> None:
+        self._attempt(lambda: self._assembly.finish(vault.read_into))
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            step()
+        except (OSError, ReclaimNetError):
+            self._failed = True
 
 
 class _Broken(Exception):
@@ -448,8 +484,11 @@ class _Puller:
         on_progress: Callable[[int, int], None] | None,
         stop: threading.Event,
         pace: Pace,
+        assembly: Assembly | None,
     ) -> None:
         self._vault = vault
+        self._assembly = assembly
+        self._assembling: _Assembling | None = None
         self._identity = identity
         self._job = job
         self._origins = [_Origin(address=address) for address in sources]
@@ -487,7 +526,12 @@ class _Puller:
             with self._vault.hold([*self._places, *needed_bases]) as hold:
                 self._prepare(manifest)
                 self._vault.stage(data, self._identity)
-                self._run_connections(stream, origin, hold, connections)
+                if self._assembly is None:
+                    self._run_connections(stream, origin, hold, connections)
+                else:
+                    with _Assembling(self._assembly, manifest) as self._assembling:
+                        self._run_connections(stream, origin, hold, connections)
+                        self._assembling.finish(self._vault)
                 self._vault.put_manifest(data, self._identity)
         finally:
             stream.close()
@@ -687,6 +731,8 @@ class _Puller:
         if len(data) != size:
             raise Damaged(f"chunk {chunk[:12]} came with {len(data)} bytes instead of {size}")
         self._vault.put(chunk, data, hold)
+        if self._assembling is not None:
+            self._assembling.write(chunk, data)
         with self._lock:
             self._moved += len(payload)
             self._here += size

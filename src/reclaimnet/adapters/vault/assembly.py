@@ -116,13 +116,7 @@ class Assembly:
             os.close(descriptor)
 
     def _changed(self, part: Part) -> list[int]:
-        before = self._before.get(part.name)
-        known = before.chunks if before is not None else ()
-        return [
-            index
-            for index, chunk in enumerate(part.chunks)
-            if index >= len(known) or known[index] != chunk
-        ]
+        return changed_chunks(self._before.get(part.name), part)
 
     def _make_room(self, root: int, part: Part) -> int:
         fresh = part.name not in self._before
@@ -142,6 +136,16 @@ class Assembly:
             os.close(descriptor)
         self._open = {}
         self._wanted = {}
+
+
+def changed_chunks(before: Part | None, after: Part) -> list[int]:
+    """Where the newer part has another chunk than the older one."""
+    known = before.chunks if before is not None else ()
+    return [
+        index
+        for index, chunk in enumerate(after.chunks)
+        if index >= len(known) or known[index] != chunk
+    ]
 
 
 def chunk_count(size: int) -> int:

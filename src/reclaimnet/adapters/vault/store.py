@@ -302,11 +302,14 @@ class Vault:
         With `base`, `into` holds that checkpoint, assembled earlier and untouched since: only what
         differs is written, in place. If this raises, `into` holds neither and is not to be used.
         """
-        assembly = Assembly(into, holds=None if base is None else self.manifest(base))
+        self.bring(Assembly(into, holds=None if base is None else self.manifest(base)), identity)
+
+    def bring(self, assembly: Assembly, identity: ManifestId) -> None:
+        """As `assemble`, into what an assembly holds already."""
         manifest = self.manifest(identity)
         with (
             self.hold(chunk_sizes(manifest)),
-            _explained(f"checkpoint {identity[:12]} cannot be written to {into}"),
+            _explained(f"checkpoint {identity[:12]} cannot be written to {assembly.into}"),
         ):
             assembly.begin(manifest)
             assembly.finish(self.read_into)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -449,6 +450,7 @@ def test_the_job_dies_with_its_minder_and_that_is_told(bench, tmp_path):
     os.kill(who["pid"], signal.SIGKILL)
     exited = bench.wait(Exited)
     assert "minder died" in exited.reason
+    assert exited.killed, "the job is not to blame for it"
     eventually(lambda: not any(alive(pid) for pid in pids), "the death of its daemons")
 
 
@@ -823,9 +825,24 @@ def test_a_job_that_cannot_be_saved_says_so(plain, tmp_path):
 
 def test_a_save_that_nobody_answers_fails_in_the_end(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(runner_module, "SAVE_PATIENCE", SECOND // 5)
-    plain.start(script(tmp_path, "import time; time.sleep(1000)"))
+    text = """
+        import time
+        from reclaimnet import sdk
+        with sdk.job() as job:
+            job.restore({})
+            print("restored", flush=True)
+            time.sleep(1000)
+    """
+    plain.start(script(tmp_path, text))
+    eventually(lambda: "restored" in plain.log(), "the restore")
     plain.runner.save(JOB, 1, False)
     assert "job.step" in plain.wait(SaveFailed).reason
+
+
+def test_a_script_that_never_called_the_sdk_is_told_how_to_be_submitted(plain, tmp_path):
+    plain.start(script(tmp_path, "import time; time.sleep(1000)"))
+    plain.runner.save(JOB, 1, False)
+    assert "--saving signal" in plain.wait(SaveFailed).reason
 
 
 def test_what_was_left_half_made_is_removed(root):
@@ -844,3 +861,25 @@ def test_a_flood_of_output_is_skipped_not_kept(plain, tmp_path):
     plain.wait(Exited)
     assert plain.log().endswith("end\n")
     assert len(plain.log()) == 300 * 100_000 + 4 or "bytes of log skipped" in plain.log()
+
+
+def test_a_limit_stands_when_it_has_been_asked_for_however_busy_the_runner_is(bench, tmp_path):
+    bench.start(script(tmp_path, COUNTER))
+    bench.wait_step(1)
+    busy, go_on = threading.Event(), threading.Event()
+    bench.runner._do(lambda: (busy.set(), go_on.wait(PATIENCE_S)))
+    assert busy.wait(PATIENCE_S)
+    try:
+        at = time.monotonic_ns() + 3600 * SECOND
+        bench.runner.limit(JOB, 1, at)
+        assert open_page(bench.root / f"{JOB}.1" / "page")[Word.END_AT] == at
+    finally:
+        go_on.set()
+
+
+def test_a_limit_counts_for_an_attempt_that_is_still_to_come(bench, tmp_path):
+    bench.runner.limit(JOB, 1, time.monotonic_ns())
+    bench.start(script(tmp_path, COUNTER))
+    exited = bench.wait(Exited)
+    assert exited.killed
+    assert not bench.all(Started)

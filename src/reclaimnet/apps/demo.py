@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -31,11 +31,14 @@ from rich.text import Text
 from reclaimnet.apps import bundle, up
 from reclaimnet.apps.client import Gateway, Node
 from reclaimnet.apps.config import Config, load
-from reclaimnet.errors import ReclaimNetError, Unavailable
+from reclaimnet.errors import ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest
 from reclaimnet.model.market import JobId
 from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.model.work import JobRecord, JobState
+
+if TYPE_CHECKING:
+    from reclaimnet.adapters.linux.testbed import Testbed
 
 AGENTS: Final = ("maple", "birch", "cedar", "aspen")
 GPUS: Final = 2
@@ -103,10 +106,8 @@ class Row:
 
 
 def main(*, json: bool, keep: bool, testbed: bool) -> int:
-    if testbed:
-        raise Unavailable(
-            "the demo does not run on the test bed yet; run it without --testbed for now"
-        )
+    if testbed and keep:
+        raise UsageError("--keep and --testbed exclude each other; choose one")
     console = Console(stderr=True)
     home = Path(tempfile.mkdtemp(prefix="reclaimnet-demo-"))
     env = {
@@ -119,7 +120,12 @@ def main(*, json: bool, keep: bool, testbed: bool) -> int:
     began = time.monotonic()
     kept = False
     try:
-        rows = _run(console, home, env)
+        if testbed:
+            with _namespaces(home) as bed:
+                rows = _run(console, home, env, bed)
+                _clean_up(home, env)
+        else:
+            rows = _run(console, home, env, None)
         kept = keep
     finally:
         if not kept:
@@ -138,13 +144,45 @@ def main(*, json: bool, keep: bool, testbed: bool) -> int:
     return 0 if all(row.identical for row in rows) and len(rows) == 3 else 1
 
 
-def _run(console: Console, home: Path, env: dict[str, str]) -> list[Row]:
+@contextlib.contextmanager
+def _namespaces(home: Path) -> Iterator["Testbed"]:
+    """Four hosts in two racks, each with a lane for guests and a guard (root)."""
+    from reclaimnet.apps import testbed
+
+    racks = [{"name": name, "hosts": 2, "uplink": "1gbit"} for name in ("lab", "office")]
+    mark = home.name[-6:].replace("_", "x").lower()
+    table = {"mark": mark, "management": True, "rack": racks}
+    with testbed.running(testbed.parse_config(table)) as bed:
+        yield bed
+
+
+def _start_on_hosts(home: Path, env: dict[str, str], bed: "Testbed") -> None:
+    """An agent on each host, under the guard of that host, serving from its lane."""
+    from reclaimnet.apps import testbed
+
+    state = Path(env["XDG_STATE_HOME"]) / "reclaimnet"
+    campus = jsonlib.loads((state / "campus.json").read_text())
+    secret = {**env, "RECLAIMNET_NATS__TOKEN": campus["nats_token"]}
+    for name, host in bed.hosts.items():
+        guard = testbed.run_guard(bed, name)
+        argv = [sys.executable, "-m", "reclaimnet.apps.cli", "agent", "--name", name]
+        argv += ["--join", campus["nats_url"], "--gpus", str(GPUS), "--lend", "--notice", "20s"]
+        argv += ["--guard", str(guard), "--address", str(host.lane_address)]
+        with (home / f"{name}.log").open("wb") as log:
+            bed.run(name, argv, env=secret, stdout=log, stderr=log)
+
+
+def _run(console: Console, home: Path, env: dict[str, str], bed: "Testbed | None") -> list[Row]:
     work = home / "work"
     work.mkdir()
     (work / "train.py").write_text(TRAIN)
     with console.status("starting NATS, a gateway and four agents"):
-        _rn(env, "up", "--gateway-port", "0")
-        _all_at_once([functools.partial(_start_agent, env, name) for name in AGENTS])
+        if bed is not None:
+            _rn(env, "up", "--gateway-port", "0", "--listen", str(bed.address))
+            _start_on_hosts(home, env, bed)
+        else:
+            _rn(env, "up", "--gateway-port", "0")
+            _all_at_once([functools.partial(_start_agent, env, name) for name in AGENTS])
     config = load(env=env, project=home / "none.toml", system=home / "none.toml")
     gateway = Gateway(config)
     _await(lambda: sum(len(node.card.vacant) for node in gateway.nodes()) >= 6, "the agents")
@@ -222,7 +260,7 @@ class _Story:
         self._wait(
             lambda: self._over() or self.records[index].state == JobState.RUNNING, "a running job"
         )
-        return self.records[index].holder or AGENTS[index]
+        return self.records[index].holder or str(self.nodes[index].card.node)
 
     def _reclaim(self, node: str, *, notice: int, why: str) -> None:
         request = ReclaimRequest(grace=notice * SECOND, reason=why)

@@ -98,6 +98,11 @@ class Departure:
         """The notice was withdrawn; whoever kept a place for us may forget it."""
         return self._withdraw()
 
+    def cut_short(self) -> list[Order]:
+        """The process is gone. Who was offered its last state may still take the job; who only
+        waits for it need not wait any longer."""
+        return [] if self._final is not None else self._withdraw()
+
     # --- finding a place -------------------------------------------------------------------
 
     def _seek(self, now: int) -> list[Order]:

@@ -47,6 +47,9 @@ class Word(IntEnum):
     LOG_READ = 11
     """How many bytes of the file `log` were reported."""
 
+    GATE = 14
+    """0: the minder waits before it starts the command, so that the guard can house it first."""
+
     # Written by the job.
     STATE = 16
     STEP = 17

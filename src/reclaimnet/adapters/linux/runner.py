@@ -221,8 +221,17 @@ class Runner:
     """One per agent; `root` holds the run directories and must be on a local file system."""
 
     def __init__(
-        self, root: Path, on: Callable[[RunnerReport], None], *, cgroups: bool = True
+        self,
+        root: Path,
+        on: Callable[[RunnerReport], None],
+        *,
+        cgroups: bool = True,
+        outputs: Path | None = None,
+        gate: Callable[[JobId, int, int], None] | None = None,
     ) -> None:
+        """Output directories are made below `outputs` and stay there; without it, they are part
+        of the run directories and go with them. `gate` is called with the pid that all processes
+        of an attempt will descend from, before there are any; if it raises, there will be none."""
         root.mkdir(parents=True, exist_ok=True)
         self._root = root.resolve()
         self._lock = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -232,9 +241,14 @@ class Runner:
             os.close(self._lock)
             raise Unavailable(f"another agent uses {root}; stop it first") from error
         self._on = on
+        self._outputs = outputs
+        self._gate = gate
         self._parent = cgroup.find_parent() if cgroups else None
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
         self._leases: dict[JobId, int] = {}
+        self._ends: dict[tuple[JobId, int], int] = {}
+        """When attempts end, those to come included; under `_ending`, as it changes any time."""
+        self._ending = threading.Lock()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -294,30 +308,22 @@ class Runner:
         self._do_for(job, epoch, lambda attempt: self._warn(attempt, notice))
 
     def limit(self, job: JobId, epoch: int, at_monotonic_ns: int | None) -> None:
-        """The attempt ends at that time, whoever is alive then; None lifts the limit."""
-
-        def set_limit(attempt: _Attempt) -> None:
-            if attempt.words[Word.END_AT] != AT_ONCE:
-                attempt.words[Word.END_AT] = at_monotonic_ns or 0
-                self._nudge(attempt)
-
-        self._do_for(job, epoch, set_limit)
+        """The attempt, be it still to come, ends at that time, whoever is alive then; None lifts
+        the limit. It stands when this returns: the owner has been promised it."""
+        self._set_end(job, epoch, at_monotonic_ns or 0)
 
     def end(self, job: JobId, epoch: int) -> None:
         """End every process of the attempt now and free its memory. Answered by Exited, even if
         there is no such attempt."""
 
-        def end_now(attempt: _Attempt) -> None:
-            attempt.words[Word.END_AT] = AT_ONCE
-            self._nudge(attempt)
-
         def answer_for_none() -> None:
             if (job, epoch) not in self._attempts:
+                self._ends.pop((job, epoch), None)
                 reason = "there was no process"
                 self._on(Exited(job=job, epoch=epoch, code=137, killed=True, reason=reason))
 
+        self._set_end(job, epoch, AT_ONCE)
         self._do(answer_for_none)
-        self._do_for(job, epoch, end_now)
 
     def hold_lease(self, until_monotonic_ns: int, jobs: Sequence[JobId]) -> None:
         """The attempts of these jobs, those to come included, may make progress until then, and
@@ -341,6 +347,11 @@ class Runner:
         found: Future[list[Found]] = Future()
         self._do(lambda: found.set_result(self._adopt()))
         return found.result(timeout=CALL_PATIENCE_S)
+
+    def output_of(self, job: JobId, epoch: int) -> Path:
+        """The attempt's output directory."""
+        name = f"{job}.{epoch}"
+        return self._root / name / "output" if self._outputs is None else self._outputs / name
 
     def scrub(self, job: JobId, epoch: int) -> None:
         """Remove all that is left of an attempt that is over."""
@@ -390,6 +401,17 @@ class Runner:
             for attempt in list(self._attempts.values()):
                 if not attempt.over and attempt.waiting_orders is None:
                     self._safely(functools.partial(self._look, attempt, now))
+
+    def _set_end(self, job: JobId, epoch: int, at: int) -> None:
+        """From the caller's thread: ours may be busy, and the agent may be killed next."""
+        with self._ending:
+            if self._ends.get((job, epoch)) == AT_ONCE:
+                return
+            self._ends[job, epoch] = at
+            attempt = self._attempts.get((job, epoch))
+            if attempt is not None:
+                attempt.words[Word.END_AT] = at
+        self._do_for(job, epoch, self._nudge)
 
     def _safely(self, action: Callable[[], None]) -> None:
         """One attempt's trouble must not leave the others without their lease."""
@@ -498,13 +520,16 @@ class Runner:
             self._refuse(job, epoch, error)
             return None
         try:
-            for part in ("checkpoint", "output", "lib"):
+            for part in ("checkpoint", "lib"):
                 (directory / part).mkdir()
+            self.output_of(job, epoch).mkdir(parents=True, exist_ok=True)
             # Whatever Python the job uses, it finds the SDK, and nothing else of the agent's.
             (directory / "lib" / "reclaimnet").symlink_to(Path(reclaimnet.__file__).parent)
             os.mkfifo(directory / "bell", 0o600)
             images = self._images(name)
-            group = None if self._parent is None else cgroup.make_group(self._parent, name)
+            group = None
+            if self._parent is not None:
+                group = cgroup.make_group(self._parent, self._group_name(name))
             words = make_page(directory / "page")
             attempt = _Attempt(
                 job=job,
@@ -517,6 +542,7 @@ class Runner:
                 words=words,
             )
             words[Word.LEASE_UNTIL] = self._leases.get(job, 0)
+            words[Word.GATE] = self._gate is None
             env = self._environment(attempt, spec, resume, restarts)
             text = {
                 "job": job,
@@ -537,7 +563,9 @@ class Runner:
             self._remove(name)
             self._refuse(job, epoch, error)
             return None
-        self._attempts[job, epoch] = attempt
+        with self._ending:
+            words[Word.END_AT] = self._ends.get((job, epoch), 0)
+            self._attempts[job, epoch] = attempt
         return attempt
 
     def _refuse(self, job: JobId, epoch: int, error: Exception) -> None:
@@ -547,7 +575,7 @@ class Runner:
     def _remove(self, name: str) -> None:
         """All that an attempt of that name has, or may have, on this machine."""
         if self._parent is not None:
-            cgroup.end_group(self._parent / (cgroup.MARK + name))
+            cgroup.end_group(self._parent / (cgroup.MARK + self._group_name(name)))
         shutil.rmtree(self._image_root / name, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._image_root.rmdir()
@@ -573,7 +601,7 @@ class Runner:
             "RN_CHECKPOINT_DIR": str(attempt.checkpoint),
             "RN_RESUME_FROM": "" if resume is None else str(source),
             "RN_NOTICE_FILE": str(attempt.dir / "notice.json"),
-            "RN_OUTPUT_DIR": str(attempt.dir / "output"),
+            "RN_OUTPUT_DIR": str(self.output_of(attempt.job, attempt.epoch)),
             "CUDA_VISIBLE_DEVICES": ",".join(attempt.gpus),
             "SLURM_JOB_ID": attempt.job,
             "SLURM_RESTART_COUNT": str(restarts),
@@ -593,8 +621,15 @@ class Runner:
 
     @property
     def _image_root(self) -> Path:
-        digest = hashlib.blake2b(str(self._root).encode(), digest_size=8).hexdigest()
-        return SHARED_MEMORY / f"reclaimnet-{os.getuid()}-{digest}"
+        return SHARED_MEMORY / f"reclaimnet-{os.getuid()}-{self._digest}"
+
+    def _group_name(self, name: str) -> str:
+        """Two agents of one machine may hold the same epoch ready, one after the other."""
+        return f"{self._digest}-{name}"
+
+    @property
+    def _digest(self) -> str:
+        return hashlib.blake2b(str(self._root).encode(), digest_size=8).hexdigest()
 
     def _restore_directory(self, attempt: _Attempt, resume: Path) -> None:
         attempt.waiting_orders = []
@@ -613,6 +648,9 @@ class Runner:
             order()
 
     def _launch(self, attempt: _Attempt) -> None:
+        if 0 < attempt.words[Word.END_AT] <= time.monotonic_ns():
+            self._exited(attempt, 128 + signal.SIGKILL, True, "its time here was over")
+            return
         try:
             pid = self._spawn_minder(attempt)
         except OSError as error:
@@ -620,6 +658,20 @@ class Runner:
             return
         # Our own child that nobody has waited for: its pid cannot have been recycled.
         self._watch(attempt, pid, os.pidfd_open(pid))
+        if self._gate is not None:
+            asked = self._copier.submit(self._gate, attempt.job, attempt.epoch, pid)
+            asked.add_done_callback(lambda done: self._do(lambda: self._admit(attempt, done)))
+
+    def _admit(self, attempt: _Attempt, done: Future[None]) -> None:
+        if attempt.over:
+            return
+        error = done.exception()
+        if error is None:
+            attempt.words[Word.GATE] = 1
+        else:
+            self._log(attempt, f"--- it may not run here: {error} ---\n".encode())
+            attempt.words[Word.END_AT] = AT_ONCE
+        self._nudge(attempt)
 
     def _spawn_minder(self, attempt: _Attempt) -> int:
         with (attempt.dir / "minder.err").open("wb") as err:
@@ -653,6 +705,8 @@ class Runner:
     # --- steering ---------------------------------------------------------------------------
 
     def _hold_lease(self, until: int, jobs: Sequence[JobId]) -> None:
+        now = time.monotonic_ns()
+        self._leases = {job: held for job, held in self._leases.items() if held > now}
         self._leases.update(dict.fromkeys(jobs, until))
         for attempt in self._attempts.values():
             if attempt.job in jobs and not attempt.over:
@@ -669,6 +723,12 @@ class Runner:
                 self._took(attempt, attempt.checkpoint, attempt.taken_mark, final=True)
             case Saving.NONE:
                 self._save_failed(attempt, "this job cannot be saved: it was submitted so")
+            case Saving.SDK if words[Word.STATE] == PageState.UNKNOWN:
+                self._save_failed(
+                    attempt,
+                    "the script has not called the SDK so far; if it never does, submit it with "
+                    "--saving signal or --saving none",
+                )
             case Saving.SDK:
                 wanted = words[Word.SAVE_WANTED] + 1
                 if final:
@@ -820,7 +880,8 @@ class Runner:
         except (OSError, ValueError, KeyError):
             self._end_orphans(attempt)
             why = _text(attempt.dir / "minder.err").strip().splitlines()[-1:]
-            code, killed = 128 + signal.SIGKILL, False
+            # Not the job's fault: the machine went down, or memory ran out.
+            code, killed = 128 + signal.SIGKILL, True
             reason = " ".join(["its minder died before it did", *why])
         if attempt.saving is Saving.SIGNAL and not killed:
             code, reason = self._see_leaving(attempt, code, reason)
@@ -989,7 +1050,9 @@ class Runner:
                 taken_mark=_mark(file.parent / "checkpoint"),
             )
             attempt.step_at = words[Word.STEP_AT]
-            self._attempts[attempt.job, attempt.epoch] = attempt
+            with self._ending:
+                self._ends[attempt.job, attempt.epoch] = words[Word.END_AT]
+                self._attempts[attempt.job, attempt.epoch] = attempt
             found.append(self._find(attempt, same_boot=text["boot"] == _boot_id()))
         return found
 
@@ -1024,13 +1087,15 @@ class Runner:
     def _scrub(self, job: JobId, epoch: int) -> None:
         attempt = self._attempts.get((job, epoch))
         if attempt is None:
+            self._ends.pop((job, epoch), None)
             return
         if not attempt.over:
             attempt.scrub = True
-            attempt.words[Word.END_AT] = AT_ONCE
-            self._nudge(attempt)
+            self._set_end(job, epoch, AT_ONCE)
             return
-        del self._attempts[job, epoch]
+        with self._ending:
+            del self._attempts[job, epoch]
+            self._ends.pop((job, epoch), None)
         if attempt.group is not None:
             cgroup.end_group(attempt.group)
         self._remove(attempt.dir.name)

@@ -134,7 +134,10 @@ class ChunkServer:
         may_read: MayRead,
         pace: Pace | None = None,
         max_connections: int = MAX_CONNECTIONS,
+        listener: socket.socket | None = None,
     ) -> None:
+        """`listener` is a socket that listens already, for example in another namespace; `host` is
+        then only the address it is known under."""
         self._vault = vault
         self._context = context
         self._host = host
@@ -146,7 +149,7 @@ class ChunkServer:
         self._connections: dict[threading.Thread, socket.socket] = {}
         self._peers: dict[str, int] = {}
         self._stop = threading.Event()
-        self._listener: socket.socket | None = None
+        self._listener = listener
         self._accepting: threading.Thread | None = None
 
     @property
@@ -161,10 +164,11 @@ class ChunkServer:
 
     def start(self) -> None:
         try:
-            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-            self._listener = socket.create_server(
-                (self._host, self._port), family=family, backlog=BACKLOG
-            )
+            if self._listener is None:
+                family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+                self._listener = socket.create_server(
+                    (self._host, self._port), family=family, backlog=BACKLOG
+                )
         except OSError as error:
             raise Unavailable(
                 f"chunks cannot be served on {self._host}:{self._port} ({error.strerror}); "
@@ -397,7 +401,12 @@ def pull(
     and those there will be, from any of the threads, one call at a time. The `assembly` is brought
     up to it as the chunks come; its `holds` says whether that worked out.
     """
-    already = _whole(vault, manifest, job)
+    try:
+        already = _whole(vault, manifest, job)
+    except Damaged:
+        if not sources:
+            raise
+        already = None
     if already is not None:
         if assembly is not None and assembly.holds != already:
             with _Assembling(assembly, already) as assembling:
@@ -419,7 +428,7 @@ def pull(
 def _whole(vault: Vault, identity: ManifestId, job: JobId) -> Manifest | None:
     try:
         manifest = vault.manifest(identity)
-    except (NotFound, Damaged):
+    except NotFound:
         return None
     if manifest.job != job:
         raise Forbidden(f"checkpoint {identity[:12]} is not one of job {job}")

@@ -446,7 +446,10 @@ class LiveWorld:
         # handover is done, the process stands by with all of it.
         hurry = report.final and saving is Saving.SDK
 
+        named: list[Saved] = []
+
         def on_named(saved: Saved) -> None:
+            named.append(saved)
             self._loop.call_soon_threadsafe(self._snapshot_taken, report, saved)
 
         try:
@@ -464,10 +467,14 @@ class LiveWorld:
                 )
             )
         except (ReclaimNetError, OSError) as error:
-            self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=str(error)))
+            if named:
+                # Who fetches it may have it all by now; if not, they say so.
+                _log.warning("the last state of %s is not durable here: %s", job, error)
+            else:
+                self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=str(error)))
             return
         self._newest[job] = saved.manifest
-        if not hurry:
+        if not named:
             self._snapshot_taken(report, saved)
 
     def _snapshot_taken(self, report: rn.Snapshot, saved: Saved) -> None:

@@ -49,7 +49,7 @@ MAX_MANIFEST_BYTES: Final = 32 * MIB
 """The list of a checkpoint of about 450 GiB."""
 MAX_PARTS: Final = 65_536
 MAX_QUARANTINED: Final = 16
-STAND_BACK: Final = 5
+STAND_BACK: Final = 10
 """By how much nicer a thread is that makes durable what others can have already."""
 COLLECT_BATCH: Final = 64
 """How many chunks are removed at a time, so that a save or a pull never waits long for it."""

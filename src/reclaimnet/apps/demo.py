@@ -156,20 +156,20 @@ def _namespaces(home: Path) -> Iterator["Testbed"]:
         yield bed
 
 
-def _start_on_hosts(home: Path, env: dict[str, str], bed: "Testbed") -> None:
-    """An agent on each host, under the guard of that host, serving from its lane."""
+def _start_on_hosts(env: dict[str, str], bed: "Testbed") -> None:
     from reclaimnet.apps import testbed
 
     state = Path(env["XDG_STATE_HOME"]) / "reclaimnet"
     campus = jsonlib.loads((state / "campus.json").read_text())
-    secret = {**env, "RECLAIMNET_NATS__TOKEN": campus["nats_token"]}
-    for name, host in bed.hosts.items():
-        guard = testbed.run_guard(bed, name)
-        argv = [sys.executable, "-m", "reclaimnet.apps.cli", "agent", "--name", name]
-        argv += ["--join", campus["nats_url"], "--gpus", str(GPUS), "--lend", "--notice", "20s"]
-        argv += ["--guard", str(guard), "--address", str(host.lane_address)]
-        with (home / f"{name}.log").open("wb") as log:
-            bed.run(name, argv, env=secret, stdout=log, stderr=log)
+    for host in bed.hosts:
+        testbed.run_agent(
+            bed,
+            host,
+            nats_url=campus["nats_url"],
+            nats_token=campus["nats_token"],
+            gpus=GPUS,
+            env=env,
+        )
 
 
 def _run(console: Console, home: Path, env: dict[str, str], bed: "Testbed | None") -> list[Row]:
@@ -179,7 +179,7 @@ def _run(console: Console, home: Path, env: dict[str, str], bed: "Testbed | None
     with console.status("starting NATS, a gateway and four agents"):
         if bed is not None:
             _rn(env, "up", "--gateway-port", "0", "--listen", str(bed.address))
-            _start_on_hosts(home, env, bed)
+            _start_on_hosts(env, bed)
         else:
             _rn(env, "up", "--gateway-port", "0")
             _all_at_once([functools.partial(_start_agent, env, name) for name in AGENTS])
@@ -427,6 +427,5 @@ def _await(condition: Callable[[], bool], what: str) -> None:
 def _clean_up(home: Path, env: dict[str, str]) -> None:
     """Nothing stays behind, however this ends."""
     config: Config = load(env=env, project=home / "none.toml", system=home / "none.toml")
-    with contextlib.redirect_stderr(open(os.devnull, "w")):
-        up.down(config=config)
+    up.end_all(config)
     shutil.rmtree(home, ignore_errors=True)

@@ -75,7 +75,14 @@ def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> i
 
 
 def down(*, config: Config) -> int:
-    """End what runs in the background here; agents first, so that they can say goodbye."""
+    ended = end_all(config)
+    sys.stderr.write(f"Ended {', '.join(ended)}.\n" if ended else "Nothing was running here.\n")
+    return 0
+
+
+def end_all(config: Config) -> list[str]:
+    """End what runs in the background here, agents first, so that they can say goodbye; returns
+    what it was."""
     ended = []
     for pid_file in sorted(config.agents.glob("*/agent.pid")):
         agent = daemon.running(pid_file)
@@ -97,8 +104,7 @@ def down(*, config: Config) -> int:
         stop_server(left_over)
         ended.append("its NATS server")
     (config.state / "campus.json").unlink(missing_ok=True)
-    sys.stderr.write(f"Ended {', '.join(ended)}.\n" if ended else "Nothing was running here.\n")
-    return 0
+    return ended
 
 
 def _end_guests(run: Path) -> bool:

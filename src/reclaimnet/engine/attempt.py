@@ -70,6 +70,8 @@ WRITE_AGAIN: Final = SECOND
 """Pause before a write is repeated that the store did not answer."""
 BOOKED_PATIENCE: Final = 2 * MINUTE
 """A destination keeps its GPUs for a job on its way for this long after it last heard of it."""
+LOOK_AGAIN: Final = SECOND
+"""How often a destination checks that the source still lives."""
 FINISH_PATIENCE: Final = 30 * SECOND
 """How long a completed job waits for a second copy of its output."""
 FETCH_ROUNDS: Final = 3
@@ -129,6 +131,7 @@ class Attempt:
         self._dirty = False
         self._write_at: int | None = None
         self._booked_until = 0
+        self._look_at = 0
         self._finish_by = 0
         self._offered: ManifestId | None = None
         self._fetching = 0
@@ -146,6 +149,7 @@ class Attempt:
         if self.source is None:
             return self._claim(now)
         self._booked_until = now + BOOKED_PATIENCE
+        self._look_at = now + LOOK_AGAIN
         newest = self.record.newest
         if newest is None or not self.suite.prepare.warm:
             # Only a job that was saved once is known to wait for its state when started ahead;
@@ -680,7 +684,7 @@ class Attempt:
     def next_wake(self) -> int | None:
         times = [self._write_at, self._fetch_at]
         if self.phase == Phase.BOOKED:
-            times.append(self._booked_until)
+            times.append(min(self._booked_until, self._look_at))
         if self.phase == Phase.FINISHING:
             times.append(self._finish_by)
         if self._may_save():
@@ -694,6 +698,10 @@ class Attempt:
     def woke(self, now: int) -> list[Order]:
         if self.phase == Phase.BOOKED and now >= self._booked_until:
             return self._decline("waited too long for the state")
+        if self.phase == Phase.BOOKED and now >= self._look_at:
+            self._look_at = now + LOOK_AGAIN
+            if self.source is not None and not self.around.alive(self.source, now):
+                return self._decline(f"{self.source} is silent")
         if self.phase == Phase.FINISHING and now >= self._finish_by:
             return self._finished(now)
         if self.phase == Phase.FETCHING:

@@ -339,8 +339,7 @@ def campus(
         )
         yield gateway
     finally:
-        with contextlib.redirect_stderr(open(os.devnull, "w")):
-            up.down(config=config)
+        up.end_all(config)
         shutil.rmtree(home, ignore_errors=True)
 
 

@@ -17,9 +17,9 @@ def named(root: Path) -> dict[ChunkId, int]:
     return {ChunkId(record[:32].hex()): slot for slot, record in enumerate(records) if any(record)}
 
 
-def rot(vault: Vault, chunk: ChunkId) -> None:
-    with (vault.root / "chunks").open("r+b") as file:
-        file.seek(named(vault.root)[chunk] * SLOT_BYTES)
+def rot(root: Path, chunk: ChunkId) -> None:
+    with (root / "chunks").open("r+b") as file:
+        file.seek(named(root)[chunk] * SLOT_BYTES)
         file.write(b"rot")
 
 

@@ -244,7 +244,7 @@ def test_each_source_gives_what_it_has(campus: Campus) -> None:
     for number, source in enumerate(sources):
         manifest = save(source, path)
         lost = source.manifest(manifest).parts[0].chunks[number]
-        vault_files.rot(source, lost)
+        vault_files.rot(source.root, lost)
         with pytest.raises(Damaged):
             source.read(lost)
     target = campus.vault("target")
@@ -260,7 +260,7 @@ def test_each_source_gives_what_it_has(campus: Campus) -> None:
 
 def rot(vault: Vault, manifest: ManifestId, index: int) -> ChunkId:
     chunk = vault.manifest(manifest).parts[0].chunks[index]
-    vault_files.rot(vault, chunk)
+    vault_files.rot(vault.root, chunk)
     return chunk
 
 

@@ -130,7 +130,7 @@ def test_a_damaged_chunk_is_noticed_and_set_aside(vault: Vault, tmp_path: Path) 
     saved = save(vault, path)
     manifest = vault.manifest(saved.manifest)
     chunk = manifest.parts[0].chunks[1]
-    rot(vault, chunk)
+    rot(vault.root, chunk)
     with pytest.raises(Damaged, match="set aside"):
         vault.assemble(saved.manifest, tmp_path / "out")
     assert vault.missing(manifest) == [chunk]
@@ -456,7 +456,7 @@ def test_quarantine_is_bounded(vault: Vault) -> None:
         data = f"chunk {number}".encode()
         chunk = ChunkId(blake3(data).hexdigest())
         vault.put(chunk, data)
-        rot(vault, chunk)
+        rot(vault.root, chunk)
         with pytest.raises(Damaged):
             vault.read(chunk)
     assert len(list((vault.root / "damaged").iterdir())) == store.MAX_QUARANTINED

@@ -181,7 +181,13 @@ class Departure:
         elif plan.precopy and attempt.suite.prepare.precopy and not self._precopying:
             self._precopying = True
             self._precopy_until = now + (self.notice.deadline - now) // 2
-            orders.append(Save(job=attempt.job, epoch=attempt.epoch, final=False))
+            if newest is not None and self.destination in newest.holders:
+                # It only has to get ready, and says so as if it had got the copy now.
+                self._precopy = newest.manifest
+                asked = CopyAsked(job=attempt.job, manifest=newest.manifest, source=attempt.node)
+                orders.append(Tell(to=self.destination, event=asked))
+            else:
+                orders.append(Save(job=attempt.job, epoch=attempt.epoch, final=False))
             return orders
         if now >= plan.stop_at and not self._precopying:
             orders += self._stop()

@@ -85,6 +85,9 @@ class PageState(IntEnum):
     """It has loaded, and waits for GO."""
     RUNNING = 2
     FINISHED = 3
+    LOADED = 4
+    """As READY, and it has read the state that was laid out ahead: what will have changed is all
+    that is left to read."""
 
 
 SLOTS: Final = 2

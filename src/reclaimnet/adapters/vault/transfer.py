@@ -320,7 +320,8 @@ class _Sender:
         self._base_buffer = chunk_buffer()
         self._link_cost = 0.0
         self._codec_cost = ASSUMED_CODEC_COST
-        self._gain = 0.0
+        self._share: float | None = None
+        """What deltas take of the bytes they stand for, once one was made."""
         self._asked = 0
 
     def send(self, chunk: ChunkId, *, verify: bool) -> None:
@@ -351,16 +352,18 @@ class _Sender:
         delta = self._codec.encode(data, self._base_buffer[:length])
         cost = (time.monotonic() - started) / max(1, len(data))
         self._codec_cost = _smoothed(self._codec_cost, cost)
-        self._gain = _smoothed(self._gain, len(delta) / max(1, len(data)))
+        share = len(delta) / max(1, len(data))
+        self._share = share if self._share is None else _smoothed(self._share, share)
         return delta if len(delta) < WORTHWHILE * len(data) else None
 
     def _pays(self) -> bool:
-        """The codec works while the socket's buffer drains, so it pays if it is the faster of the
-        two and deltas turn out small. Chunks go plain until the link has shown what it does."""
+        """It pays if the link is spared more time than the codec takes. To be the faster of the two
+        is not enough: the receiver has to unpack, too, and on a busy machine it is the codec itself
+        that makes the link look slow. Chunks go plain until the link has shown what it does."""
         self._asked += 1
-        return self._codec_cost < self._link_cost and (
-            self._gain < WORTHWHILE or self._asked % RETRY_DELTA_EVERY == 0
-        )
+        if self._share is None or self._asked % RETRY_DELTA_EVERY == 0:
+            return self._codec_cost < self._link_cost
+        return self._codec_cost < self._link_cost * (1 - self._share)
 
 
 def _smoothed(value: float, sample: float) -> float:

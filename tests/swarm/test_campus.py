@@ -210,7 +210,7 @@ def test_the_same_seed_gives_the_same_events() -> None:
 def test_a_place_that_was_booked_in_vain_is_free_again_at_once() -> None:
     world = campus(nodes=2, gpus=1)
     Promises(world)
-    never_saved = replace(WORK, save_time=1000 * SECOND)
+    never_saved = replace(WORK, save_time=30 * SECOND)
     world.submit(J, spec("a"), never_saved)
     world.run(8 * SECOND)
     node = holder(world)

@@ -7,6 +7,7 @@ Amounts of demand are whole thousandths of a link's capacity, so that equal is e
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -136,7 +137,7 @@ def gaps(round_: Round, link: Link) -> tuple[Gap, ...]:
     )
     ranked = sorted(edges)
     found: list[Gap] = []
-    for start, end in zip(ranked, ranked[1:], strict=False):
+    for start, end in pairwise(ranked):
         used = base + sum(
             demand for begin, till, demand in _busy(round_, link.id) if begin <= start < till
         )
@@ -400,7 +401,7 @@ class _Scene:
         least = min((high for high, _, _, _ in found), default=0.0)
         allowed = least + STEADY * self.headroom * float(self.weights[top].sum())
         chosen: dict[tuple[int, tuple[int, ...]], _Draft] = {}
-        for high, total, length, multiples in sorted(found, key=lambda one: one[1:]):
+        for high, _, length, multiples in sorted(found, key=lambda one: one[1:]):
             if top.all() or high <= allowed + 1e-12:
                 key = round(length), multiples
                 cost = self._cost(length, np.array(multiples))

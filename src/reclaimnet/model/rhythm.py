@@ -217,8 +217,17 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Yield:
+    """Mark the job's traffic so that links serve it after everybody else's, or (False) like it."""
+
+    node: NodeId
+    job: JobId
+    yields: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unleash:
-    """Let the job run and talk as it likes."""
+    """Let the job run and talk when it likes."""
 
     node: NodeId
     job: JobId
@@ -232,7 +241,7 @@ class ExplainLink:
     decision: Decision
 
 
-RhythmOrder = Shift | Shape | Unleash | ExplainLink
+RhythmOrder = Shift | Shape | Yield | Unleash | ExplainLink
 
 
 LATE: Final = 8

@@ -54,6 +54,7 @@ _TRIED: Final = 4
 _SWEEPS: Final = 3
 _SMALL: Final = 8
 """Up to so many jobs the search is exact, as far as its steps go."""
+_ROOM_RUNNING: Final = 32
 _GUARDS: Final = (1.0, 0.75, 0.5, 0.25)
 
 Ints = NDArray[np.int64]
@@ -456,22 +457,36 @@ class _Scene:
 
         Mean value analysis of a closed system: a burst takes longer by those it finds talking.
         """
-        count = len(self.rhythms)
-        meets = self.meets
-        for i in range(len(self.links)):
-            b = self.demands[i]
+        for b in self.demands:
             least = np.minimum.outer(b, b)
             with np.errstate(divide="ignore", invalid="ignore"):
                 share = np.where(least > 0, (np.add.outer(b, b) - 1.0) / least, 0.0)
-            np.maximum(meets, np.clip(share, 0.0, 1.0), out=meets)
-        np.fill_diagonal(meets, 0.0)
+            np.maximum(self.meets, np.clip(share, 0.0, 1.0), out=self.meets)
+        np.fill_diagonal(self.meets, 0.0)
         talking = self.duties.copy()
-        extra = np.zeros(count)
+        extra = np.zeros(len(self.rhythms))
+        part = np.zeros_like(self.demands)
         for _ in range(_MEETING):
-            extra = self.duties * (meets @ talking)
+            # What a talking job finds wanted by others, and how much of that is over capacity.
+            each = self.demands * talking
+            found = (self.demands > 0) * (each.sum(axis=1, keepdims=True) - each)
+            spread = self.demands**2 * talking * (1.0 - talking)
+            spread = np.maximum(spread.sum(axis=1, keepdims=True) - spread, 0.0)
+            over = np.minimum(found, _mean_above(self.demands + found - 1.0, np.sqrt(spread)))
+            part = over / np.maximum(found, 1e-9)
+            extra = self.duties * over.max(axis=0)
             talking = (self.duties + extra) / (1.0 + extra)
-        harm = self.duties * (meets @ (self.weights * self.duties))
-        return extra, harm
+        suffer = part * (self.weights * self.duties)
+        harm = self.mean * (suffer.sum(axis=1, keepdims=True) - suffer)
+        return extra, harm.sum(axis=0)
+
+
+def _mean_above(mean: Floats, spread: Floats) -> Floats:
+    """The mean of what a bell curve has above zero."""
+    z = mean / np.maximum(spread, 1e-9)
+    below = 0.5 * (1.0 + np.tanh(0.7978845608 * (z + 0.044715 * z**3)))
+    above: Floats = spread * 0.3989422804 * np.exp(-0.5 * np.minimum(z**2, 700.0)) + mean * below
+    return np.maximum(above, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,7 +553,8 @@ def _place(
         for _, width, demand in track.bursts:
             filled[track.rows] += track.multiple * width * demand
     spare = (slots * UNIT - filled) // UNIT // np.maximum(bursts, 1)
-    widest = int(spare.min())
+    # Whoever runs already is not delayed for more room than it needs.
+    widest = min(int(spare.min()), slots // _ROOM_RUNNING if here else slots)
     for share in _GUARDS:
         guard = int(widest * share)
         if guard == 0:

@@ -46,6 +46,13 @@ class Word(IntEnum):
     """1: the job was told to leave by SIGTERM, so that its exit does not mean that it is done."""
     LOG_READ = 11
     """How many bytes of the file `log` were reported."""
+    ROTATION_PERIOD = 12
+    """Nanoseconds; 0: iterations begin when they like. Written last, and 0 before the next two
+    change: iterations begin at ROTATION_ANCHOR + k · ROTATION_PERIOD."""
+    ROTATION_ANCHOR = 13
+    """Monotonic."""
+    ROTATION_BOUND = 14
+    """Nanoseconds that one iteration waits at most."""
 
     # Written by the job.
     STATE = 16
@@ -67,6 +74,13 @@ class Word(IntEnum):
     """The SAVE_WANTED that failed last; file `save-failed` says why."""
     WAITING = 26
     """The sequence number of the final save after which the job waits."""
+    ITERATION = 27
+    """How many iterations have begun; the next two words tell about the last of them, and are
+    written before it."""
+    ITERATION_READY_AT = 28
+    """Monotonic; when it could have begun."""
+    ITERATION_AT = 29
+    """Monotonic; when it began, later than that if it had to wait."""
 
     # Written by the minder.
     STILL = 32
@@ -86,6 +100,22 @@ class PageState(IntEnum):
 
 SLOTS: Final = 2
 """Images are double buffered: a completed one stays whole while the next is written."""
+
+LATE: Final = 8
+"""Up to 1/LATE of a period after its time an iteration is late, and begins at once; later than
+that it counts as early for the next time."""
+
+
+def wait_before(now: int, *, anchor: int, period: int, bound: int) -> int:
+    """How long an iteration that could begin now has to wait for its rotation.
+
+    One that is late goes on, since padding brings it back. The wait is bounded, so that a large
+    shift takes a few iterations.
+    """
+    wait = (anchor - now) % period
+    if wait > period - period // LATE:
+        return 0
+    return min(wait, bound)
 
 
 def words_of(buffer: memoryview) -> memoryview:

@@ -4,7 +4,6 @@ conductor hears and orders to keep them there."""
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import Final
 
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import LinkId
@@ -242,20 +241,3 @@ class ExplainLink:
 
 
 RhythmOrder = Shift | Shape | Yield | Unleash | ExplainLink
-
-
-LATE: Final = 8
-"""Up to 1/LATE of a period after its time an iteration is late, and begins at once; later than
-that it counts as early for the next time."""
-
-
-def wait_before(now: int, *, anchor: int, period: int, bound: int) -> int:
-    """How long an iteration that could begin now has to wait under a Shift.
-
-    One that is late goes on, since padding brings it back. The wait is bounded, so that a large
-    shift takes a few iterations.
-    """
-    wait = (anchor - now) % period
-    if wait > period - period // LATE:
-        return 0
-    return min(wait, bound)

@@ -12,8 +12,8 @@ from typing import Any, Final, assert_never
 from reclaimnet.engine.conductor import Conductor
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import Link, LinkId
+from reclaimnet.model.page import LATE, wait_before
 from reclaimnet.model.rhythm import (
-    LATE,
     Burst,
     ExplainLink,
     IterationSeen,
@@ -25,7 +25,6 @@ from reclaimnet.model.rhythm import (
     Shift,
     Unleash,
     Yield,
-    wait_before,
 )
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.policy.rotate import Rotate, fit

@@ -1,0 +1,126 @@
+"""Training jobs as the rhythm bench runs them: real processes, real bursts, the real SDK.
+
+`sink` needs the standard library only; `work` imports the SDK, and runs one job after the other.
+"""
+
+import json
+import os
+import random
+import socket
+import struct
+import sys
+import threading
+import time
+from typing import Any, Final
+
+CHUNK: Final = bytes(256 << 10)
+SO_MAX_PACING_RATE: Final = 47
+BACKLOG: Final = 64
+CONNECT_SECONDS: Final = 10.0
+STALL_SECONDS: Final = 30.0
+
+
+def sink(port: int) -> None:
+    """Swallow bursts, and say of each that all of it has arrived."""
+    with socket.create_server(("0.0.0.0", port), backlog=BACKLOG) as server:
+        _say("ready")
+        while True:
+            connection, _ = server.accept()
+            threading.Thread(target=_swallow, args=(connection,), daemon=True).start()
+
+
+def _swallow(connection: socket.socket) -> None:
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while header := connection.recv(8, socket.MSG_WAITALL):
+            left = struct.unpack("!Q", header)[0]
+            while left > 0:
+                # MSG_TRUNC lets the kernel drop the bytes without copying them.
+                got = connection.recv(min(left, 4 << 20), socket.MSG_TRUNC)
+                if not got:
+                    return
+                left -= len(got)
+            connection.sendall(b"k")
+
+
+def work() -> None:
+    """Read one job per line and run it; the answer to each is a line too."""
+    from reclaimnet import sdk
+
+    _say("ready")
+    for line in sys.stdin:
+        order = json.loads(line)
+        os.environ["RN_RUN_DIR"] = order["run_dir"]
+        with _connect(order) as connection:
+            _say(json.dumps({"pid": os.getpid(), "descriptor": connection.fileno()}))
+            start_at = int(sys.stdin.readline())
+            time.sleep(max(0.0, (start_at - time.monotonic_ns()) / 1e9))
+            with sdk.job() as job:
+                began, ready = _train(job, order, connection)
+        _say(json.dumps({"began": began, "ready": ready, "ended": time.monotonic_ns()}))
+
+
+def _train(
+    job: Any, order: dict[str, Any], connection: socket.socket
+) -> tuple[list[int], list[int]]:
+    rng = random.Random(order["seed"])
+    state = job.restore({"step": 0})
+    began, ready = [], []
+    for step in range(order["iterations"]):
+        ready.append(time.monotonic_ns())
+        if order["marks"]:
+            job.iteration()
+        elif step == 0 and order["first_wait"]:
+            time.sleep(order["first_wait"] / 1e9)
+        elif order["static"]:
+            _hold(order["static"])
+        began.append(time.monotonic_ns())
+        slower = order["slower"] if step >= order["slower_from"] else 1.0
+        for pause, size in order["bursts"]:
+            noise = 1.0 + order["jitter"] * 2.0 * rng.random()
+            time.sleep(pause * slower * noise / 1e9)
+            connection.sendall(struct.pack("!Q", size))
+            left = size
+            while left > 0:
+                left -= connection.send(CHUNK[: min(len(CHUNK), left)])
+            if connection.recv(1) != b"k":
+                raise ConnectionError("the other end went away")
+        state["step"] = step + 1
+        job.step(step + 1, state)
+    ready.append(time.monotonic_ns())
+    return began, ready
+
+
+def _hold(static: list[int]) -> None:
+    """A static shift: wait when a little early, else go on."""
+    anchor, period, most = static
+    wait = (anchor - time.monotonic_ns()) % period
+    if wait <= most:
+        time.sleep(wait / 1e9)
+
+
+def _connect(order: dict[str, Any]) -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made.settimeout(CONNECT_SECONDS)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, order["congestion"].encode())
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if order["priority"]:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, order["priority"])
+    if order["pacing"]:
+        pacing = struct.pack("@Q", order["pacing"])
+        made.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pacing)
+    made.connect((order["host"], order["port"]))
+    made.settimeout(STALL_SECONDS)
+    return made
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "sink":
+        sink(int(sys.argv[2]))
+    else:
+        work()

@@ -53,7 +53,9 @@ def work() -> None:
         os.environ["RN_RUN_DIR"] = order["run_dir"]
         with _connect(order) as connection:
             _say(json.dumps({"pid": os.getpid(), "descriptor": connection.fileno()}))
-            start_at = int(sys.stdin.readline())
+            start_at, origin = json.loads(sys.stdin.readline())
+            if order["static"]:
+                order["static"][0] += origin
             time.sleep(max(0.0, (start_at - time.monotonic_ns()) / 1e9))
             with sdk.job() as job:
                 began, ready = _train(job, order, connection)
@@ -70,10 +72,8 @@ def _train(
         ready.append(time.monotonic_ns())
         if order["marks"]:
             job.iteration()
-        elif step == 0 and order["first_wait"]:
-            time.sleep(order["first_wait"] / 1e9)
         elif order["static"]:
-            _hold(order["static"])
+            _hold(order["static"], first=step == 0)
         began.append(time.monotonic_ns())
         slower = order["slower"] if step >= order["slower_from"] else 1.0
         for pause, size in order["bursts"]:
@@ -91,11 +91,11 @@ def _train(
     return began, ready
 
 
-def _hold(static: list[int]) -> None:
-    """A static shift: wait when a little early, else go on."""
+def _hold(static: list[int], *, first: bool) -> None:
+    """A static shift: wait for it at first, later only when a little early."""
     anchor, period, most = static
     wait = (anchor - time.monotonic_ns()) % period
-    if wait <= most:
+    if first or wait <= most:
         time.sleep(wait / 1e9)
 
 

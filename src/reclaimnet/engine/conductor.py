@@ -59,14 +59,24 @@ MAX_JOBS: Final = 1024
 Plan = Callable[..., RotationPlan]
 
 
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """The begin of an iteration, by our clock."""
+
+    count: int
+    ready: int
+    began: int
+    talked: int | None
+    """When the one before began to talk."""
+
+
 @dataclass(slots=True)
 class _Player:
     """A job on our links."""
 
     node: NodeId
     rhythm: Rhythm
-    marks: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=KEPT_MARKS))
-    """Count, ready and began of the last iterations, by our clock."""
+    marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=KEPT_MARKS))
     anchor: int = 0
     rotation: Rotation | None = None
     late: int = 0
@@ -156,12 +166,18 @@ class Conductor:
         if player is None:
             return
         offset = self._offset(player.node)
-        if player.marks and event.count <= player.marks[-1][0]:
+        mark = _Mark(
+            event.count,
+            event.ready_at - offset,
+            event.began_at - offset,
+            None if event.talked_at is None else event.talked_at - offset,
+        )
+        if player.marks and mark.count <= player.marks[-1].count:
             # It began anew, or a message came twice.
-            if event.began_at - offset <= player.marks[-1][2]:
+            if mark.began <= player.marks[-1].began:
                 return
             player.marks.clear()
-        player.marks.append((event.count, event.ready_at - offset, event.began_at - offset))
+        player.marks.append(mark)
         if self._replan_at is None and event.count >= player.quiet_until:
             self._judge(player, now)
 
@@ -179,7 +195,7 @@ class Conductor:
                 self._soon(now)
             return
         period = rotation.period
-        lateness = (player.marks[-1][2] - player.anchor + period // 2) % period - period // 2
+        lateness = (player.marks[-1].began - player.anchor + period // 2) % period - period // 2
         round_ = self.plan.round_of(player.rhythm.job)
         slack = 0 if round_ is None else round_.slack
         allowed = max(period // LATE_SHARE, min(slack, period // (2 * BOUND_SHARE)))
@@ -227,7 +243,7 @@ class Conductor:
         before = {one.rhythms: one for one in self.plan.rounds}
         # A job that runs is taken up from where its next iteration begins by itself.
         current = {
-            job: player.marks[-1][2] + player.rhythm.period - now
+            job: player.marks[-1].began + player.rhythm.period - now
             for job, player in self._players.items()
             if player.marks
         }
@@ -244,7 +260,7 @@ class Conductor:
                     self._origins[rhythm.job] = now
                 player.late = 0
                 player.quiet_until = (
-                    player.marks[-1][0] + QUIET_ITERATIONS + 1 if player.marks else 0
+                    player.marks[-1].count + QUIET_ITERATIONS + 1 if player.marks else 0
                 )
                 orders += self._tell(player, now)
                 orders += self._rank(player, one)
@@ -315,12 +331,18 @@ class Conductor:
 
 
 def _took(player: _Player) -> list[int]:
-    """How long the last iterations took, waits not included."""
-    marks = list(player.marks)
+    """How long the last iterations would have taken alone, waits not included.
+
+    Where it is known when they began to talk, that is their computing and the bursts as known.
+    """
+    bursts = player.rhythm.bursts
+    talk = player.rhythm.period - bursts[0].start if bursts else 0
     return [
-        ready - began
-        for (count, _, began), (after, ready, _) in pairwise(marks)
-        if after == count + 1
+        after.ready - mark.began
+        if after.talked is None or after.talked < mark.began
+        else after.talked - mark.began + talk
+        for mark, after in pairwise(player.marks)
+        if after.count == mark.count + 1
     ]
 
 

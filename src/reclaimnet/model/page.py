@@ -102,20 +102,26 @@ SLOTS: Final = 2
 """Images are double buffered: a completed one stays whole while the next is written."""
 
 LATE: Final = 8
-"""Up to 1/LATE of a period after its time an iteration is late, and begins at once; later than
-that it counts as early for the next time."""
+"""An iteration that is not more than 1/LATE of a period after its time is only late."""
+EARLY: Final = 4
+"""One that has found its place waits if it is not more than 1/EARLY of a period before its time."""
 
 
-def wait_before(now: int, *, anchor: int, period: int, bound: int) -> int:
-    """How long an iteration that could begin now has to wait for its rotation.
+def wait_before(
+    now: int, *, anchor: int, period: int, bound: int, settled: bool
+) -> tuple[int, bool]:
+    """How long an iteration that could begin now has to wait for its rotation, and whether it has
+    then found its place.
 
-    One that is late goes on, since padding brings it back. The wait is bounded, so that a large
-    shift takes a few iterations.
+    On its way there it waits a bounded time before each iteration. Once there, it waits when it is
+    early and goes on when it is late, since padding brings it back.
     """
     wait = (anchor - now) % period
-    if wait > period - period // LATE:
-        return 0
-    return min(wait, bound)
+    if settled:
+        return (wait if wait <= period // EARLY else 0), True
+    if wait >= period - period // LATE:
+        return 0, True
+    return min(wait, bound), wait <= bound
 
 
 def words_of(buffer: memoryview) -> memoryview:

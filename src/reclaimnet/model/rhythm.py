@@ -171,6 +171,9 @@ class IterationSeen:
     """When the one before was over."""
     began_at: int
     """Later than that if it was made to wait."""
+    talked_at: int | None = None
+    """When the first burst of the one before began, from the job's byte counters; None if nobody
+    looked. It tells computing that takes longer from talking that meets others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

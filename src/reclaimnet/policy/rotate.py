@@ -67,6 +67,9 @@ class Rotate:
 
     headroom: float = 0.01
     """Every iteration is padded by this part, so that one that came late can catch up."""
+    margin: float = 0.02
+    """Every burst is taken to last longer by this part of its job's period: bursts that touch meet
+    whenever one of them is late."""
     slots: int = SLOTS
     nodes: int = 400
     """Steps of the exact search; beyond that the answer is a heuristic's, with its gap."""
@@ -99,7 +102,7 @@ class Rotate:
         capacity: Mapping[LinkId, int],
         current: Mapping[JobId, int],
     ) -> Round:
-        scene = _Scene(rhythms, capacity, headroom=self.headroom)
+        scene = _Scene(rhythms, capacity, headroom=self.headroom, margin=self.margin)
         best: tuple[float, _Draft, _Placing] | None = None
         tried = 0
         nodes = self.nodes // _TRIED if len(rhythms) <= _SMALL else 0
@@ -323,10 +326,16 @@ class _Scene:
     """The jobs of one component as arrays."""
 
     def __init__(
-        self, rhythms: tuple[Rhythm, ...], capacity: Mapping[LinkId, int], *, headroom: float
+        self,
+        rhythms: tuple[Rhythm, ...],
+        capacity: Mapping[LinkId, int],
+        *,
+        headroom: float,
+        margin: float = 0.0,
     ) -> None:
         self.rhythms = rhythms
         self.headroom = headroom
+        self.margin = margin
         self.links = sorted({k for r in rhythms for k in r.links if capacity.get(k, 0) > 0})
         self.capacity = capacity
         row = {link: i for i, link in enumerate(self.links)}
@@ -340,6 +349,8 @@ class _Scene:
         # The part of each link's capacity that a job wants while it talks, and on average.
         self.demands = np.zeros((len(self.links), len(rhythms)))
         self.mean = np.zeros((len(self.links), len(rhythms)))
+        self.wide = np.zeros((len(self.links), len(rhythms)))
+        """The mean with the margin of each burst."""
         for j, rhythm in enumerate(rhythms):
             for i in self.rows[j]:
                 room = capacity[self.links[i]]
@@ -349,6 +360,7 @@ class _Scene:
                     sum(s * b.length for s, b in zip(shares, rhythm.bursts, strict=True))
                     / rhythm.period
                 )
+                self.wide[i, j] = self.mean[i, j] + margin * sum(shares)
         self.meets = np.zeros((len(rhythms), len(rhythms)))
         """How much of their time together two jobs lose to each other when both talk."""
         self.meeting, self.harm = self._unconducted()
@@ -420,7 +432,7 @@ class _Scene:
     def _unavoidable(self, length: float, multiples: Ints) -> Floats:
         """About how much of the round each pair of held jobs must talk at once, whatever their
         shifts: between iterations of unlike periods every offset comes up sooner or later."""
-        talk = self.duties * self.periods
+        talk = (self.duties + self.margin) * self.periods
         both = np.outer(multiples > 0, multiples > 0) & (self.meets > 0)
         step = length / np.maximum(np.lcm.outer(multiples, multiples), 1)
         pair = np.add.outer(talk, talk)
@@ -445,7 +457,7 @@ class _Scene:
         keep = held <= free
         costs = np.where(keep, held, free) * self.weights[None, :]
         multiples = np.where(keep, multiples, 0)
-        full = (self.mean * self.periods) @ multiples.T / lengths[None, :]
+        full = (self.wide * self.periods) @ multiples.T / lengths[None, :]
         over = np.maximum(full - 1.0, 0.0)
         sharing = (self.demands > 0) @ self.weights
         totals = costs.sum(axis=1) + _EXCESS_WEIGHT * (over * sharing[:, None]).sum(axis=0)
@@ -581,7 +593,8 @@ def _tracks(scene: _Scene, draft: _Draft, slots: int, *, guard: int) -> list[_Tr
         bursts = []
         for burst in rhythm.bursts:
             start = int(burst.start / slot)
-            width = min(span, -int(-(burst.end / slot) // 1) - start + guard)
+            end = burst.end + scene.margin * rhythm.period
+            width = min(span, -int(-(end / slot) // 1) - start + guard)
             demand = [min(UNIT, -(-burst.demand * UNIT // room)) for room in rooms]
             bursts.append((start % span, width, np.array(demand, dtype=np.int64)))
         area = sum(width * int(demand.sum()) for _, width, demand in bursts) * multiple
@@ -799,7 +812,8 @@ def _describe(
         for i, link in enumerate(scene.links)
     )
     free = tuple(r.job for r, m in zip(scene.rhythms, multiples, strict=True) if m == 0)
-    slack = int(placing.guard * slot)
+    margins = [scene.margin * r.period for r, m in zip(scene.rhythms, multiples, strict=True) if m]
+    slack = int(placing.guard * slot + (0 if placing.excess.any() else min(margins)))
     gap = (placing.classes[-1] - placing.bound) / (slots * UNIT)
     worst = max(rotations, key=lambda one: one.padding)
     reasons: list[Any] = [

@@ -79,6 +79,8 @@ class Job:
         """The last wanted save that was answered: our own copy, to keep `step` fast."""
         self._restored = False
         self._first = True
+        self._settled: tuple[int, int] | None = None
+        """The rotation in which iterations have found their place."""
 
     def __enter__(self) -> Self:
         return self
@@ -144,10 +146,17 @@ class Job:
         ready = began = time.monotonic_ns()
         period = words[Word.ROTATION_PERIOD]
         if period:
+            rotation = period, words[Word.ROTATION_ANCHOR]
             # Nothing runs yet before the first one, so that it may wait for its place at once.
             bound = words[Word.ROTATION_BOUND] if words[Word.ITERATION] else period
-            anchor = words[Word.ROTATION_ANCHOR]
-            wait = wait_before(ready, anchor=anchor, period=period, bound=bound)
+            wait, settled = wait_before(
+                ready,
+                anchor=rotation[1],
+                period=period,
+                bound=bound,
+                settled=self._settled == rotation,
+            )
+            self._settled = rotation if settled else None
             if wait:
                 time.sleep(wait / 1e9)
                 began = time.monotonic_ns()

@@ -297,10 +297,12 @@ class _Live:
     left: float = 0.0
     rate: float = 0.0
     ready: int = 0
+    talked: int | None = None
     began: list[int] = field(default_factory=list)
     hold: tuple[int, int, int] | None = None
     """Anchor, period, bound."""
     static: bool = False
+    settled: bool = False
     yields: bool = False
     started: int = 0
 
@@ -420,12 +422,18 @@ class _Stage:
             one.began.append(self.now)
             if self.conductor is not None:
                 seen = IterationSeen(
-                    job=one.piece.job, count=one.count, ready_at=one.ready, began_at=self.now
+                    job=one.piece.job,
+                    count=one.count,
+                    ready_at=one.ready,
+                    began_at=self.now,
+                    talked_at=one.talked,
                 )
                 self._obey(self.conductor.handle(seen, self.now))
             one.until = self.now + self._compute(one, one.piece.rhythm.bursts[0].start)
             return False
         burst = one.piece.rhythm.bursts[one.burst]
+        if one.burst == 0:
+            one.talked = self.now
         one.until = None
         one.left = burst.demand * burst.length / SECOND
         return True
@@ -447,11 +455,12 @@ class _Stage:
         wait = 0
         if one.hold is not None:
             anchor, period, bound = one.hold
-            wait = (
-                static_wait(self.now, anchor=anchor, period=period)
-                if one.static
-                else wait_before(self.now, anchor=anchor, period=period, bound=bound)
-            )
+            if one.static:
+                wait = static_wait(self.now, anchor=anchor, period=period)
+            else:
+                wait, one.settled = wait_before(
+                    self.now, anchor=anchor, period=period, bound=bound, settled=one.settled
+                )
         one.until = self.now + wait
 
     def _compute(self, one: _Live, length: int) -> int:
@@ -481,6 +490,7 @@ class _Stage:
                     if order.job in self.live:
                         hold = order.anchor, order.period, order.bound
                         self.live[order.job].hold = hold
+                        self.live[order.job].settled = False
                 case Unleash():
                     if order.job in self.live:
                         self.live[order.job].hold = None

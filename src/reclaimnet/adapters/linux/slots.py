@@ -1,23 +1,15 @@
-"""When and how a job's traffic may leave, without the job's help: gates and marks."""
+"""Gates: a job's traffic leaves in its slots only, without the job's help."""
 
-import ctypes
-import os
-import socket
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from reclaimnet.adapters.linux.tc import LOWER_EFFORT_TOS, Shaper
-from reclaimnet.errors import Unavailable
+from reclaimnet.adapters.linux.tc import Shaper
 
-_PIDFD_GETFD: Final = 438
-"""The same number on every architecture."""
 _LONGEST_SLEEP_S: Final = 0.05
 """A new plan is seen this soon, whatever the old one says."""
-
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,22 +81,3 @@ class Gates:
         if changes:
             self._shaper.set_rates(changes)
         self._open = wanted
-
-
-def mark_socket(pid: int, descriptor: int, *, yields: bool) -> None:
-    """Let a live socket of another process carry (or not) the mark of lower effort."""
-    try:
-        process = os.pidfd_open(pid)
-        try:
-            ours = _libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
-            if ours < 0:
-                raise OSError(ctypes.get_errno(), "pidfd_getfd")
-        finally:
-            os.close(process)
-        with socket.socket(fileno=ours) as shared:
-            tos = LOWER_EFFORT_TOS if yields else 0
-            shared.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tos)
-    except OSError as error:
-        raise Unavailable(
-            f"The traffic of process {pid} cannot be marked ({error.strerror}): run as root."
-        ) from error

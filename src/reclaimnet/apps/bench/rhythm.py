@@ -24,8 +24,8 @@ from statistics import mean, median
 from typing import Any, Final
 
 from reclaimnet.adapters.linux import testbed
-from reclaimnet.adapters.linux.counters import Counter
-from reclaimnet.adapters.linux.slots import mark_socket
+from reclaimnet.adapters.linux.counters import Counter, Sockets
+from reclaimnet.adapters.linux.tc import LOWER_EFFORT_TOS
 from reclaimnet.apps.bench import rhythm_traffic
 from reclaimnet.engine.conductor import SETTLE, Conductor
 from reclaimnet.errors import Unavailable
@@ -65,6 +65,8 @@ LINK_RATE: Final = 25_000_000
 GOODPUT: Final = 1448 / 1514
 """What of that is TCP's payload, with full segments and time stamps."""
 CONGESTION: Final = "cubic"
+STREAMS: Final = 4
+"""Connections of one job across the link: collectives open several sockets for each peer."""
 COMPATIBLE_PADDING: Final = 0.05
 """A mix is compatible if all its jobs fit side by side with no more padding than this."""
 DRIFT: Final = (10, 1.12)
@@ -81,6 +83,8 @@ _CALIBRATION_SECONDS: Final = 3.2
 _MOST_JOBS: Final = 8
 _AHEAD_NS: Final = SETTLE + 10 * MILLISECOND
 """A job's rhythm is told to the conductor so long before the job starts."""
+_A_FEW_BYTES: Final = 4096
+"""More than the tail of the burst before."""
 _POLL_SECONDS: Final = 0.002
 _END_SECONDS: Final = 180.0
 _READY_SECONDS: Final = 20.0
@@ -177,6 +181,7 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
         "params": {
             "link_bps": LINK_RATE * 8,
             "congestion": CONGESTION,
+            "streams_per_job": STREAMS,
             "seconds_alone": seconds,
             "compute_jitter": _JITTER,
             "profiles": "public Muri cluster trace: iteration and network stage; time scale 1",
@@ -256,8 +261,10 @@ class _Player:
     link: str
     process: "subprocess.Popen[Any]"
     words: memoryview
-    descriptor: int = -1
+    sockets: Sockets | None = None
     seen: int = 0
+    talked: int | None = None
+    carried: int = 0
     told: bool = False
 
 
@@ -352,7 +359,7 @@ class _Stage:
                     self._prepare(play, p, str(play.placing.links[p.job]))
         for play in plays:
             for player in play.live.values():
-                player.descriptor = json.loads(self._await(player.process))["descriptor"]
+                self._connected(player, watched=play.conductor is not None)
         start_at = time.monotonic_ns() + 2 * _AHEAD_NS
         for play in plays:
             for player in play.live.values():
@@ -395,7 +402,8 @@ class _Stage:
             "port": _PORT,
             "congestion": CONGESTION,
             "priority": 0,
-            "pacing": round(LINK_RATE * GOODPUT * share) if share < 1 else 0,
+            "streams": STREAMS,
+            "pacing": round(LINK_RATE * GOODPUT * share / STREAMS) if share < 1 else 0,
             "iterations": true.iterations,
             "bursts": [
                 [b.start - before, round(b.demand * b.length / SECOND * GOODPUT)]
@@ -430,14 +438,23 @@ class _Stage:
                 seen = RhythmSeen(node=NodeId(player.link), rhythm=rhythm)
                 orders += conductor.handle(seen, now)
             count = player.words[Word.ITERATION]
-            if count != player.seen:
+            assert player.sockets is not None, "a conducted job is watched"
+            if count == player.seen:
+                carried = player.sockets.sent()
+                if player.talked is None and carried > player.carried + _A_FEW_BYTES:
+                    player.talked = now
+                player.carried = carried if player.talked is None else player.carried
+            else:
                 player.seen = count
                 mark = IterationSeen(
                     job=player.piece.job,
                     count=count,
                     ready_at=player.words[Word.ITERATION_READY_AT],
                     began_at=player.words[Word.ITERATION_AT],
+                    talked_at=player.talked,
                 )
+                player.talked = None
+                player.carried = player.sockets.sent()
                 orders += conductor.handle(mark, now)
         now = time.monotonic_ns()
         wake = conductor.next_wake()
@@ -453,7 +470,8 @@ class _Stage:
         if player is None:
             return
         if isinstance(order, Yield):
-            mark_socket(player.process.pid, player.descriptor, yields=order.yields)
+            assert player.sockets is not None, "a conducted job is watched"
+            player.sockets.set_type_of_service(LOWER_EFFORT_TOS if order.yields else 0)
             return
         player.words[Word.ROTATION_PERIOD] = 0
         if isinstance(order, Shift):
@@ -471,6 +489,8 @@ class _Stage:
             told = json.loads(self._await(player.process))
             p = player.piece
             del play.live[p.job]
+            if player.sockets is not None:
+                player.sockets.close()
             self._idle.append(player.process)
             play.runs[p.job] = Run(
                 job=p.job,
@@ -491,9 +511,13 @@ class _Stage:
             for next_, link in admit(play.queue, running, play.links):
                 play.queue.remove(next_)
                 self._prepare(play, next_, str(link))
-                began = play.live[next_.job]
-                began.descriptor = json.loads(self._await(began.process))["descriptor"]
-                self._tell(began.process, "[0, 0]")
+                self._connected(play.live[next_.job], watched=False)
+                self._tell(play.live[next_.job].process, "[0, 0]")
+
+    def _connected(self, player: _Player, *, watched: bool) -> None:
+        descriptors = tuple(json.loads(self._await(player.process))["descriptors"])
+        if watched:
+            player.sockets = Sockets(player.process.pid, descriptors)
 
     # --- processes -------------------------------------------------------------------------
 

@@ -3,9 +3,11 @@
 `sink` needs the standard library only; `work` imports the SDK, and runs one job after the other.
 """
 
+import contextlib
 import json
 import os
 import random
+import select
 import socket
 import struct
 import sys
@@ -51,19 +53,20 @@ def work() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         os.environ["RN_RUN_DIR"] = order["run_dir"]
-        with _connect(order) as connection:
-            _say(json.dumps({"pid": os.getpid(), "descriptor": connection.fileno()}))
+        with contextlib.ExitStack() as stack:
+            streams = [stack.enter_context(_connect(order)) for _ in range(order["streams"])]
+            _say(json.dumps({"descriptors": [stream.fileno() for stream in streams]}))
             start_at, origin = json.loads(sys.stdin.readline())
             if order["static"]:
                 order["static"][0] += origin
             time.sleep(max(0.0, (start_at - time.monotonic_ns()) / 1e9))
             with sdk.job() as job:
-                began, ready = _train(job, order, connection)
+                began, ready = _train(job, order, streams)
         _say(json.dumps({"began": began, "ready": ready, "ended": time.monotonic_ns()}))
 
 
 def _train(
-    job: Any, order: dict[str, Any], connection: socket.socket
+    job: Any, order: dict[str, Any], streams: list[socket.socket]
 ) -> tuple[list[int], list[int]]:
     rng = random.Random(order["seed"])
     state = job.restore({"step": 0})
@@ -79,16 +82,31 @@ def _train(
         for pause, size in order["bursts"]:
             noise = 1.0 + order["jitter"] * 2.0 * rng.random()
             time.sleep(pause * slower * noise / 1e9)
-            connection.sendall(struct.pack("!Q", size))
-            left = size
-            while left > 0:
-                left -= connection.send(CHUNK[: min(len(CHUNK), left)])
-            if connection.recv(1) != b"k":
-                raise ConnectionError("the other end went away")
+            _burst(streams, size)
         state["step"] = step + 1
         job.step(step + 1, state)
     ready.append(time.monotonic_ns())
     return began, ready
+
+
+def _burst(streams: list[socket.socket], size: int) -> None:
+    """Send as much through each stream as it takes, and wait until all of it has arrived."""
+    left = dict.fromkeys(streams, -(-size // len(streams)))
+    for stream in streams:
+        stream.sendall(struct.pack("!Q", left[stream]))
+    while left:
+        writable = select.select([], list(left), [], STALL_SECONDS)[1]
+        if not writable:
+            raise TimeoutError("nothing moves any more")
+        for stream in writable:
+            with contextlib.suppress(BlockingIOError):
+                chunk = CHUNK[: min(len(CHUNK), left[stream])]
+                left[stream] -= stream.send(chunk, socket.MSG_DONTWAIT)
+            if left[stream] == 0:
+                del left[stream]
+    for stream in streams:
+        if stream.recv(1) != b"k":
+            raise ConnectionError("the other end went away")
 
 
 def _hold(static: list[int], *, first: bool) -> None:

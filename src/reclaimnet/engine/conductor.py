@@ -46,9 +46,9 @@ CATCH_UP: Final = 4
 """A late job that padding brings back within so many iterations is left alone."""
 LATE_SHARE: Final = 40
 """An iteration later than 1/LATE_SHARE of its period (or than the slack) is late."""
-QUIET_ITERATIONS: Final = 3
+QUIET_ITERATIONS: Final = 2
 """After a new plan, its iterations are given this long to settle."""
-BOUND_SHARE: Final = 4
+BOUND_SHARE: Final = 2
 """One iteration waits at most 1/BOUND_SHARE of its period: a shift takes so many at most."""
 KEPT_MARKS: Final = 8
 KEPT_SAMPLES: Final = 8
@@ -198,7 +198,7 @@ class Conductor:
         lateness = (player.marks[-1].began - player.anchor + period // 2) % period - period // 2
         round_ = self.plan.round_of(player.rhythm.job)
         slack = 0 if round_ is None else round_.slack
-        allowed = max(period // LATE_SHARE, min(slack, period // (2 * BOUND_SHARE)))
+        allowed = max(period // LATE_SHARE, min(slack, period // 8))
         player.late = player.late + 1 if abs(lateness) > allowed else 0
         other = changed(player.rhythm, took)
         if other is not None and (player.late or other.period < player.rhythm.period):

@@ -101,10 +101,9 @@ class PageState(IntEnum):
 SLOTS: Final = 2
 """Images are double buffered: a completed one stays whole while the next is written."""
 
-LATE: Final = 8
-"""An iteration that is not more than 1/LATE of a period after its time is only late."""
-EARLY: Final = 4
-"""One that has found its place waits if it is not more than 1/EARLY of a period before its time."""
+LATE: Final = 4
+"""An iteration that is not more than 1/LATE of a period after its time is only late; one that is
+later than that has lost its place."""
 
 
 def wait_before(
@@ -114,12 +113,11 @@ def wait_before(
     then found its place.
 
     On its way there it waits a bounded time before each iteration. Once there, it waits when it is
-    early and goes on when it is late, since padding brings it back.
+    early and goes on when it is a little late, since padding brings it back.
     """
     wait = (anchor - now) % period
-    if settled:
-        return (wait if wait <= period // EARLY else 0), True
-    if wait >= period - period // LATE:
+    late = period // LATE if settled else period // (2 * LATE)
+    if wait >= period - late:
         return 0, True
     return min(wait, bound), wait <= bound
 

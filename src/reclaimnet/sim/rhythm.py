@@ -12,7 +12,7 @@ from typing import Any, Final, assert_never
 from reclaimnet.engine.conductor import Conductor
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import Link, LinkId
-from reclaimnet.model.page import LATE, wait_before
+from reclaimnet.model.page import wait_before
 from reclaimnet.model.rhythm import (
     Burst,
     ExplainLink,
@@ -56,6 +56,8 @@ PROFILES: Final = {
 }
 CASSINI_ANGLES: Final = 72
 """Steps of five degrees."""
+EARLY: Final = 8
+"""Under a static shift, up to 1/EARLY of a period is waited for."""
 CASSINI_CAP: Final = 8
 """Iterations of one job within the unified perimeter, at most."""
 
@@ -185,7 +187,7 @@ def _cassini(pieces: tuple[Piece, ...], links: tuple[Link, ...]) -> Placing:
 def static_wait(now: int, *, anchor: int, period: int) -> int:
     """A job under a static shift waits when it is a little early, and else goes on."""
     wait = (anchor - now) % period
-    return wait if wait <= period // LATE else 0
+    return wait if wait <= period // EARLY else 0
 
 
 def _compatibility(pieces: Sequence[Piece], link: Link) -> tuple[float, list[int]]:

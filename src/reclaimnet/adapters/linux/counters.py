@@ -17,9 +17,9 @@ KEPT: Final = 4096
 """Samples of one counter: twenty seconds at the pace that `detect` likes."""
 _PIDFD_GETFD: Final = 438
 """The same number on every architecture."""
-_TCP_INFO_BYTES: Final = 128
-_BYTES_ACKED: Final = 120
-"""Where `struct tcp_info` has it since Linux 4.1."""
+_TCP_INFO_BYTES: Final = 208
+_BYTES_SENT: Final = 200
+"""Where `struct tcp_info` has it since Linux 4.19."""
 _RECEIVED: Final = 0
 _SENT: Final = 8
 
@@ -102,12 +102,12 @@ class Sockets:
             self._stack = stack.pop_all()
 
     def sent(self) -> int:
-        """Bytes that have arrived at the other end."""
+        """Bytes that have been sent, those sent again included."""
         infos = [
             one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
             for one in self._sockets
         ]
-        return sum(struct.unpack_from("@Q", info, _BYTES_ACKED)[0] for info in infos)
+        return sum(struct.unpack_from("@Q", info, _BYTES_SENT)[0] for info in infos)
 
     def set_type_of_service(self, tos: int) -> None:
         for one in self._sockets:

@@ -31,7 +31,7 @@ from reclaimnet.engine.conductor import SETTLE, Conductor
 from reclaimnet.errors import Unavailable
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import Link, LinkId
-from reclaimnet.model.page import FOREVER, LATE, PAGE_BYTES, PAGE_MAGIC, Word, words_of
+from reclaimnet.model.page import FOREVER, PAGE_BYTES, PAGE_MAGIC, Word, words_of
 from reclaimnet.model.rhythm import (
     Burst,
     IterationSeen,
@@ -48,6 +48,7 @@ from reclaimnet.policy.detect import SAMPLING, Detected, detect
 from reclaimnet.policy.rotate import rotate
 from reclaimnet.sim.rhythm import (
     CONTENDERS,
+    EARLY,
     PROFILES,
     Piece,
     Placing,
@@ -85,6 +86,8 @@ _AHEAD_NS: Final = SETTLE + 10 * MILLISECOND
 """A job's rhythm is told to the conductor so long before the job starts."""
 _A_FEW_BYTES: Final = 4096
 """More than the tail of the burst before."""
+_LEAD_NS: Final = 300 * MILLISECOND
+"""From when the first process is told to start until it does: all are told by then."""
 _POLL_SECONDS: Final = 0.002
 _END_SECONDS: Final = 180.0
 _READY_SECONDS: Final = 20.0
@@ -352,7 +355,6 @@ class _Stage:
 
     def play(self, plays: Sequence[_Play]) -> None:
         """All of them at once, to the end of the last."""
-        start_at = time.monotonic_ns()
         for play in plays:
             for p in play.pieces:
                 if p.job in play.placing.links:
@@ -360,7 +362,7 @@ class _Stage:
         for play in plays:
             for player in play.live.values():
                 self._connected(player, watched=play.conductor is not None)
-        start_at = time.monotonic_ns() + 2 * _AHEAD_NS
+        start_at = time.monotonic_ns() + _LEAD_NS
         for play in plays:
             for player in play.live.values():
                 at = start_at + player.piece.submitted
@@ -421,7 +423,7 @@ class _Stage:
         if p.job in play.placing.shifts:
             # The shift is known; when it counts from is the start, which is told later.
             shift, period = play.placing.shifts[p.job]
-            order["static"] = [shift, period, period // LATE]
+            order["static"] = [shift, period, period // EARLY]
         self._tell(player.process, json.dumps(order))
 
     def _conduct(self, play: _Play, start_at: int) -> None:

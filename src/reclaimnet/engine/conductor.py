@@ -76,6 +76,8 @@ class _Player:
 
     node: NodeId
     rhythm: Rhythm
+    begins: int
+    """When its first iteration was to begin, by our clock."""
     marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=KEPT_MARKS))
     anchor: int = 0
     rotation: Rotation | None = None
@@ -145,7 +147,10 @@ class Conductor:
         player = self._players.get(rhythm.job)
         if player is None:
             if len(self._players) < MAX_JOBS:
-                self._players[rhythm.job] = _Player(event.node, rhythm)
+                begins = now
+                if event.begins_at is not None:
+                    begins = event.begins_at - self._offset(event.node)
+                self._players[rhythm.job] = _Player(event.node, rhythm, begins)
                 self._soon(now)
         elif player.rhythm != rhythm or player.node != event.node:
             if player.node != event.node:
@@ -243,9 +248,9 @@ class Conductor:
         before = {one.rhythms: one for one in self.plan.rounds}
         # A job that runs is taken up from where its next iteration begins by itself.
         current = {
-            job: player.marks[-1].began + player.rhythm.period - now
+            job: (player.marks[-1].began + player.rhythm.period if player.marks else player.begins)
+            - now
             for job, player in self._players.items()
-            if player.marks
         }
         rhythms = [self._players[job].rhythm for job in sorted(self._players)]
         self.plan = self._policy(rhythms, self.links, current=current)

@@ -152,6 +152,8 @@ class RhythmSeen:
 
     node: NodeId
     rhythm: Rhythm
+    begins_at: int | None = None
+    """When a job that does not run yet will begin, by the node's clock; None if at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -368,21 +368,25 @@ class _Stage:
                 self.live[p.job].hold = shift, period, period
                 self.live[p.job].static = True
             if self.conductor is not None:
-                seen = RhythmSeen(node=NodeId(link), rhythm=on_link(p, link))
+                seen = RhythmSeen(node=NodeId(link), rhythm=on_link(p, link), begins_at=self.now)
                 self._obey(self.conductor.handle(seen, self.now))
         if come and self.conductor is not None:
             # A job is admitted with its rotation: its first iteration begins under it.
             wake = self.conductor.next_wake()
             assert wake is not None, "a new job makes the conductor plan"
             self._obey(self.conductor.woke(wake))
-            for p, _ in come:
-                one = self.live[p.job]
-                if one.hold is not None:
-                    one.until = self.now + (one.hold[0] - self.now) % one.hold[1]
         for p, _ in come:
             one = self.live[p.job]
-            if one.hold is not None and self.conductor is None:
-                one.until = self.now + (one.hold[0] - self.now) % one.hold[1]
+            if one.hold is None:
+                continue
+            anchor, period, _ = one.hold
+            if one.static:
+                one.until = self.now + (anchor - self.now) % period
+            else:
+                wait, one.settled = wait_before(
+                    self.now, anchor=anchor, period=period, bound=period, settled=False
+                )
+                one.until = self.now + wait
         if come:
             self._share()
 

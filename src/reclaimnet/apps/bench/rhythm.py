@@ -82,11 +82,11 @@ _QUICK_SECONDS: Final = 3.2
 """How long each job of a mix takes alone, about."""
 _CALIBRATION_SECONDS: Final = 3.2
 _MOST_JOBS: Final = 8
-_AHEAD_NS: Final = SETTLE + 10 * MILLISECOND
+_AHEAD_NS: Final = SETTLE + 180 * MILLISECOND
 """A job's rhythm is told to the conductor so long before the job starts."""
 _A_FEW_BYTES: Final = 4096
 """More than the tail of the burst before."""
-_LEAD_NS: Final = 300 * MILLISECOND
+_LEAD_NS: Final = 400 * MILLISECOND
 """From when the first process is told to start until it does: all are told by then."""
 _POLL_SECONDS: Final = 0.002
 _END_SECONDS: Final = 180.0
@@ -110,6 +110,7 @@ def _same(count: int, model: str, *, high: int = 1, share: float = 1.0) -> tuple
 MIXES: Final = (
     Mix(name="3 vgg16x8", jobs=_same(3, "vgg16x8")),
     Mix(name="2 bertx32", jobs=_same(2, "bertx32", high=0)),
+    Mix(name="vgg19x32 + vgg16x32", jobs=(("vgg19x32", 1, 1.0), ("vgg16x32", 0, 1.0))),
     Mix(
         name="gpt2x8 + 2 vgg19x4",
         jobs=(("gpt2x8", 1, 1.0), ("vgg19x4", 0, 1.0), ("vgg19x4", 0, 1.0)),
@@ -117,7 +118,6 @@ MIXES: Final = (
     Mix(name="2 vgg16x32", jobs=_same(2, "vgg16x32")),
     Mix(name="4 vgg16x32", jobs=_same(4, "vgg16x32", high=0), spread=True),
     Mix(name="vgg16x8 + bertx8", jobs=(("vgg16x8", 1, 1.0), ("bertx8", 0, 1.0))),
-    Mix(name="vgg19x32 + vgg16x32", jobs=(("vgg19x32", 1, 1.0), ("vgg16x32", 0, 1.0))),
     Mix(name="4 vgg16x32 at half rate", jobs=_same(4, "vgg16x32", share=0.5)),
     Mix(
         name="vgg19x8 + vgg16x8 + 2 gpt2x8",
@@ -437,7 +437,8 @@ class _Stage:
             if not player.told and now >= start_at + player.piece.submitted - _AHEAD_NS:
                 player.told = True
                 rhythm = on_link(player.piece, LinkId(player.link))
-                seen = RhythmSeen(node=NodeId(player.link), rhythm=rhythm)
+                begins = start_at + player.piece.submitted
+                seen = RhythmSeen(node=NodeId(player.link), rhythm=rhythm, begins_at=begins)
                 orders += conductor.handle(seen, now)
             count = player.words[Word.ITERATION]
             assert player.sockets is not None, "a conducted job is watched"
@@ -575,7 +576,7 @@ def _known(p: Piece, counter: Counter, took: Sequence[int]) -> Rhythm:
         _note(f"{p.model}: no rhythm was seen ({found.reasons[0]}); taken as declared")
         talk = declared.length
     else:
-        talk = min(sum(b.length for b in found.bursts), period // 2 + declared.length // 2)
+        talk = sum(b.length for b in found.bursts)
         _note(
             f"{p.model}: period {found.period / 1e6:.1f} ms (marks: {period / 1e6:.1f}), "
             f"talks {talk / 1e6:.1f} ms, declared {p.rhythm.period / 1e6:.0f} and "

@@ -5,6 +5,7 @@ then every job gets one shift, the same on all of its links, such that demand st
 Amounts of demand are whole thousandths of a link's capacity, so that equal is equal.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -548,7 +549,7 @@ def _place(
     scene: _Scene, draft: _Draft, current: Mapping[JobId, int], *, slots: int, nodes: int
 ) -> _Placing:
     slot = draft.length / slots
-    tracks = _tracks(scene, draft, slots, guard=0)
+    tracks = _tracks(scene, draft, slots)
     here = {
         t.index: round(current[scene.rhythms[t.index].job] / slot) % t.span
         for t in tracks
@@ -579,7 +580,9 @@ def _place(
     return tight
 
 
-def _tracks(scene: _Scene, draft: _Draft, slots: int, *, guard: int) -> list[_Track]:
+def _tracks(
+    scene: _Scene, draft: _Draft, slots: int, *, guard: int = 0, margin: bool = True
+) -> list[_Track]:
     """The held jobs, highest class first, then who fills the most."""
     slot = draft.length / slots
     found = []
@@ -593,8 +596,8 @@ def _tracks(scene: _Scene, draft: _Draft, slots: int, *, guard: int) -> list[_Tr
         bursts = []
         for burst in rhythm.bursts:
             start = int(burst.start / slot)
-            end = burst.end + scene.margin * rhythm.period
-            width = min(span, -int(-(end / slot) // 1) - start + guard)
+            wide = burst.length + (scene.margin * rhythm.period if margin else 0.0)
+            width = min(span, max(1, (math.ceil if margin else round)(wide / slot)) + guard)
             demand = [min(UNIT, -(-burst.demand * UNIT // room)) for room in rooms]
             bursts.append((start % span, width, np.array(demand, dtype=np.int64)))
         area = sum(width * int(demand.sum()) for _, width, demand in bursts) * multiple
@@ -617,10 +620,7 @@ def _search(
     if not exact and nodes:
         best, exact = _branch(tracks, links, slots, best, bounds, nodes)
     shifts, classes = best
-    demand = np.zeros((links, slots), dtype=np.int64)
-    for track in tracks:
-        _add(demand, track, shifts[track.index])
-    excess = np.maximum(demand - UNIT, 0).sum(axis=1)
+    excess = _excess(tracks, shifts, links, slots)
     return _Placing(shifts, excess, classes, classes[-1] if exact else bounds[-1], exact, 0)
 
 
@@ -727,6 +727,14 @@ def _bounds(tracks: Sequence[_Track], links: int, slots: int) -> tuple[int, ...]
     return tuple(found)
 
 
+def _excess(tracks: Sequence[_Track], shifts: Mapping[int, int], links: int, slots: int) -> Ints:
+    demand = np.zeros((links, slots), dtype=np.int64)
+    for track in tracks:
+        _add(demand, track, shifts[track.index])
+    found: Ints = np.maximum(demand - UNIT, 0).sum(axis=1)
+    return found
+
+
 def _ranks(tracks: Sequence[_Track]) -> list[int]:
     return sorted({track.rank for track in tracks}, reverse=True)
 
@@ -765,11 +773,12 @@ def _add(demand: Ints, track: _Track, shift: int, *, sign: int = 1) -> None:
 
 
 def _left_alone(scene: _Scene, cost: float | None) -> Round:
-    why = (
-        "none of them can be held"
-        if cost is None
-        else f"holding them would cost {cost:.3f}, meeting costs {scene.free_cost_of_all:.3f}"
-    )
+    if not scene.holdable.any():
+        why = "none of them can be held"
+    elif cost is None:
+        why = f"meeting costs {scene.free_cost_of_all:.3f}, fitting in would cost each more"
+    else:
+        why = f"meeting costs {scene.free_cost_of_all:.3f}, holding them {cost:.3f}"
     use = scene.mean.sum(axis=1)
     return Round(
         length=round(scene.periods.max()),
@@ -807,8 +816,11 @@ def _describe(
     multiples = np.array(draft.multiples)
     use = (scene.mean * scene.periods) @ multiples / draft.length
     use = use + scene.mean @ (multiples == 0)
+    # Margins are there to be used up: the score is about the bursts themselves.
+    bare = _tracks(scene, draft, slots, margin=False)
+    excess = _excess(bare, placing.shifts, len(scene.links), slots)
     fits = tuple(
-        LinkFit(link=link, score=1.0 - float(placing.excess[i]) / (slots * UNIT), use=float(use[i]))
+        LinkFit(link=link, score=1.0 - float(excess[i]) / (slots * UNIT), use=float(use[i]))
         for i, link in enumerate(scene.links)
     )
     free = tuple(r.job for r, m in zip(scene.rhythms, multiples, strict=True) if m == 0)

@@ -7,6 +7,7 @@ import heapq
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, Final, assert_never
 
 from reclaimnet.engine.conductor import Conductor
@@ -27,7 +28,7 @@ from reclaimnet.model.rhythm import (
     Yield,
 )
 from reclaimnet.model.units import MILLISECOND, SECOND
-from reclaimnet.policy.rotate import Rotate, fit
+from reclaimnet.policy.rotate import Rotate, slowdown
 
 CONTENDERS: Final = (
     "default",
@@ -229,22 +230,41 @@ def _talks(p: Piece, at: float) -> float:
 
 
 def _conducted(pieces: tuple[Piece, ...], links: tuple[Link, ...]) -> Placing:
-    """Each where everybody's expected slowdown is least; then the conductor."""
-    present: dict[LinkId, list[Rhythm]] = {link.id: [] for link in links}
-    chosen: dict[JobId, LinkId] = {}
-    for p in sorted(pieces, key=lambda p: (-p.rhythm.priority, -p.rhythm.duty, p.job)):
-        best = links[0]
-        if len(links) > 1:
-
-            def harm(link: Link, p: Piece = p) -> tuple[float, LinkId]:
-                rhythm = on_link(p, link.id)
-                found = fit(rhythm, present[link.id], [link], policy=_QUICK_LOOK)
-                return round((found.slowdown - 1.0) * (len(present[link.id]) + 1), 4), link.id
-
-            best = min(links, key=harm)
-        present[best.id].append(on_link(p, best.id))
-        chosen[p.job] = best.id
+    """Where everybody's expected slowdown is least, found by moving and swapping; then the
+    conductor."""
+    ranked = sorted(pieces, key=lambda p: (-p.rhythm.priority, -p.rhythm.duty, p.job))
+    chosen = {p.job: links[i % len(links)].id for i, p in enumerate(ranked)}
+    if len(links) > 1:
+        best = _harm(ranked, chosen, links)
+        for _ in range(_PASSES):
+            before = best
+            for change in _changes(ranked, chosen, links):
+                harm = _harm(ranked, {**chosen, **change}, links)
+                if harm < best:
+                    best = harm
+                    chosen = {**chosen, **change}
+            if best == before:
+                break
     return Placing(links=chosen, conducted=True)
+
+
+def _changes(
+    pieces: Sequence[Piece], chosen: Mapping[JobId, LinkId], links: Sequence[Link]
+) -> list[dict[JobId, LinkId]]:
+    moves = [{p.job: link.id} for p in pieces for link in links if link.id != chosen[p.job]]
+    swaps = [
+        {p.job: chosen[q.job], q.job: chosen[p.job]}
+        for p, q in combinations(pieces, 2)
+        if chosen[p.job] != chosen[q.job]
+    ]
+    return moves + swaps
+
+
+def _harm(pieces: Sequence[Piece], chosen: Mapping[JobId, LinkId], links: Sequence[Link]) -> float:
+    """What all of them lose to each other, as the policy expects it."""
+    plan = _QUICK_LOOK([on_link(p, chosen[p.job]) for p in pieces], links)
+    lost = sum((slowdown(one, links) - 1.0) * len(one.rhythms) for one in plan.rounds)
+    return round(lost, 6)
 
 
 def _alone(pieces: tuple[Piece, ...], links: tuple[Link, ...]) -> Placing:
@@ -253,6 +273,7 @@ def _alone(pieces: tuple[Piece, ...], links: tuple[Link, ...]) -> Placing:
 
 
 _QUICK_LOOK: Final = Rotate(nodes=0)
+_PASSES: Final = 3
 _PLACE: Final[dict[str, Callable[[tuple[Piece, ...], tuple[Link, ...]], Placing]]] = {
     "default": _by_count,
     "exclusive": _exclusive,

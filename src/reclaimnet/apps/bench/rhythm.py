@@ -386,15 +386,7 @@ class _Stage:
     def _prepare(self, play: _Play, p: Piece, link: str) -> None:
         """Give the job to an idle process, which connects and waits for its start."""
         self._runs += 1
-        run_dir = self._folder / str(self._runs)
-        run_dir.mkdir()
-        (run_dir / "resume").write_text(json.dumps({"restarts": 0, "from": None}))
-        page = run_dir / "page"
-        page.write_bytes(bytes(PAGE_BYTES))
-        words = words_of(memoryview(_mapped(page)))
-        words[Word.MAGIC] = PAGE_MAGIC
-        words[Word.LEASE_UNTIL] = words[Word.END_AT] = FOREVER
-        words[Word.GO] = 1
+        run_dir, words = make_run_dir(self._folder / str(self._runs))
         true = play.true[p.job]
         ends = [0, *(b.end for b in true.rhythm.bursts)]
         change = true.change or (true.iterations, 1.0)
@@ -559,9 +551,18 @@ class _Stage:
         process.stdin.write(line.encode() + b"\n")
 
 
-def _mapped(page: Path) -> Any:
+def make_run_dir(run_dir: Path) -> tuple[Path, memoryview]:
+    """What an agent's runner gives a job: a directory with a control page, ready to go."""
+    run_dir.mkdir()
+    (run_dir / "resume").write_text(json.dumps({"restarts": 0, "from": None}))
+    page = run_dir / "page"
+    page.write_bytes(bytes(PAGE_BYTES))
     with page.open("r+b") as file:
-        return mmap.mmap(file.fileno(), PAGE_BYTES)
+        words = words_of(memoryview(mmap.mmap(file.fileno(), PAGE_BYTES)))
+    words[Word.MAGIC] = PAGE_MAGIC
+    words[Word.LEASE_UNTIL] = words[Word.END_AT] = FOREVER
+    words[Word.GO] = 1
+    return run_dir, words
 
 
 def _wire_bytes(p: Piece) -> int:

@@ -6,8 +6,9 @@ that takes over begins from where iterations begin at that moment.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import median
 from typing import Final, assert_never
 
 from reclaimnet.model.market import JobId, NodeId
@@ -33,7 +34,7 @@ from reclaimnet.model.rhythm import (
     Yield,
 )
 from reclaimnet.model.units import MICROSECOND, MILLISECOND
-from reclaimnet.policy.detect import CHANGED, changed
+from reclaimnet.policy.detect import at_period, changed
 from reclaimnet.policy.rotate import gaps, rotate
 
 SETTLE: Final = 20 * MILLISECOND
@@ -42,8 +43,12 @@ RETELL: Final = 300 * MICROSECOND
 """A rotation that moved by less than this is not worth a message."""
 PATIENCE: Final = 3
 """So many late iterations in a row are drift, not chance."""
-CATCH_UP: Final = 4
+CATCH_UP: Final = 6
 """A late job that padding brings back within so many iterations is left alone."""
+STEADY_MARKS: Final = 5
+"""Iterations whose median is a better estimate of a period than what was told."""
+NOTEWORTHY: Final = 0.004
+"""By less than this part a period is not corrected."""
 LATE_SHARE: Final = 40
 """An iteration later than 1/LATE_SHARE of its period (or than the slack) is late."""
 QUIET_ITERATIONS: Final = 2
@@ -210,13 +215,11 @@ class Conductor:
             player.rhythm = other
             self._soon(now)
         elif player.late >= PATIENCE:
-            own = sorted(took[-PATIENCE:])[PATIENCE // 2]
-            if own > period:
+            own = median(took)
+            if own > period and len(took) >= STEADY_MARKS:
                 # A little slower than planned for: not another rhythm, but no longer this round.
-                grown = replace(player.rhythm, period=min(own, round(period * (1 + CHANGED))))
-                player.rhythm = _ending(grown, player.rhythm)
                 self._soon(now)
-            elif lateness > CATCH_UP * (period - own):
+            elif lateness > CATCH_UP * max(0, period - own):
                 self._soon(now)
 
     def _sampled(self, event: ClockSampled, now: int) -> list[RhythmOrder]:
@@ -252,6 +255,12 @@ class Conductor:
             - now
             for job, player in self._players.items()
         }
+        for player in self._players.values():
+            took = _took(player)
+            if len(took) >= STEADY_MARKS:
+                own = int(median(took))
+                if abs(own - player.rhythm.period) > player.rhythm.period * NOTEWORTHY:
+                    player.rhythm = at_period(player.rhythm, own)
         rhythms = [self._players[job].rhythm for job in sorted(self._players)]
         self.plan = self._policy(rhythms, self.links, current=current)
         self.replans += 1
@@ -349,14 +358,6 @@ def _took(player: _Player) -> list[int]:
         for mark, after in pairwise(player.marks)
         if after.count == mark.count + 1
     ]
-
-
-def _ending(grown: Rhythm, before: Rhythm) -> Rhythm:
-    """Bursts keep their distance from the end of the iteration."""
-    more = grown.period - before.period
-    return replace(
-        grown, bursts=tuple(replace(b, start=b.start + max(0, more)) for b in before.bursts)
-    )
 
 
 def _aged(clock: Clock, now: int) -> int:

@@ -44,7 +44,8 @@ _MEETING: Final = 8
 """Rounds of the fixed point that estimates how long bursts take when nobody conducts."""
 _EXCESS_WEIGHT: Final = 1.5
 """What does not fit side by side costs more than its length: bursts that meet also disturb."""
-_STRETCHES: Final = (1.0, 1.03, 1.08, 1.16)
+_TIGHT_WEIGHT: Final = 0.5
+_STRETCHES: Final = (1.0, 1.02, 1.04, 1.08, 1.16)
 """An overfull round is made longer by what is missing, and a little more to pack it."""
 _SLOWER: Final = (2, 3)
 """Lower classes may go so many times slower where a higher one leaves them no other room."""
@@ -109,7 +110,7 @@ class Rotate:
         nodes = self.nodes // _TRIED if len(rhythms) <= _SMALL else 0
         for draft in scene.drafts(_TRIED if len(rhythms) <= 2 * _SMALL else 2):
             placing = _place(scene, draft, current, slots=self.slots, nodes=nodes)
-            cost = draft.cost + scene.excess_cost(placing, self.slots)
+            cost = draft.cost + scene.excess_cost(draft, placing, self.slots)
             tried += 1
             if best is None or cost < best[0]:
                 best = cost, draft, placing
@@ -371,11 +372,15 @@ class _Scene:
         found: NDArray[np.bool_] = self.demands[self.links.index(link)] > 0
         return found
 
-    def excess_cost(self, placing: "_Placing", slots: int) -> float:
-        """What demand over capacity costs those who share the link."""
-        over = placing.excess / (slots * UNIT)
+    def excess_cost(self, draft: "_Draft", placing: "_Placing", slots: int) -> float:
+        """What demand over capacity costs those who share the link; margins that are used up cost
+        less than bursts that meet."""
+        bare, wide = (_tracks(self, draft, slots, margin=margin) for margin in (0.0, 1.0))
+        met = _excess(bare, placing.shifts, len(self.links), slots)
+        tight = _excess(wide, placing.shifts, len(self.links), slots) - met
         sharing = (self.demands > 0) @ self.weights
-        return float((over * sharing).sum()) * _EXCESS_WEIGHT
+        cost = _EXCESS_WEIGHT * met + _TIGHT_WEIGHT * tight
+        return float(cost @ sharing) / (slots * UNIT)
 
     def drafts(self, count: int) -> list[_Draft]:
         """The most promising rounds, cheapest first."""
@@ -390,9 +395,10 @@ class _Scene:
         judged = [plain]
         if self.rank.max() > 0:
             judged += [self._judge(lengths, slower=slower) for slower in _SLOWER]
-        overfull = plain.fullness > 1.0
+        overfull = plain.fullness * _STRETCHES[-1] > 1.0
         if overfull.any():
             longer = np.outer(lengths[overfull] * plain.fullness[overfull], _STRETCHES)
+            longer = np.maximum(longer, lengths[overfull][:, None])
             judged.append(self._judge(np.unique(np.round(longer.ravel())), slower=1))
         top = self.rank == self.rank.max()
         ranked = sorted(
@@ -458,10 +464,12 @@ class _Scene:
         keep = held <= free
         costs = np.where(keep, held, free) * self.weights[None, :]
         multiples = np.where(keep, multiples, 0)
-        full = (self.wide * self.periods) @ multiples.T / lengths[None, :]
-        over = np.maximum(full - 1.0, 0.0)
+        full = (self.mean * self.periods) @ multiples.T / lengths[None, :]
+        wide = (self.wide * self.periods) @ multiples.T / lengths[None, :]
+        met = np.maximum(full - 1.0, 0.0)
+        tight = np.maximum(wide - 1.0, 0.0) - met
         sharing = (self.demands > 0) @ self.weights
-        totals = costs.sum(axis=1) + _EXCESS_WEIGHT * (over * sharing[:, None]).sum(axis=0)
+        totals = costs.sum(axis=1) + sharing @ (_EXCESS_WEIGHT * met + _TIGHT_WEIGHT * tight)
         return _Judged(lengths, multiples, costs, totals, full.max(axis=0))
 
     def _unconducted(self) -> tuple[Floats, Floats]:
@@ -534,15 +542,14 @@ class _Track:
 class _Placing:
     shifts: dict[int, int]
     """Slots, by the job's index in the scene."""
-    excess: Ints
-    """Demand over capacity on each link, in UNIT × slots."""
     classes: tuple[int, ...]
-    """Excess with only the classes from the highest down to each: what is made least, in turn."""
+    """Demand over capacity, in UNIT × slots, with only the classes from the highest down to each:
+    what is made least, in turn."""
     bound: int
     """No rotations have less excess than this in all."""
     exact: bool
-    guard: int
-    """Slots by which every burst may be late."""
+    slack: int
+    """Nanoseconds by which every burst may be late."""
 
 
 def _place(
@@ -555,35 +562,36 @@ def _place(
         for t in tracks
         if scene.rhythms[t.index].job in current
     }
-    tight = _search(tracks, len(scene.links), here, slots=slots, nodes=nodes)
-    if any(tight.classes):
-        return tight
+    links = len(scene.links)
+    bare = _search(tracks, links, here, slots=slots, nodes=nodes)
+    if any(bare.classes):
+        return bare
     # All fit: now let them be as late as possible without meeting.
-    bursts = np.zeros(len(scene.links), dtype=np.int64)
-    filled = np.zeros(len(scene.links), dtype=np.int64)
-    for track in tracks:
+    wide = _tracks(scene, draft, slots, margin=1.0)
+    bursts = np.zeros(links, dtype=np.int64)
+    filled = np.zeros(links, dtype=np.int64)
+    for track in wide:
         bursts[track.rows] += track.multiple * len(track.bursts)
         for _, width, demand in track.bursts:
             filled[track.rows] += track.multiple * width * demand
     spare = (slots * UNIT - filled) // UNIT // np.maximum(bursts, 1)
     # Whoever runs already is not delayed for more room than it needs.
-    widest = min(int(spare.min()), slots // _ROOM_RUNNING if here else slots)
-    for share in _GUARDS:
-        guard = int(widest * share)
-        if guard == 0:
-            break
-        loose = _search(
-            _tracks(scene, draft, slots, guard=guard), len(scene.links), here, slots=slots, nodes=0
-        )
+    widest = max(0, min(int(spare.min()), slots // _ROOM_RUNNING if here else slots))
+    guards = sorted({int(widest * share) for share in _GUARDS} | {0}, reverse=True)
+    for margin, guard in [*((1.0, guard) for guard in guards), (0.5, 0), (0.25, 0)]:
+        roomy = _tracks(scene, draft, slots, margin=margin, guard=guard)
+        loose = _search(roomy, links, here, slots=slots, nodes=0)
         if not any(loose.classes):
-            return replace(tight, shifts=loose.shifts, guard=guard)
-    return tight
+            least = min(scene.rhythms[t.index].period for t in roomy) * scene.margin * margin
+            return replace(bare, shifts=loose.shifts, slack=int(least + guard * slot))
+    return bare
 
 
 def _tracks(
-    scene: _Scene, draft: _Draft, slots: int, *, guard: int = 0, margin: bool = True
+    scene: _Scene, draft: _Draft, slots: int, *, margin: float = 0.0, guard: int = 0
 ) -> list[_Track]:
-    """The held jobs, highest class first, then who fills the most."""
+    """The held jobs, highest class first, then who fills the most; bursts with so many margins
+    and slots added."""
     slot = draft.length / slots
     found = []
     for index, multiple in enumerate(draft.multiples):
@@ -596,7 +604,7 @@ def _tracks(
         bursts = []
         for burst in rhythm.bursts:
             start = int(burst.start / slot)
-            wide = burst.length + (scene.margin * rhythm.period if margin else 0.0)
+            wide = burst.length + margin * scene.margin * rhythm.period
             width = min(span, max(1, (math.ceil if margin else round)(wide / slot)) + guard)
             demand = [min(UNIT, -(-burst.demand * UNIT // room)) for room in rooms]
             bursts.append((start % span, width, np.array(demand, dtype=np.int64)))
@@ -620,8 +628,7 @@ def _search(
     if not exact and nodes:
         best, exact = _branch(tracks, links, slots, best, bounds, nodes)
     shifts, classes = best
-    excess = _excess(tracks, shifts, links, slots)
-    return _Placing(shifts, excess, classes, classes[-1] if exact else bounds[-1], exact, 0)
+    return _Placing(shifts, classes, classes[-1] if exact else bounds[-1], exact, 0)
 
 
 def _greedy(
@@ -816,16 +823,13 @@ def _describe(
     multiples = np.array(draft.multiples)
     use = (scene.mean * scene.periods) @ multiples / draft.length
     use = use + scene.mean @ (multiples == 0)
-    # Margins are there to be used up: the score is about the bursts themselves.
-    bare = _tracks(scene, draft, slots, margin=False)
-    excess = _excess(bare, placing.shifts, len(scene.links), slots)
+    excess = _excess(_tracks(scene, draft, slots), placing.shifts, len(scene.links), slots)
     fits = tuple(
         LinkFit(link=link, score=1.0 - float(excess[i]) / (slots * UNIT), use=float(use[i]))
         for i, link in enumerate(scene.links)
     )
     free = tuple(r.job for r, m in zip(scene.rhythms, multiples, strict=True) if m == 0)
-    margins = [scene.margin * r.period for r, m in zip(scene.rhythms, multiples, strict=True) if m]
-    slack = int(placing.guard * slot + (0 if placing.excess.any() else min(margins)))
+    slack = placing.slack
     gap = (placing.classes[-1] - placing.bound) / (slots * UNIT)
     worst = max(rotations, key=lambda one: one.padding)
     reasons: list[Any] = [

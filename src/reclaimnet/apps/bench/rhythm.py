@@ -76,6 +76,9 @@ DRIFT: Final = (10, 1.12)
 RECOVERED: Final = 1.08
 """Iterations no longer than this times what they take alone have met nobody."""
 
+CALM: Final = 4
+"""After so many iterations in which nobody meets anybody, drift has been recovered from."""
+
 _PORT: Final = 5601
 _JITTER: Final = 0.004
 _SECONDS: Final = 8.0
@@ -676,7 +679,7 @@ def _recovery(play: _Play) -> dict[str, Any]:
     changed = next(p for p in play.true.values() if p.change is not None)
     assert changed.change is not None, "this one drifts"
     since = play.runs[changed.job].began[changed.change[0]]
-    last = 0
+    met: list[int] = []
     for job, p in play.true.items():
         own = next(x for x in play.pieces if x.job == job).rhythm
         for count, (began, took) in enumerate(
@@ -685,12 +688,17 @@ def _recovery(play: _Play) -> dict[str, Any]:
             slower = p.change[1] if p.change is not None and count >= p.change[0] else 1.0
             alone = own.bursts[0].start * slower + own.bursts[0].length
             if began >= since and took > RECOVERED * alone:
-                last = max(last, began)
-    met = sum(1 for began in play.runs[changed.job].began if since <= began <= last)
+                met.append(began)
+    calm = CALM * changed.rhythm.period
+    marks = [began for began in play.runs[changed.job].began if began >= since]
+    needed = next(
+        (i for i, begin in enumerate(marks) if not any(begin <= m < begin + calm for m in met)),
+        len(marks),
+    )
     return {
         "job": changed.model,
         "computes_longer_by": round(changed.change[1] - 1, 3),
-        "iterations_to_recover": met,
+        "iterations_to_recover": needed,
         "replans": play.conductor.replans if play.conductor else 0,
     }
 

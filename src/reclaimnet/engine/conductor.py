@@ -262,7 +262,8 @@ class Conductor:
                 if abs(own - player.rhythm.period) > player.rhythm.period * NOTEWORTHY:
                     player.rhythm = at_period(player.rhythm, own)
         rhythms = [self._players[job].rhythm for job in sorted(self._players)]
-        self.plan = self._policy(rhythms, self.links, current=current)
+        running = [job for job, player in self._players.items() if player.marks]
+        self.plan = self._policy(rhythms, self.links, current=current, running=running)
         self.replans += 1
         orders: list[RhythmOrder] = []
         for one in self.plan.rounds:

@@ -6,7 +6,7 @@ Amounts of demand are whole thousandths of a link's capacity, so that equal is e
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
@@ -56,7 +56,8 @@ _TRIED: Final = 4
 _SWEEPS: Final = 3
 _SMALL: Final = 8
 """Up to so many jobs the search is exact, as far as its steps go."""
-_ROOM_RUNNING: Final = 32
+_ROUNDING: Final = 0.002
+_STAY_WEIGHT: Final = 1000.0
 _GUARDS: Final = (1.0, 0.75, 0.5, 0.25)
 
 Ints = NDArray[np.int64]
@@ -82,11 +83,12 @@ class Rotate:
         links: Iterable[Link],
         *,
         current: Mapping[JobId, int] | None = None,
+        running: Collection[JobId] = (),
         previous: RotationPlan | None = None,
     ) -> RotationPlan:
         """A plan for all; `current` says where iterations begin now (as nanoseconds after the
-        origin), so that as little as possible is moved. Rounds of `previous` in which nothing has
-        changed are kept as they are."""
+        origin), so that as little as possible is moved, the less so in a round where a job is
+        `running`. Rounds of `previous` in which nothing has changed are kept as they are."""
         capacity = {link.id: link.room for link in links}
         known = {r.rhythms: r for r in previous.rounds} if previous is not None else {}
         rounds = []
@@ -95,7 +97,8 @@ class Rotate:
             if old is not None and not any(r.job in (current or {}) for r in together):
                 rounds.append(old)
             else:
-                rounds.append(self._round(together, capacity, current or {}))
+                roomy = not any(r.job in running for r in together)
+                rounds.append(self._round(together, capacity, current or {}, roomy=roomy))
         return RotationPlan(rounds=tuple(rounds))
 
     def _round(
@@ -103,13 +106,15 @@ class Rotate:
         rhythms: tuple[Rhythm, ...],
         capacity: Mapping[LinkId, int],
         current: Mapping[JobId, int],
+        *,
+        roomy: bool,
     ) -> Round:
         scene = _Scene(rhythms, capacity, headroom=self.headroom, margin=self.margin)
         best: tuple[float, _Draft, _Placing] | None = None
         tried = 0
         nodes = self.nodes // _TRIED if len(rhythms) <= _SMALL else 0
         for draft in scene.drafts(_TRIED if len(rhythms) <= 2 * _SMALL else 2):
-            placing = _place(scene, draft, current, slots=self.slots, nodes=nodes)
+            placing = _place(scene, draft, current, roomy=roomy, slots=self.slots, nodes=nodes)
             cost = draft.cost + scene.excess_cost(draft, placing, self.slots)
             tried += 1
             if best is None or cost < best[0]:
@@ -411,30 +416,70 @@ class _Scene:
         if not top.all():
             closer += sorted(ranked[_LOOKED_AT:], key=lambda one: (one[1], one[0]))[:_LOOKED_AT]
         found = []
-        for total, high, length, at, i in closer:
-            multiples = judged[at].multiples[i]
-            met = self._unavoidable(length, multiples)
-            high += _EXCESS_WEIGHT * float((met[top][:, top] @ self.weights[top]).sum())
-            total += _EXCESS_WEIGHT * float((met @ self.weights).sum())
-            found.append((high, total, length, tuple(multiples.tolist())))
+        for _, _, length, at, i in closer:
+            # A round that cannot carry them all would only make them lose their places.
+            multiples = self._thinned(length, judged[at].multiples[i])
+            if multiples.any():
+                found.append(self._reckon(length, multiples))
         # The highest class first: nobody else may make its iterations longer.
         least = min((high for high, _, _, _ in found), default=0.0)
         allowed = least + STEADY * self.headroom * float(self.weights[top].sum())
         chosen: dict[tuple[int, tuple[int, ...]], _Draft] = {}
-        for high, _, length, multiples in sorted(found, key=lambda one: one[1:]):
+        for high, _, length, counts in sorted(found, key=lambda one: one[1:]):
             if top.all() or high <= allowed + 1e-12:
-                key = round(length), multiples
-                cost = self._cost(length, np.array(multiples))
-                chosen.setdefault(key, _Draft(length=key[0], multiples=multiples, cost=cost))
+                key = round(length), counts
+                cost = float(self._costs(length, np.array(counts)).sum())
+                cost += self._crowding(length, np.array(counts))
+                chosen.setdefault(key, _Draft(length=key[0], multiples=counts, cost=cost))
             if len(chosen) == count:
                 break
         return list(chosen.values())
 
-    def _cost(self, length: float, multiples: Ints) -> float:
-        """The weighted sum of paddings and of what the free ones suffer and do."""
+    def _reckon(
+        self, length: float, multiples: Ints
+    ) -> tuple[float, float, float, tuple[int, ...]]:
+        """What a round costs the highest class, and all of them; meetings that cannot be avoided
+        and margins that do not fit count too."""
+        top = self.rank == self.rank.max()
+        costs = self._costs(length, multiples)
+        met = self._unavoidable(length, multiples)
+        tight = np.maximum((self.wide * self.periods) @ multiples / length - 1.0, 0.0)
+        high = float(costs[top].sum())
+        high += _EXCESS_WEIGHT * float((met[top][:, top] @ self.weights[top]).sum())
+        total = float(costs.sum()) + _EXCESS_WEIGHT * float((met @ self.weights).sum())
+        total += _TIGHT_WEIGHT * float(tight @ ((self.demands > 0) @ self.weights))
+        total += self._crowding(length, multiples)
+        return high, total, length, tuple(multiples.tolist())
+
+    def _crowding(self, length: float, multiples: Ints) -> float:
+        """What it costs if those that are held leave the free ones less than they want."""
+        wanted = (self.mean * self.periods) @ multiples / length + self.mean @ (multiples == 0)
+        over = np.maximum(wanted - 1.0 - _ROUNDING, 0.0)
+        return _EXCESS_WEIGHT * float(over @ ((self.demands > 0) @ self.weights))
+
+    def _thinned(self, length: float, multiples: Ints) -> Ints:
+        """The same round without those that it cannot carry: lower classes go first, then whoever
+        alone makes enough room, then the fullest."""
+        load = self.mean * self.periods * multiples / length
+        full = load.sum(axis=1)
+        thinned = multiples.copy()
+        while full.max() > 1.0 + _ROUNDING:
+            link = int(full.argmax())
+            held = np.flatnonzero((load[link] > 0) & (thinned > 0))
+            mine = load[link, held]
+            enough = mine >= full[link] - 1.0
+            rank = np.lexsort((np.where(enough, mine, -mine), ~enough, self.rank[held]))
+            gone = int(held[rank[0]])
+            full = full - load[:, gone]
+            thinned[gone] = 0
+        return thinned
+
+    def _costs(self, length: float, multiples: Ints) -> Floats:
+        """Paddings, and what the free ones suffer and do, weighted."""
         held = length / (np.maximum(multiples, 1) * self.periods) - 1.0
         free = self.weights * self.meeting + self.harm
-        return float(np.where(multiples > 0, held * self.weights, free).sum())
+        costs: Floats = np.where(multiples > 0, held * self.weights, free)
+        return costs
 
     def _unavoidable(self, length: float, multiples: Ints) -> Floats:
         """About how much of the round each pair of held jobs must talk at once, whatever their
@@ -487,18 +532,21 @@ class _Scene:
         talking = self.duties.copy()
         extra = np.zeros(len(self.rhythms))
         part = np.zeros_like(self.demands)
+        # Whoever is higher is served first, conducted or not, so lower ones are nothing to it.
+        meets = (self.rank[None, :] >= self.rank[:, None]).astype(np.float64)
+        np.fill_diagonal(meets, 0.0)
         for _ in range(_MEETING):
             # What a talking job finds wanted by others, and how much of that is over capacity.
-            each = self.demands * talking
-            found = (self.demands > 0) * (each.sum(axis=1, keepdims=True) - each)
-            spread = self.demands**2 * talking * (1.0 - talking)
-            spread = np.maximum(spread.sum(axis=1, keepdims=True) - spread, 0.0)
+            here = self.demands > 0
+            found = here * ((self.demands * talking) @ meets.T)
+            spread = here * ((self.demands**2 * talking * (1.0 - talking)) @ meets.T)
             over = np.minimum(found, _mean_above(self.demands + found - 1.0, np.sqrt(spread)))
+            over = over * here
             part = over / np.maximum(found, 1e-9)
             extra = self.duties * over.max(axis=0)
             talking = (self.duties + extra) / (1.0 + extra)
         suffer = part * (self.weights * self.duties)
-        harm = self.mean * (suffer.sum(axis=1, keepdims=True) - suffer)
+        harm = self.mean * (suffer @ meets)
         return extra, harm.sum(axis=0)
 
 
@@ -553,7 +601,13 @@ class _Placing:
 
 
 def _place(
-    scene: _Scene, draft: _Draft, current: Mapping[JobId, int], *, slots: int, nodes: int
+    scene: _Scene,
+    draft: _Draft,
+    current: Mapping[JobId, int],
+    *,
+    roomy: bool,
+    slots: int,
+    nodes: int,
 ) -> _Placing:
     slot = draft.length / slots
     tracks = _tracks(scene, draft, slots)
@@ -575,14 +629,14 @@ def _place(
         for _, width, demand in track.bursts:
             filled[track.rows] += track.multiple * width * demand
     spare = (slots * UNIT - filled) // UNIT // np.maximum(bursts, 1)
-    # Whoever runs already is not delayed for more room than it needs.
-    widest = max(0, min(int(spare.min()), slots // _ROOM_RUNNING if here else slots))
+    # Whoever runs already is not delayed for more room than its margin.
+    widest = max(0, int(spare.min())) if roomy else 0
     guards = sorted({int(widest * share) for share in _GUARDS} | {0}, reverse=True)
     for margin, guard in [*((1.0, guard) for guard in guards), (0.5, 0), (0.25, 0)]:
-        roomy = _tracks(scene, draft, slots, margin=margin, guard=guard)
-        loose = _search(roomy, links, here, slots=slots, nodes=0)
+        wider = _tracks(scene, draft, slots, margin=margin, guard=guard)
+        loose = _search(wider, links, here, slots=slots, nodes=0)
         if not any(loose.classes):
-            least = min(scene.rhythms[t.index].period for t in roomy) * scene.margin * margin
+            least = min(scene.rhythms[t.index].period for t in wider) * scene.margin * margin
             return replace(bare, shifts=loose.shifts, slack=int(least + guard * slot))
     return bare
 
@@ -622,13 +676,30 @@ def _search(
     """The least excess found, class by class; exact if the search came to its end."""
     bounds = _bounds(tracks, links, slots)
     best = _greedy(tracks, links, here, slots)
+    first = best
     if best[1] != bounds and here:
         best = min(best, _greedy(tracks, links, {}, slots), key=lambda found: found[1])
     exact = best[1] == bounds
     if not exact and nodes:
         best, exact = _branch(tracks, links, slots, best, bounds, nodes)
     shifts, classes = best
+    if best is not first and here:
+        shifts = _turned(tracks, shifts, here, slots)
     return _Placing(shifts, classes, classes[-1] if exact else bounds[-1], exact, 0)
+
+
+def _turned(
+    tracks: Sequence[_Track], shifts: Mapping[int, int], here: Mapping[int, int], slots: int
+) -> dict[int, int]:
+    """The same rotations, turned together so that the highest class waits least, then all."""
+    turns = np.arange(slots)
+    delays = np.zeros(slots)
+    for track in tracks:
+        if track.index in here:
+            wait = (shifts[track.index] + turns - here[track.index]) % track.span
+            delays += _STAY_WEIGHT ** min(track.rank, _MAX_CLASSES - 1) * wait
+    turn = int(np.argmin(delays))
+    return {t.index: (shifts[t.index] + turn) % t.span for t in tracks}
 
 
 def _greedy(

@@ -53,8 +53,9 @@ LATE_SHARE: Final = 40
 """An iteration later than 1/LATE_SHARE of its period (or than the slack) is late."""
 QUIET_ITERATIONS: Final = 2
 """After a new plan, its iterations are given this long to settle."""
-BOUND_SHARE: Final = 2
-"""One iteration waits at most 1/BOUND_SHARE of its period: a shift takes so many at most."""
+BOUND_SHARE: Final = 1
+"""One iteration waits at most 1/BOUND_SHARE of its period. All of it: a job that comes to its
+place by degrees meets every neighbour on the way."""
 KEPT_MARKS: Final = 8
 KEPT_SAMPLES: Final = 8
 CLOCK_DRIFT: Final = 50e-6
@@ -257,7 +258,10 @@ class Conductor:
         }
         for player in self._players.values():
             took = _took(player)
-            if len(took) >= STEADY_MARKS:
+            other = changed(player.rhythm, took) if player.rotation is not None else None
+            if other is not None:
+                player.rhythm = other
+            elif len(took) >= STEADY_MARKS:
                 own = int(median(took))
                 if abs(own - player.rhythm.period) > player.rhythm.period * NOTEWORTHY:
                     player.rhythm = at_period(player.rhythm, own)
@@ -348,17 +352,19 @@ class Conductor:
 def _took(player: _Player) -> list[int]:
     """How long the last iterations would have taken alone, waits not included.
 
-    Where it is known when they began to talk, that is their computing and the bursts as known.
+    They took no less than that; and where it is known when they began to talk, no less than their
+    computing and the bursts as known.
     """
     bursts = player.rhythm.bursts
     talk = player.rhythm.period - bursts[0].start if bursts else 0
-    return [
-        after.ready - mark.began
-        if after.talked is None or after.talked < mark.began
-        else after.talked - mark.began + talk
-        for mark, after in pairwise(player.marks)
-        if after.count == mark.count + 1
-    ]
+    found = []
+    for mark, after in pairwise(player.marks):
+        if after.count == mark.count + 1:
+            took = after.ready - mark.began
+            if after.talked is not None and after.talked >= mark.began:
+                took = min(took, after.talked - mark.began + talk)
+            found.append(took)
+    return found
 
 
 def _aged(clock: Clock, now: int) -> int:

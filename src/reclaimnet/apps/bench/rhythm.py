@@ -82,9 +82,9 @@ CALM: Final = 4
 _PORT: Final = 5601
 _JITTER: Final = 0.004
 _SECONDS: Final = 8.0
-_QUICK_SECONDS: Final = 3.2
+_QUICK_SECONDS: Final = 3.0
 """How long each job of a mix takes alone, about."""
-_CALIBRATION_SECONDS: Final = 3.2
+_CALIBRATION_SECONDS: Final = 2.6
 _MOST_JOBS: Final = 8
 _AHEAD_NS: Final = SETTLE + 180 * MILLISECOND
 """A job's rhythm is told to the conductor so long before the job starts."""
@@ -210,7 +210,7 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
         "mixes": rows,
         "bars": _bars(rows),
         "drift": drift,
-        "simulated": simulated(seed=seed, jobs=100 if quick else 1000),
+        "simulated": simulated(seed=seed, jobs=60 if quick else 1000),
     }
 
 

@@ -181,7 +181,7 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
             stage.play([*plays, *([watched] if watched else [])])
             if watched is not None:
                 drift = _recovery(watched)
-            rows.append(_row(mix, true, plays, known))
+            rows.append(_row(mix, true, plays))
     return {
         "bench": "rhythm",
         "seed": seed,
@@ -595,9 +595,13 @@ def _known(p: Piece, counter: Counter, took: Sequence[int]) -> Rhythm:
 # --- what comes out ------------------------------------------------------------------------
 
 
-def _row(mix: Mix, true: Sequence[Piece], plays: Sequence[_Play], known: Known) -> dict[str, Any]:
+def _row(mix: Mix, true: Sequence[Piece], plays: Sequence[_Play]) -> dict[str, Any]:
     ideal = next(play for play in plays if play.contender == "ideal").runs
     conducted = next(play for play in plays if play.conductor is not None)
+    results = {
+        play.contender: summary(true, play.runs, ideal, links=mix.links, rate=LINK_RATE)
+        for play in plays
+    }
     return {
         "mix": mix.name,
         "jobs": [f"{p.model}{' (high)' if p.rhythm.priority else ''}" for p in true],
@@ -605,10 +609,9 @@ def _row(mix: Mix, true: Sequence[Piece], plays: Sequence[_Play], known: Known) 
         "start": "spread" if mix.spread else "together",
         "compatible": compatible(conducted.pieces, conducted.placing, conducted.links),
         "replans": conducted.conductor.replans if conducted.conductor else 0,
-        "results": {
-            play.contender: summary(true, play.runs, ideal, links=mix.links, rate=LINK_RATE)
-            for play in plays
-        },
+        "results": results,
+        # The contenders again, so that a mix also reads like `results`.
+        **results,
     }
 
 

@@ -1,5 +1,7 @@
 """The conductor as a story of events and orders."""
 
+from dataclasses import replace
+
 from reclaimnet.engine.conductor import BOUND_SHARE, PATIENCE, SETTLE, Conductor
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import Link, LinkId
@@ -114,6 +116,34 @@ def test_a_job_without_the_sdk_gets_slots() -> None:
     ((start, length),) = shape.slots
     assert start == 205 * MILLISECOND
     assert 131 * MILLISECOND <= length < shape.period - 131 * MILLISECOND
+
+
+def test_what_happens_on_one_link_does_not_disturb_another() -> None:
+    other = Link(id=LinkId("other"), rate=RATE)
+    conductor = Conductor(links=[LINK, other])
+    for name, link in (("a", LINK), ("b", LINK), ("c", other), ("d", other)):
+        event = seen(JobId(name))
+        rhythm = replace(event.rhythm, links=(link.id,))
+        conductor.handle(replace(event, rhythm=rhythm), 0)
+    assert set(shifts(plan(conductor))) == {"a", "b", "c", "d"}
+    before = conductor.plan.round_of(JobId("c"))
+    conductor.handle(seen(JobId("new")), SECOND)
+    assert set(shifts(plan(conductor))) >= {"new"}
+    assert conductor.plan.round_of(JobId("c")) is before
+    conductor.handle(RhythmGone(job=JobId("new")), 2 * SECOND)
+    told = plan(conductor)
+    assert not any(isinstance(order, Shift) and order.job in ("c", "d") for order in told)
+
+
+def test_a_job_that_lost_its_rhythm_is_let_go() -> None:
+    conductor = Conductor(links=[LINK])
+    conductor.handle(seen(A), 0)
+    conductor.handle(seen(B), 0)
+    plan(conductor)
+    event = seen(B)
+    silent = replace(event, rhythm=replace(event.rhythm, bursts=()))
+    conductor.handle(silent, SECOND)
+    assert Unleash(node=NODE, job=B) in plan(conductor)
 
 
 class Band:

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Final, assert_never
 
 from reclaimnet.model.market import JobId, NodeId
-from reclaimnet.model.moving import Link
+from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.rhythm import (
     Clock,
     ClockSampled,
@@ -104,6 +104,8 @@ class Conductor:
         self._players: dict[JobId, _Player] = {}
         self._samples: dict[NodeId, deque[Clock]] = {}
         self._replan_at: int | None = None
+        self._stale: set[LinkId] = set()
+        """Links on which something has changed since the plan was made."""
         self._origins: dict[JobId, int] = {}
         """When the round of each job began that `plan` speaks of."""
 
@@ -157,19 +159,20 @@ class Conductor:
                 if event.begins_at is not None:
                     begins = event.begins_at - self._offset(event.node)
                 self._players[rhythm.job] = _Player(event.node, rhythm, begins)
-                self._soon(now)
+                self._soon(rhythm, now)
         elif player.rhythm != rhythm or player.node != event.node:
             if player.node != event.node:
                 player.marks.clear()
             player.node = event.node
+            self._soon(player.rhythm, now)
             player.rhythm = rhythm
-            self._soon(now)
+            self._soon(rhythm, now)
 
     def _gone(self, job: JobId, now: int) -> list[RhythmOrder]:
         player = self._players.pop(job, None)
         if player is None:
             return []
-        self._soon(now)
+        self._soon(player.rhythm, now)
         return [] if player.told is None else [Unleash(node=player.node, job=job)]
 
     def _iteration(self, event: IterationSeen, now: int) -> None:
@@ -203,7 +206,7 @@ class Conductor:
             other = changed(player.rhythm, took)
             if other is not None and other.period < player.rhythm.period:
                 player.rhythm = other
-                self._soon(now)
+                self._soon(player.rhythm, now)
             return
         period = rotation.period
         lateness = (player.marks[-1].began - player.anchor + period // 2) % period - period // 2
@@ -214,14 +217,14 @@ class Conductor:
         other = changed(player.rhythm, took)
         if other is not None and (player.late or other.period < player.rhythm.period):
             player.rhythm = other
-            self._soon(now)
+            self._soon(player.rhythm, now)
         elif player.late >= PATIENCE:
             own = median(took)
             if own > period and len(took) >= STEADY_MARKS:
                 # A little slower than planned for: not another rhythm, but no longer this round.
-                self._soon(now)
+                self._soon(player.rhythm, now)
             elif lateness > CATCH_UP * max(0, period - own):
-                self._soon(now)
+                self._soon(player.rhythm, now)
 
     def _sampled(self, event: ClockSampled, now: int) -> list[RhythmOrder]:
         sample = Clock(
@@ -244,51 +247,66 @@ class Conductor:
 
     # --- planning --------------------------------------------------------------------------
 
-    def _soon(self, now: int) -> None:
+    def _soon(self, rhythm: Rhythm, now: int) -> None:
+        """Something about this rhythm is new: plan again for its links."""
+        self._stale |= set(rhythm.links)
         when = now + SETTLE
         self._replan_at = when if self._replan_at is None else min(self._replan_at, when)
 
     def _replan(self, now: int) -> list[RhythmOrder]:
-        before = {one.rhythms: one for one in self.plan.rounds}
+        affected = self._affected()
+        for player in affected.values():
+            _correct(player)
         # A job that runs is taken up from where its next iteration begins by itself.
         current = {
             job: (player.marks[-1].began + player.rhythm.period if player.marks else player.begins)
             - now
-            for job, player in self._players.items()
+            for job, player in affected.items()
         }
-        for player in self._players.values():
-            took = _took(player)
-            other = changed(player.rhythm, took) if player.rotation is not None else None
-            if other is not None:
-                player.rhythm = other
-            elif len(took) >= STEADY_MARKS:
-                own = int(median(took))
-                if abs(own - player.rhythm.period) > player.rhythm.period * NOTEWORTHY:
-                    player.rhythm = at_period(player.rhythm, own)
-        rhythms = [self._players[job].rhythm for job in sorted(self._players)]
-        running = [job for job, player in self._players.items() if player.marks]
-        self.plan = self._policy(rhythms, self.links, current=current, running=running)
+        before = {one.rhythms: one for one in self.plan.rounds}
+        self.plan = self._policy(
+            [self._players[job].rhythm for job in sorted(self._players)],
+            self.links,
+            current=current,
+            running=[job for job, player in affected.items() if player.marks],
+            previous=self.plan,
+        )
         self.replans += 1
         orders: list[RhythmOrder] = []
+        for job, player in affected.items():
+            round_ = self.plan.round_of(job)
+            player.rotation = None if round_ is None else round_.rotation(job)
+            if player.rotation is not None:
+                player.anchor = now + player.rotation.shift
+                self._origins[job] = now
+            player.late = 0
+            player.quiet_until = (
+                player.marks[-1].count + QUIET_ITERATIONS + 1 if player.marks else 0
+            )
+            orders += self._tell(player, now)
+            orders += self._rank(player, round_)
         for one in self.plan.rounds:
-            for rhythm in one.rhythms:
-                player = self._players[rhythm.job]
-                player.rotation = one.rotation(rhythm.job)
-                if player.rotation is not None:
-                    player.anchor = now + player.rotation.shift
-                    self._origins[rhythm.job] = now
-                player.late = 0
-                player.quiet_until = (
-                    player.marks[-1].count + QUIET_ITERATIONS + 1 if player.marks else 0
-                )
-                orders += self._tell(player, now)
-                orders += self._rank(player, one)
             old = before.get(one.rhythms)
             if old is None or old.decision.chosen != one.decision.chosen:
                 links = tuple(fit.link for fit in one.fits)
                 orders.append(ExplainLink(links=links, decision=one.decision))
         self._origins = {job: at for job, at in self._origins.items() if job in self._players}
         return orders
+
+    def _affected(self) -> dict[JobId, _Player]:
+        """The jobs on stale links, and those that share a link with any of them, by name."""
+        links, self._stale = self._stale, set()
+        found: dict[JobId, _Player] = {}
+        while True:
+            more = {
+                job: player
+                for job, player in self._players.items()
+                if job not in found and links & set(player.rhythm.links)
+            }
+            if not more:
+                return dict(sorted(found.items()))
+            found |= more
+            links |= {link for player in more.values() for link in player.rhythm.links}
 
     def _tell(self, player: _Player, now: int) -> list[RhythmOrder]:
         job = player.rhythm.job
@@ -326,12 +344,12 @@ class Conductor:
         player.told = order
         return [order]
 
-    def _rank(self, player: _Player, round_: Round) -> list[RhythmOrder]:
+    def _rank(self, player: _Player, round_: Round | None) -> list[RhythmOrder]:
         """High priority never waits for low, not even when low comes late or runs free."""
         rhythm = player.rhythm
         yields = any(
             other.priority > rhythm.priority and set(other.links) & set(rhythm.links)
-            for other in round_.rhythms
+            for other in (() if round_ is None else round_.rhythms)
         )
         if yields == player.yields:
             return []
@@ -365,6 +383,19 @@ def _took(player: _Player) -> list[int]:
                 took = min(took, after.talked - mark.began + talk)
             found.append(took)
     return found
+
+
+def _correct(player: _Player) -> None:
+    """Let the rhythm be as the last iterations show it."""
+    took = _took(player)
+    other = changed(player.rhythm, took)
+    if other is None and len(took) >= STEADY_MARKS:
+        own = int(median(took))
+        if abs(own - player.rhythm.period) > player.rhythm.period * NOTEWORTHY:
+            other = at_period(player.rhythm, own)
+    # Nobody makes way for a free job: that its iterations got longer says nothing.
+    if other is not None and (player.rotation or other.period < player.rhythm.period):
+        player.rhythm = other
 
 
 def _aged(clock: Clock, now: int) -> int:

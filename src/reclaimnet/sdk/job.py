@@ -16,7 +16,15 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from reclaimnet.errors import Damaged, ReclaimNetError, Unavailable, UsageError
-from reclaimnet.model.page import PAGE_BYTES, PAGE_MAGIC, SLOTS, PageState, Word, words_of
+from reclaimnet.model.page import (
+    PAGE_BYTES,
+    PAGE_MAGIC,
+    SLOTS,
+    PageState,
+    Word,
+    wait_before,
+    words_of,
+)
 from reclaimnet.sdk import image
 
 POLL_S: Final = 0.005
@@ -71,6 +79,8 @@ class Job:
         """The last wanted save that was answered: our own copy, to keep `step` fast."""
         self._restored = False
         self._first = True
+        self._settled: tuple[int, int] | None = None
+        """The rotation in which iterations have found their place."""
 
     def __enter__(self) -> Self:
         return self
@@ -126,6 +136,33 @@ class Job:
         words[_STEP] = step
         if words[_SAVE_WANTED] != self._answered or now >= words[_LEASE_UNTIL] or self._first:
             self._attend(step, state)
+
+    def iteration(self) -> None:
+        """The next iteration begins. Optional: call it at the top of the training loop, and it
+        waits a few milliseconds where the job's traffic would meet that of others on its links."""
+        words = self._words
+        if words is None:
+            return
+        ready = began = time.monotonic_ns()
+        period = words[Word.ROTATION_PERIOD]
+        if period:
+            rotation = period, words[Word.ROTATION_ANCHOR]
+            # Nothing runs yet before the first one, so that it may wait for its place at once.
+            bound = words[Word.ROTATION_BOUND] if words[Word.ITERATION] else period
+            wait, settled = wait_before(
+                ready,
+                anchor=rotation[1],
+                period=period,
+                bound=bound,
+                settled=self._settled == rotation,
+            )
+            self._settled = rotation if settled else None
+            if wait:
+                time.sleep(wait / 1e9)
+                began = time.monotonic_ns()
+        words[Word.ITERATION_READY_AT] = ready
+        words[Word.ITERATION_AT] = began
+        words[Word.ITERATION] += 1
 
     def due(self) -> bool:
         """Whether a save is wanted now, for scripts that rather call `save` themselves."""

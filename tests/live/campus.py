@@ -39,8 +39,9 @@ from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobState
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
-QUICK = Timing(beat=300 * MILLISECOND, lease=2 * SECOND, margin=SECOND, role=1500 * MILLISECOND)
-WAIT_S = 40.0
+QUICK = Timing(beat=500 * MILLISECOND, lease=4 * SECOND, margin=2 * SECOND, role=3 * SECOND)
+"""A machine that runs several tests at once may keep an agent waiting for a second or two."""
+WAIT_S = 60.0
 POLL_S = 0.03
 END_S = 15.0
 

@@ -13,11 +13,13 @@ from reclaimnet.model.events import (
 )
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import Forget, Order, Pull, Read, Tell
-from reclaimnet.model.units import MINUTE
+from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import ManifestId
 
 CHECK_INTERVAL: Final = MINUTE
 """How often the shelf asks whether a job it keeps something for still lives."""
+CHECK_SOON: Final = SECOND
+"""What was only just found is checked after this: never in the turn that found it."""
 MAX_PENDING: Final = 64
 """Copies being pulled at once; more are refused and asked of another node."""
 
@@ -44,7 +46,7 @@ class Shelf:
     def found(self, jobs: tuple[JobId, ...], now: int) -> None:
         """After a restart: what these copies are is learned from their records."""
         for job in jobs:
-            self.kept.setdefault(job, _Kept(newest=None, before=None, check_at=now))
+            self.kept.setdefault(job, _Kept(newest=None, before=None, check_at=now + CHECK_SOON))
 
     def asked(self, event: CopyAsked) -> list[Order]:
         if len(self._pending) >= MAX_PENDING:

@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import secrets
+import shutil
 import signal
 import ssl
 import sys
@@ -28,6 +29,7 @@ from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps import daemon, gateway
 from reclaimnet.apps.config import Config, remember_gateway
 from reclaimnet.apps.gateway_output import Fetcher
+from reclaimnet.apps.world import SCRATCH
 from reclaimnet.errors import Forbidden, Unavailable, UsageError
 from reclaimnet.model.units import GIB
 
@@ -127,6 +129,8 @@ def _end_guests(run: Path) -> bool:
         raise Unavailable(f"guests in {run} do not end; end them by hand") from None
     finally:
         runner.close()
+    for place in SCRATCH:
+        shutil.rmtree(run.parent / place, ignore_errors=True)
     return bool(left)
 
 

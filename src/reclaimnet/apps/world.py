@@ -10,7 +10,7 @@ import shutil
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
 from reclaimnet.model.units import SECOND
-from reclaimnet.model.work import JobSpec, Manifest, ManifestId, Saving
+from reclaimnet.model.work import JobRecord, JobSpec, Manifest, ManifestId, Saving
 from reclaimnet.sdk.image import IMAGE
 
 WORKERS: Final = 8
@@ -43,6 +43,8 @@ MAY_READ_PATIENCE_S: Final = 3.0
 START_AGAIN_S: Final = 1.0
 """A job that could not be started is kept for so long, lest it come back at once, for ever."""
 HERE: Final = Path()
+SCRATCH: Final = ("work", "resume", "output")
+"""The folders of a node in which every attempt has one of its own while it lives."""
 OUTPUT: Final = Path(".rn-output")
 """Where a checkpoint holds what the job had written into its output directory."""
 LOADED_PATIENCE_S: Final = 10.0
@@ -115,6 +117,8 @@ class LiveWorld:
         self._saving: dict[tuple[JobId, int], asyncio.Task[None]] = {}
         self._specs: dict[tuple[JobId, int], JobSpec] = {}
         self._newest: dict[JobId, ManifestId] = {}
+        """The last one saved here; no record may name it yet."""
+        self._vaulting: dict[JobId, asyncio.Lock] = {}
         self._invited: dict[JobId, set[NodeId]] = {}
         self._logs: asyncio.Queue[tuple[JobId, int, bytes]] = asyncio.Queue(LOG_QUEUE)
         self._log_dropped = 0
@@ -430,7 +434,7 @@ class LiveWorld:
                     ev.SaveFailed(job=report.job, epoch=report.epoch, reason=report.reason)
                 )
             case rn.Exited():
-                self._spawn(self._exited(report))
+                self.exited(report)
             case rn.LogLines():
                 self._log_lines(report)
             case _:
@@ -441,41 +445,44 @@ class LiveWorld:
         if before is not None:
             await asyncio.wait([before])
         job, epoch = report.job, report.epoch
-        saving = self._specs[job, epoch].saving
+        spec = self._specs.get((job, epoch))
+        if spec is None:
+            # Left by an attempt before us that is not ours to go on with.
+            return
         # Somebody waits for a last state: it may be fetched before it is durable here. Until the
         # handover is done, the process stands by with all of it.
-        hurry = report.final and saving is Saving.SDK
-
+        hurry = report.final and spec.saving is Saving.SDK
         named: list[Saved] = []
 
         def on_named(saved: Saved) -> None:
             named.append(saved)
             self._loop.call_soon_threadsafe(self._snapshot_taken, report, saved)
 
-        try:
-            parts = await self._in_thread(self._state_and_output, report)
-            saved = await self._in_thread(
-                lambda: self._vault.save(
-                    job,
-                    epoch=epoch,
-                    step=report.step,
-                    saving=saving,
-                    taken_at=self._clock.now(),
-                    parts=parts,
-                    base=self._newest.get(job),
-                    on_named=on_named if hurry else None,
+        async with self._vaulting.setdefault(job, asyncio.Lock()):
+            try:
+                parts = await self._in_thread(self._state_and_output, report)
+                saved = await self._in_thread(
+                    lambda: self._vault.save(
+                        job,
+                        epoch=epoch,
+                        step=report.step,
+                        saving=spec.saving,
+                        taken_at=self._clock.now(),
+                        parts=parts,
+                        base=self._newest.get(job),
+                        on_named=on_named if hurry else None,
+                    )
                 )
-            )
-        except (ReclaimNetError, OSError) as error:
-            if named:
-                # Who fetches it may have it all by now; if not, they say so.
-                _log.warning("the last state of %s is not durable here: %s", job, error)
-            else:
-                self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=str(error)))
-            return
-        self._newest[job] = saved.manifest
-        if not named:
-            self._snapshot_taken(report, saved)
+            except (ReclaimNetError, OSError) as error:
+                if named:
+                    # Who fetches it may have it all by now; if not, they say so.
+                    _log.warning("the last state of %s is not durable here: %s", job, error)
+                else:
+                    self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=str(error)))
+                return
+            self._newest[job] = saved.manifest
+            if not named:
+                self._snapshot_taken(report, saved)
 
     def _snapshot_taken(self, report: rn.Snapshot, saved: Saved) -> None:
         job, epoch = report.job, report.epoch
@@ -499,6 +506,9 @@ class LiveWorld:
         """What a job has written so far belongs to its state: it moves, and goes back, with it."""
         output = self.runner.output_of(report.job, report.epoch)
         return [*_parts(report.path), *_parts(output, prefix=OUTPUT)]
+
+    def exited(self, report: rn.Exited) -> None:
+        self._spawn(self._exited(report))
 
     async def _exited(self, report: rn.Exited) -> None:
         """After its last snapshot, since that may be why it exited."""
@@ -559,10 +569,32 @@ class LiveWorld:
                 await self._in_thread(_remove_folder, folder)
         self._laid_out.pop(key, None)
         self._specs.pop(key, None)
+        if not any(other == job for other, _ in self._specs):
+            self._newest.pop(job, None)
 
-    def adopted(self, job: JobId, epoch: int, spec: JobSpec) -> None:
-        """An attempt that outlived the agent before us."""
-        self._specs[job, epoch] = spec
+    async def adopt(self, records: Iterable[JobRecord]) -> list[rn.Found]:
+        """The attempts that outlived the agent before us. Of any other nothing is left after."""
+        held = {(r.id, r.epoch): r.spec for r in records if r.holder == self.node}
+        # Known before they are looked at: one may have saved or exited while nobody watched.
+        self._specs.update(held)
+        found: list[rn.Found] = await self._in_thread(self.runner.adopt)
+        ours = []
+        for attempt in found:
+            key = (attempt.job, attempt.epoch)
+            if key in held and not attempt.warm:
+                ours.append(attempt)
+            else:
+                self.runner.end(*key)
+                await self.scrub(*key)
+        keys = {(attempt.job, attempt.epoch) for attempt in ours}
+        for key in held.keys() - keys:
+            self._specs.pop(key, None)
+        names = {f"{job}.{epoch}" for job, epoch in keys}
+        for place in SCRATCH:
+            for folder in (self._folder / place).glob("*"):
+                if folder.name not in names:
+                    await self._in_thread(_remove_folder, folder)
+        return ours
 
     # --- transfers -------------------------------------------------------------------------
 
@@ -659,11 +691,14 @@ class LiveWorld:
                     await laid_out.loaded.wait()
 
     async def _forget(self, order: od.Forget) -> None:
-        with contextlib.suppress(ReclaimNetError, OSError):
-            await self._in_thread(self._vault.forget, order.job, order.keep)
+        async with self._vaulting.setdefault(order.job, asyncio.Lock()):
+            newest = self._newest.get(order.job)
+            keep = (*order.keep, newest) if order.keep and newest else order.keep
+            with contextlib.suppress(ReclaimNetError, OSError):
+                await self._in_thread(self._vault.forget, order.job, keep)
         if not order.keep:
-            self._invited.pop(order.job, None)
-            self._newest.pop(order.job, None)
+            for known in (self._invited, self._newest, self._vaulting):
+                known.pop(order.job, None)
 
     # --- logs ------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from reclaimnet.model.market import GpuId, NodeId, Notice, Progress
 from reclaimnet.model.orders import (
     End,
     Explain,
+    Forget,
     Limit,
     Order,
     Pull,
@@ -142,6 +143,9 @@ class Attempt:
         self._saving = False
         self._resume_when_written = False
         self._copy_avoid: tuple[NodeId, ...] = ()
+        self._copying: ManifestId | None = None
+        """What the standby is fetching: it must not vanish meanwhile, however often we save."""
+        self._kept: tuple[ManifestId, ...] = ()
 
     # --- the beginning ---------------------------------------------------------------------
 
@@ -500,6 +504,8 @@ class Attempt:
             explained: list[Order] = [Explain(job=self.job, decision=ranked.decision)]
             return explained + (self._finished(now) if self.phase == Phase.FINISHING else [])
         chosen = ranked.nodes[0]
+        if self._copying is None or chosen != self.record.standby:
+            self._copying = newest.manifest
         asked = CopyAsked(job=self.job, manifest=newest.manifest, source=self.node)
         orders: list[Order] = [Tell(to=chosen, event=asked)]
         if chosen != self.record.standby:
@@ -527,6 +533,8 @@ class Attempt:
         return orders
 
     def copy_refused(self, event: CopyRefused, now: int) -> list[Order]:
+        if event.manifest == self._copying:
+            self._copying = None
         if self.departure is not None:
             return self.departure.copy_refused(event, now)
         finishing = self.phase == Phase.FINISHING
@@ -627,18 +635,30 @@ class Attempt:
         self.record = replace(self.record, revision=event.record.revision)
         if self.phase == Phase.CLAIMING:
             return self._won(now)
+        orders = self._forget_older(event.record)
         if self._dirty:
             self._dirty = False
-            return self._store(self.record, now)
+            return orders + self._store(self.record, now)
         if self.phase == Phase.CLOSING:
             self.phase = Phase.GONE
-            return []
+            return orders
         if self._resume_when_written:
             self._resume_when_written = False
-            return [Resume(job=self.job, epoch=self.epoch)]
+            return [*orders, Resume(job=self.job, epoch=self.epoch)]
         if self.departure is not None:
-            return self.departure.written(event.record, now)
-        return []
+            return orders + self.departure.written(event.record, now)
+        return orders
+
+    def _forget_older(self, stored: JobRecord) -> list[Order]:
+        """What the store has ceased to name, nobody will ask for again."""
+        checkpoints = (*stored.checkpoints, *self.record.checkpoints)
+        keep = dict.fromkeys(checkpoint.manifest for checkpoint in checkpoints)
+        if self._copying is not None:
+            keep[self._copying] = None
+        if self.phase != Phase.RUNNING or not checkpoints or tuple(keep) == self._kept:
+            return []
+        self._kept = tuple(keep)
+        return [Forget(job=self.job, keep=self._kept)]
 
     def write_refused(self, event: WriteRefused, now: int) -> list[Order]:
         self._writing = False

@@ -19,7 +19,7 @@ from reclaimnet.model.work import ManifestId
 CHECK_INTERVAL: Final = MINUTE
 """How often the shelf asks whether a job it keeps something for still lives."""
 CHECK_SOON: Final = SECOND
-"""What was only just found is checked after this: never in the turn that found it."""
+"""How soon it asks about a job it has only just learnt to keep something for."""
 MAX_PENDING: Final = 64
 """Copies being pulled at once; more are refused and asked of another node."""
 

@@ -1065,7 +1065,8 @@ class Runner:
             pid, fd, attempt.main = pidfd
             self._watch(attempt, pid, fd)
         else:
-            attempt.over = True
+            attempt.over = attempt.gone = True
+            self._see_log(attempt)
             unseen = attempt.words[Word.SAVE_COUNT] != attempt.words[Word.SAVE_SEEN]
             if unseen and attempt.images.exists():
                 self._see_image(attempt)

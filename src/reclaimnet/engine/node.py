@@ -7,17 +7,19 @@ it has heard of its neighbours, and, while it holds that role, the zone's dispat
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
+from reclaimnet.engine.airlock import Airlock
 from reclaimnet.engine.attempt import Attempt, Phase
 from reclaimnet.engine.dispatcher import Dispatcher
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood, Timing
 from reclaimnet.engine.provider import Provider
 from reclaimnet.engine.shelf import Shelf
 from reclaimnet.model import events as ev
-from reclaimnet.model.market import Address, Card, JobId, NodeId, Notice, Progress, Terms
+from reclaimnet.model.market import Address, Card, Cause, JobId, NodeId, Notice, Progress, Terms
 from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Read, Tell, Write
 from reclaimnet.model.probing import Ticket
 from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import JobState, Writer
+from reclaimnet.policy.arbitrate import Denied
 from reclaimnet.policy.suite import Suite
 
 DISPATCHER: Final = "dispatcher"
@@ -55,6 +57,7 @@ class Node:
         self.attempts: dict[JobId, Attempt] = {}
         self.shelf = Shelf(body.node)
         self.around = Neighbourhood(body.node, body.timing)
+        self.airlock = Airlock(body.node, suite, self.around, self.provider)
         self.dispatcher: Dispatcher | None = None
         self._beat_at = 0
         self.lease_until = 0
@@ -71,10 +74,11 @@ class Node:
         orders = self._react(event, now)
         orders += self._sweep(now)
         orders += self._maybe_beat(now)
-        return orders
+        return self.airlock.escort(orders, self.attempts, now)
 
     def next_wake(self) -> int | None:
         times = [self._beat_at, self.provider.next_wake(), self.shelf.next_wake()]
+        times.append(self.airlock.next_wake())
         times += [attempt.next_wake() for attempt in self.attempts.values()]
         if self.dispatcher is not None:
             times.append(self.dispatcher.next_wake())
@@ -176,7 +180,9 @@ class Node:
                 return attempt.snapshot_taken(event, now) if attempt else []
             case ev.SaveFailed():
                 attempt = self._running(event.job, event.epoch)
-                return attempt.save_failed(event, now) if attempt else []
+                if attempt is None:
+                    return []
+                return attempt.save_failed(event, now) + self.airlock.save_failed(attempt, now)
             case ev.ProcessExited():
                 attempt = self._running(event.job, event.epoch)
                 return attempt.exited(event, now) if attempt else []
@@ -189,6 +195,8 @@ class Node:
                 return self._pulled(event, now)
             case ev.PullFailed():
                 return self._pull_failed(event, now)
+            case ev.PressureRead():
+                return self.airlock.read(event.reading, self.attempts, now)
             case ev.BeatHeard():
                 return self._beat_heard(event, now)
             case ev.BeatAcked():
@@ -232,7 +240,11 @@ class Node:
         orders: list[Order] = [answer]
         for job in sorted(self.attempts):
             attempt = self.attempts[job]
-            if attempt.notice is not None and self.provider.notice_for(job) is None:
+            notice = attempt.notice
+            if notice is None or notice.cause == Cause.PRESSURE:
+                # Memory is not the provider's to give back.
+                continue
+            if self.provider.notice_for(job) is None:
                 orders += attempt.stay(now)
         return orders
 
@@ -240,7 +252,12 @@ class Node:
 
     def _answer_probe(self, event: ev.ProbeArrived, now: int) -> Tell:
         self.provider.expire(now)
-        verdict = self.provider.arbitrate(event.probe, self.suite.arbitrate, now)
+        objection = self.airlock.objection(event.probe, now)
+        verdict = (
+            Denied(reasons=(objection,))
+            if objection
+            else self.provider.arbitrate(event.probe, self.suite.arbitrate, now)
+        )
         if isinstance(verdict, Ticket):
             answer = ev.ProbeAnswered(probe=event.probe.id, node=self.body.node, ticket=verdict)
         else:
@@ -293,6 +310,8 @@ class Node:
         self.attempts[record.id] = attempt
         self.provider.adopt(record.id, event.gpus, now)
         orders = attempt.adopt(now)
+        if event.suspended_at is not None:
+            orders += self.airlock.found(attempt, event.suspended_at, now)
         notice = self.provider.notice_for(record.id)
         return orders + (attempt.leave(notice, now) if notice else [])
 
@@ -416,6 +435,7 @@ class Node:
     def _woke(self, now: int) -> list[Order]:
         self.provider.expire(now)
         orders = self.shelf.woke(now)
+        orders += self.airlock.woke(self.attempts, now)
         for job in [job for job, at in sorted(self._strays.items()) if now >= at]:
             self._strays[job] = now + STRAY_AGAIN
             orders.append(Read(job=job))
@@ -433,8 +453,10 @@ class Node:
                 self.provider.release(job)
             if attempt.phase == Phase.GONE:
                 del self.attempts[job]
-                self.shelf.found((job,), now)
-        return self._hold_leases() + self._plan_saves(now)
+                # Not at this very moment: the attempt may have ended because time passed.
+                self.shelf.found((job,), now + EARLY_BEAT)
+        orders = self.airlock.sweep(self.attempts, now)
+        return orders + self._hold_leases() + self._plan_saves(now)
 
     def _plan_saves(self, now: int) -> list[Order]:
         """Ask the cadence, jointly for all that share this node's uplink."""

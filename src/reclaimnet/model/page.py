@@ -46,6 +46,10 @@ class Word(IntEnum):
     """1: the job was told to leave by SIGTERM, so that its exit does not mean that it is done."""
     LOG_READ = 11
     """How many bytes of the file `log` were reported."""
+    SUSPENDED_AT = 12
+    """Monotonic; since then the airlock holds the attempt: the minder keeps all processes stopped,
+    whatever the lease. 0: it does not. A word of its own, so that neither a renewed lease nor an
+    agent's death lets the attempt run."""
 
     # Written by the job.
     STATE = 16

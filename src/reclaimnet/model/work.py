@@ -76,6 +76,10 @@ class JobSpec:
     gpus: int = 1
     priority: int = 0
     """Higher goes first."""
+    memory_bytes: int = 0
+    """The most its processes may use together; 0 means what the node has."""
+    group: str = ""
+    """Jobs of one user and one such name are suspended, resumed and released together."""
     saving: Saving = Saving.SDK
     env: tuple[tuple[str, str], ...] = ()
     bundle: str | None = None

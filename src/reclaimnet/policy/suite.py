@@ -9,6 +9,7 @@ from reclaimnet.policy.cadence import Cadence, young
 from reclaimnet.policy.place import Place, holder_first
 from reclaimnet.policy.rank import Rank, aged_priority
 from reclaimnet.policy.rescue import Rescue, leave_early
+from reclaimnet.policy.survive import Survive, priority_ladder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class Suite:
     place: Place = holder_first
     rank: Rank = aged_priority
     rescue: Rescue = leave_early
+    survive: Survive = priority_ladder
 
 
 SUITES: Final[dict[str, Suite]] = {"plain": Suite()}

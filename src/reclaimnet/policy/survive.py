@@ -1,0 +1,383 @@
+"""Survive: memory runs short on a node; who stands still, who leaves, who may go on?"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from reclaimnet.model.market import JobId
+from reclaimnet.model.units import MILLISECOND, SECOND, show_duration, show_size
+from reclaimnet.model.work import Decision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resident:
+    """A job on the node as the airlock sees it."""
+
+    job: JobId
+    group: str = ""
+    """Those who live or die together; empty if it is by itself."""
+    priority: int = 0
+    bytes: int = 0
+    growth_bps: int = 0
+    """Bytes per second lately; of one that stands still, what it was before."""
+    residency: int = 0
+    """For how long the job has run, wherever that was."""
+    redo: int = 0
+    """How much work would have to be done again if it ended now."""
+    held: bool = False
+    """It stands still."""
+    leaving: bool = False
+    """Its memory is on its way out, but counts until it is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """The node at one moment."""
+
+    limit: int
+    used: int
+    residents: tuple[Resident, ...]
+    reserved: int = 0
+    """Room that was promised to jobs which go on but have not used it yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    suspend: tuple[JobId, ...] = ()
+    free: tuple[JobId, ...] = ()
+    """Saved, then moved or put back into the queue."""
+    end: tuple[JobId, ...] = ()
+    """Ended at once: what was done since the last checkpoint is lost."""
+    resume: tuple[tuple[JobId, int], ...] = ()
+    """Each with the room to reserve for it."""
+    closed: str = ""
+    """Why no newcomer should be let in; empty if one may be."""
+    closed_to: int | None = None
+    """None: to everybody. Else: to those of this priority or less."""
+    decisions: tuple[tuple[JobId, Decision], ...] = ()
+
+
+Survive = Callable[[Scene], Verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Residents that share one fate."""
+
+    members: tuple[Resident, ...]
+
+    @property
+    def priority(self) -> int:
+        return max(member.priority for member in self.members)
+
+    @property
+    def bytes(self) -> int:
+        return sum(member.bytes for member in self.members)
+
+    @property
+    def growth_bps(self) -> int:
+        return sum(member.growth_bps for member in self.members)
+
+    @property
+    def redo(self) -> int:
+        return sum(member.redo for member in self.members)
+
+    @property
+    def residency(self) -> int:
+        return max(member.residency for member in self.members)
+
+    @property
+    def held(self) -> bool:
+        return any(member.held for member in self.members)
+
+    @property
+    def leaving(self) -> bool:
+        return any(member.leaving for member in self.members)
+
+    @property
+    def name(self) -> JobId:
+        return self.members[0].job
+
+    @property
+    def jobs(self) -> tuple[JobId, ...]:
+        return tuple(member.job for member in self.members)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityLadder:
+    """Strictly by priority; within one, who makes the memory grow before who is only there, then
+    who has the least to do again, then the newest.
+
+    Stopping is at once and costs nothing but time, so it comes first and early. It frees nothing:
+    only what growth cannot be stopped by it, or what went too far already, is freed.
+    """
+
+    high: float = 0.975
+    """Growth is stopped when it would reach this share of the limit."""
+    critical: float = 0.985
+    """Beyond this, what stands still is freed, whoever grows."""
+    emergency: float = 0.995
+    """Beyond this there is no time to save: the kernel would choose next, by size."""
+    admit: float = 0.95
+    """No newcomer beyond this."""
+    horizon: int = 500 * MILLISECOND
+    """How far growth is looked ahead: a few readings and the time to stop a process."""
+    resume_horizon: int = 2 * SECOND
+    """Who goes on gets room to grow as before for this long."""
+    least_room: float = 0.005
+    """And at least this share of the limit."""
+    culprit_share: float = 0.25
+    """Who makes this much of all growth is not a bystander."""
+
+    def __call__(self, scene: Scene) -> Verdict:
+        units = _units(scene.residents)
+        running = [unit for unit in units if not unit.held and not unit.leaving]
+        held = [unit for unit in units if unit.held and not unit.leaving]
+        going = [unit for unit in units if unit.leaving]
+        forecast = scene.used + self._demand(running)
+        if forecast <= scene.limit * self.high and scene.used <= scene.limit * self.high:
+            chosen: list[_Unit] = []
+            freed: list[_Unit] = []
+            resumed = self._resumed(scene, held, forecast)
+        else:
+            chosen = self._stopped(scene, running, held, going)
+            freed = self._freed(scene, running, chosen, held, going)
+            resumed = []
+        ended = self._ended(scene, [*held, *chosen], going)
+        freed = [unit for unit in freed if unit not in ended]
+        decisions = [
+            *self._explained(scene, "who stands still?", "", chosen, running, freed + ended),
+            *self._explained(scene, "whose memory is freed?", "save and ", freed, [], []),
+            *self._explained(scene, "whose memory is freed?", "end at once: ", ended, [], []),
+        ]
+        return Verdict(
+            suspend=(*_jobs(u for u in chosen if u not in ended), *_stragglers(held)),
+            free=_jobs(freed),
+            end=_jobs(ended),
+            resume=tuple((job, room) for unit, room in resumed for job in unit.jobs),
+            closed=self._closed(scene, [*held, *chosen, *going]),
+            closed_to=self._closed_to(scene, [*held, *chosen, *going]),
+            decisions=tuple(decisions),
+        )
+
+    # --- the rungs -------------------------------------------------------------------------
+
+    def _stopped(
+        self, scene: Scene, running: list[_Unit], held: list[_Unit], going: list[_Unit]
+    ) -> list[_Unit]:
+        high, critical = scene.limit * self.high, scene.limit * self.critical
+        left = self._rank(scene, running)
+        chosen: list[_Unit] = []
+        while left:
+            unit = left[0]
+            projected = scene.used + self._demand(left)
+            if projected <= high:
+                break
+            stopped = [*held, *chosen]
+            covered = sum(u.bytes for u in (*stopped, *going)) >= projected - high
+            grows = self._demand([unit]) > 0
+            above = all(unit.priority > other.priority for other in (*stopped, *going))
+            if covered and projected <= critical and (not grows or above):
+                # Those below it make room; there is time for that, so it may go on meanwhile.
+                break
+            if len(left) == 1 and projected <= critical:
+                # The last one harms nobody yet, and stopping it would leave the node idle.
+                break
+            chosen.append(left.pop(0))
+        return chosen
+
+    def _freed(
+        self,
+        scene: Scene,
+        running: list[_Unit],
+        chosen: list[_Unit],
+        held: list[_Unit],
+        going: list[_Unit],
+    ) -> list[_Unit]:
+        still_running = [unit for unit in running if unit not in chosen]
+        demand = self._demand(still_running)
+        need = scene.used + demand - scene.limit * self.high - sum(u.bytes for u in going)
+        if need <= 0 or (demand == 0 and scene.used < scene.limit * self.critical):
+            return []
+        freed: list[_Unit] = []
+        for unit in self._rank(scene, [*held, *chosen]):
+            if need <= 0:
+                break
+            freed.append(unit)
+            need -= unit.bytes
+        return freed
+
+    def _ended(self, scene: Scene, stopped: list[_Unit], going: list[_Unit]) -> list[_Unit]:
+        if scene.used < scene.limit * self.emergency:
+            return []
+        need = scene.used - scene.limit * self.critical
+        ended: list[_Unit] = []
+        for unit in self._rank(scene, [*stopped, *going]):
+            if need <= 0:
+                break
+            ended.append(unit)
+            need -= unit.bytes
+        return ended
+
+    def _resumed(self, scene: Scene, held: list[_Unit], forecast: float) -> list[tuple[_Unit, int]]:
+        room = scene.limit * self.high - forecast - scene.reserved
+        resumed: list[tuple[_Unit, int]] = []
+        waiting: int | None = None
+        for unit in sorted(held, key=lambda u: (-u.priority, -u.redo, -u.residency, u.name)):
+            if waiting is not None and unit.priority < waiting:
+                # It would take the room that one above it waits for.
+                break
+            grows = unit.growth_bps * self.resume_horizon // SECOND
+            want = max(grows, int(scene.limit * self.least_room))
+            if want > room:
+                waiting = unit.priority
+                continue
+            room -= want
+            resumed.append((unit, want // len(unit.members)))
+        return resumed
+
+    # --- what they are ranked by -----------------------------------------------------------
+
+    def _rank(self, scene: Scene, units: Sequence[_Unit]) -> list[_Unit]:
+        """Who gives way first comes first."""
+        growth = sum(resident.growth_bps for resident in scene.residents if not resident.held)
+        return sorted(
+            units,
+            key=lambda u: (
+                u.priority,
+                not self._culprit(u, growth),
+                u.redo,
+                u.residency,
+                -u.bytes,
+                u.name,
+            ),
+        )
+
+    def _culprit(self, unit: _Unit, growth: int) -> bool:
+        return unit.growth_bps > 0 and unit.growth_bps >= growth * self.culprit_share
+
+    def _demand(self, units: Sequence[_Unit]) -> int:
+        return sum(unit.growth_bps for unit in units) * self.horizon // SECOND
+
+    # --- newcomers -------------------------------------------------------------------------
+
+    def _closed(self, scene: Scene, waiting: list[_Unit]) -> str:
+        if waiting:
+            count = sum(len(unit.members) for unit in waiting)
+            return f"{count} job{'s' * (count != 1)} wait for memory here already"
+        if scene.used + scene.reserved >= scene.limit * self.admit:
+            return f"{_share(scene.used, scene.limit)} of its memory is in use"
+        return ""
+
+    def _closed_to(self, scene: Scene, waiting: list[_Unit]) -> int | None:
+        if not waiting or scene.used + scene.reserved >= scene.limit * self.admit:
+            return None
+        return max(unit.priority for unit in waiting)
+
+    # --- why -------------------------------------------------------------------------------
+
+    def _explained(
+        self,
+        scene: Scene,
+        question: str,
+        how: str,
+        units: list[_Unit],
+        considered: list[_Unit],
+        gone: list[_Unit],
+    ) -> list[tuple[JobId, Decision]]:
+        growth = sum(resident.growth_bps for resident in scene.residents if not resident.held)
+        spared = [unit for unit in considered if unit not in units]
+        return [
+            (
+                member.job,
+                Decision(
+                    question=question,
+                    chosen=f"{how}{', '.join(unit.jobs)}",
+                    reasons=(
+                        f"{_share(scene.used, scene.limit)} of {show_size(scene.limit)} in use, "
+                        f"growing by {show_size(growth)} a second",
+                        self._described(unit, growth),
+                    ),
+                    refused=tuple(
+                        f"{other.name}: {self._described(other, growth)}" for other in spared[:8]
+                    ),
+                ),
+            )
+            for unit in units
+            if unit not in gone
+            for member in unit.members
+        ]
+
+    def _described(self, unit: _Unit, growth: int) -> str:
+        role = "makes it grow" if self._culprit(unit, growth) else "is a bystander"
+        return (
+            f"priority {unit.priority}, {role}, {show_duration(unit.redo)} of work unsaved, "
+            f"resident for {show_duration(unit.residency)}, {show_size(unit.bytes)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneByOne:
+    """End one job at a time beyond a threshold, and look again: what others do."""
+
+    threshold: float
+    newest: bool
+    """The newest first; else the largest."""
+
+    def __call__(self, scene: Scene) -> Verdict:
+        if scene.used < scene.limit * self.threshold:
+            return Verdict()
+        closed = f"{_share(scene.used, scene.limit)} of its memory is in use"
+        if not scene.residents or any(resident.leaving for resident in scene.residents):
+            return Verdict(closed=closed)
+        chosen = min(
+            scene.residents,
+            key=lambda r: (r.residency if self.newest else -r.bytes, r.job),
+        )
+        rule = "the newest" if self.newest else "the largest"
+        decision = Decision(
+            question="whose memory is freed?",
+            chosen=f"end at once: {chosen.job}",
+            reasons=(f"{closed}; it is {rule}",),
+        )
+        return Verdict(end=(chosen.job,), closed=closed, decisions=((chosen.job, decision),))
+
+
+def nobody(scene: Scene) -> Verdict:
+    """Leave it to the kernel."""
+    return Verdict()
+
+
+priority_ladder: Final = PriorityLadder()
+newest_first: Final = OneByOne(threshold=0.95, newest=True)
+"""Ray's rule, with Ray's default threshold."""
+largest_first: Final = OneByOne(threshold=0.9, newest=False)
+"""earlyoom's rule, with earlyoom's default threshold."""
+
+SURVIVE: Final[dict[str, Survive]] = {
+    "priority_ladder": priority_ladder,
+    "newest_first": newest_first,
+    "largest_first": largest_first,
+    "nobody": nobody,
+}
+
+
+def _units(residents: Iterable[Resident]) -> list[_Unit]:
+    together: dict[tuple[str, str], list[Resident]] = {}
+    for resident in sorted(residents, key=lambda r: r.job):
+        key = ("group", resident.group) if resident.group else ("job", resident.job)
+        together.setdefault(key, []).append(resident)
+    return [_Unit(tuple(members)) for members in together.values()]
+
+
+def _stragglers(held: Iterable[_Unit]) -> tuple[JobId, ...]:
+    """Members that came after their group was stopped."""
+    return tuple(member.job for unit in held for member in unit.members if not member.held)
+
+
+def _jobs(units: Iterable[_Unit]) -> tuple[JobId, ...]:
+    return tuple(job for unit in units for job in unit.jobs)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "all"

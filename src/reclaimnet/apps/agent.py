@@ -234,7 +234,9 @@ class Agent:
                 await world.scrub(attempt.job, attempt.epoch)
                 continue
             world.adopted(attempt.job, attempt.epoch, record.spec)
-            world.deliver(ev.ProcessFound(record=record, gpus=attempt.gpus))
+            held = attempt.suspended_at
+            since = None if held is None else self._clock.wall(held)
+            world.deliver(ev.ProcessFound(record=record, gpus=attempt.gpus, suspended_at=since))
             if attempt.exit is not None:
                 world.deliver(
                     ev.ProcessExited(

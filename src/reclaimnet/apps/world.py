@@ -17,6 +17,8 @@ from typing import Any, Final, assert_never
 
 from reclaimnet import journal
 from reclaimnet.adapters.linux import runner as rn
+from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
+from reclaimnet.adapters.linux.pressure import Watch
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.campus import Campus, Refused
 from reclaimnet.adapters.tls.ca import node_of
@@ -28,6 +30,7 @@ from reclaimnet.errors import Damaged, ReclaimNetError, Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
+from reclaimnet.model.pressure import MAX_AGE, Pressure
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobSpec, ManifestId, Saving
 
@@ -71,10 +74,14 @@ class LiveWorld:
         vault: Vault,
         client: ssl.SSLContext,
         clock: Clock,
+        memory: Path | None = None,
     ) -> None:
+        """`memory` is the group in which guests' memory is accounted; None means below our own."""
         self.node = node
         self.mind = mind
-        self.runner = Runner(folder / "run", self._on_report_from_thread)
+        guests = memory or find_memory()
+        self.runner = Runner(folder / "run", self._on_report_from_thread, memory=guests)
+        protect_self()
         self._folder = folder
         self._campus = campus
         self._vault = vault
@@ -100,6 +107,9 @@ class LiveWorld:
         self.after_owner_event: Callable[[], None] = lambda: None
         """Called after the provider has spoken and before they are answered."""
         self._spawn(self._send_logs())
+        self._sensor = Sensor(guests, clock.now)
+        self._pressure_due = False
+        self.watch = Watch(self._read_memory, self._on_pressure_from_thread, root=guests)
 
     # --- events in -------------------------------------------------------------------------
 
@@ -191,6 +201,10 @@ class LiveWorld:
                 self.runner.save(order.job, order.epoch, order.final)
             case od.Resume():
                 self.runner.resume(order.job, order.epoch)
+            case od.Suspend():
+                self.runner.suspend(order.job, order.epoch, push_out=order.push_out)
+            case od.Unsuspend():
+                self.runner.unsuspend(order.job, order.epoch)
             case od.Warn():
                 self.runner.warn(order.job, order.epoch, order.notice)
             case od.Limit():
@@ -352,6 +366,22 @@ class LiveWorld:
                 self._log_lines(report)
             case _:
                 assert_never(report)
+
+    def _read_memory(self) -> Pressure:
+        return self._sensor.read(self.runner.memory())
+
+    def _on_pressure_from_thread(self, reading: Pressure) -> None:
+        if not self._pressure_due:
+            self._pressure_due = True
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._on_pressure, reading)
+
+    def _on_pressure(self, reading: Pressure) -> None:
+        self._pressure_due = False
+        if self._clock.now() - reading.at > MAX_AGE:
+            # We were busy: what it says is no longer so.
+            reading = self._read_memory()
+        self.deliver(ev.PressureRead(reading=reading))
 
     async def _keep(self, report: rn.Snapshot, before: "asyncio.Task[None] | None") -> None:
         """Bring a snapshot from shared memory into the vault."""
@@ -536,6 +566,7 @@ class LiveWorld:
         for task in (*self._tasks, *self._preparing.values()):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._preparing.values(), return_exceptions=True)
+        await asyncio.to_thread(self.watch.close)
         await asyncio.to_thread(self.runner.close)
         await asyncio.to_thread(self._pool.shutdown)
 

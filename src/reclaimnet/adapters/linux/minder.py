@@ -6,7 +6,8 @@ numbers of the control page's words come with `attempt.json`.
 
 Its rules, checked at least every POLL_S:
 - at END_AT every process of the attempt is killed and reaped, and its image memory is freed;
-- from LEASE_UNTIL on, or while HOLD is set, every process is stopped, and goes on afterwards;
+- from LEASE_UNTIL on, or while HOLD or SUSPENDED_AT is set, every process is stopped, and goes on
+  afterwards;
 - when the command has exited, what it left behind is killed;
 - whatever happened is written to RUNDIR/exit before the minder exits.
 """
@@ -199,7 +200,11 @@ class Minder:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if self._group is not None and not self._group.join():
                 raise OSError(f"it may not enter {self._group.path}")
-            write_control("/proc/self/oom_score_adj", str(GUEST_OOM_SCORE))
+            memory = self._attempt.get("memory")
+            if memory and not write_control(os.path.join(memory, "cgroup.procs"), "0"):
+                raise OSError(f"it may not enter {memory}")
+            score = self._attempt.get("oom_score", GUEST_OOM_SCORE)
+            write_control("/proc/self/oom_score_adj", str(score))
             for number in _IGNORED:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -236,13 +241,30 @@ class Minder:
                 code = os.waitstatus_to_exitcode(self._status)
                 self._end()
                 reason = f"signal {signal.Signals(-code).name}" if code < 0 else ""
-                self._leave(code=128 - code if code < 0 else code, killed=False, reason=reason)
+                killed = False
+                if code != 0 and self._out_of_memory():
+                    limit = self._attempt.get("memory_limit", 0)
+                    killed = not limit
+                    reason = f"it used more than the {limit} bytes of memory it asked for"
+                    reason = reason if limit else "the kernel ended it: memory ran out"
+                self._leave(code=128 - code if code < 0 else code, killed=killed, reason=reason)
                 return
             lease_until = page[word["LEASE_UNTIL"]]
-            self._keep_still(now >= lease_until or page[word["HOLD"]] != 0)
+            held = page[word["HOLD"]] != 0 or page[word["SUSPENDED_AT"]] != 0
+            self._keep_still(now >= lease_until or held)
             self._bound_log()
             times = [t - now for t in (end_at, lease_until) if t > now]
             signal.sigtimedwait(_WAKES, min([POLL_S, *(t / 1e9 for t in times)]))
+
+    def _out_of_memory(self) -> bool:
+        """Whether the kernel has ended a process of the attempt for want of memory."""
+        memory = self._attempt.get("memory")
+        if not memory:
+            return False
+        for name in ("memory.events", "memory.oom_control"):
+            with contextlib.suppress(OSError), open(os.path.join(memory, name)) as file:
+                return any(line.startswith("oom_kill ") and int(line[9:]) > 0 for line in file)
+        return False
 
     def _keep_still(self, still: bool) -> None:
         if still != self._still:
@@ -323,6 +345,10 @@ class Minder:
     def _leave(self, *, code: int, killed: bool, reason: str) -> None:
         if self._group is not None:
             self._group.remove()
+        memory = self._attempt.get("memory")
+        if memory:
+            with contextlib.suppress(OSError):
+                os.rmdir(memory)
         text = {"code": code, "killed": killed, "reason": reason, "at": time.time_ns()}
         write_whole(os.path.join(self._rundir, "exit"), json.dumps(text))
 

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +50,7 @@ NEEDS: Final[dict[str, Callable[[], str]]] = {
     "clang": doctor.clang,
     "nats": doctor.nats_server,
     "gpu": doctor.nvml,
+    "git": _program("git"),
     "ip": _program("ip"),
     "tc": _program("tc"),
     "gcc": _program("gcc"),
@@ -111,12 +113,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 # --- no network but loopback ---------------------------------------------------------------
 
 _strayed: list[str] = []
+_INTERNET: Final = {socket.AF_INET, socket.AF_INET6}
 _CONNECTING: Final = {"socket.connect", "socket.sendto", "socket.sendmsg"}
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
     """An audit hook sees what C code does as well, and cannot be forgotten by a test."""
-    if event not in _CONNECTING or not isinstance(arguments[1], tuple):
+    if event not in _CONNECTING or arguments[0].family not in _INTERNET or not arguments[1]:
         return
     host = str(arguments[1][0])
     if not _is_loopback(host) and _net_namespace() == _HOME_NAMESPACE:

@@ -23,7 +23,7 @@ from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import daemon
-from reclaimnet.apps.config import Config
+from reclaimnet.apps.config import Config, did_you_mean
 from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.node import DISPATCHER, Body, Node
 from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable, UsageError
@@ -37,7 +37,7 @@ from reclaimnet.model.asking import (
 )
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
 from reclaimnet.model.units import GIB, SECOND, show_duration
-from reclaimnet.policy.suite import Suite
+from reclaimnet.policy.suite import SUITES
 
 ROLE_TTL: Final = 6 * SECOND
 VAULT_QUOTA: Final = 64 * GIB
@@ -65,6 +65,7 @@ class Settings:
     lend: LendRequest | None = None
     vault_quota: int = VAULT_QUOTA
     zone: str = "campus"
+    suite: str = "standby"
 
 
 def main(
@@ -77,8 +78,11 @@ def main(
     lend: bool,
     notice: int,
     detach: bool,
+    suite: str = "standby",
 ) -> int:
     """Behind `rn agent`."""
+    if suite not in SUITES:
+        raise UsageError(f"there is no suite {suite}{did_you_mean(suite, list(SUITES))}")
     node = NodeId(name or socket.gethostname().partition(".")[0])
     if not _NAME.fullmatch(node):
         raise UsageError(
@@ -94,8 +98,17 @@ def main(
             "give this one another --name"
         )
     if detach:
-        return _detached(config, node, folder, url=url, token=secret, gpus=gpus,
-                         lend=lend, notice=notice)  # fmt: skip
+        return _detached(
+            config,
+            node,
+            folder,
+            url=url,
+            token=secret,
+            gpus=gpus,
+            lend=lend,
+            notice=notice,
+            suite=suite,
+        )
     found = find.declared(node, gpus) if gpus is not None else find.found()
     if not found:
         raise UsageError(
@@ -109,6 +122,7 @@ def main(
         gpus=found,
         host=_own_address(url),
         lend=LendRequest(notice=notice) if lend else None,
+        suite=suite,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     return asyncio.run(run(settings))
@@ -202,7 +216,7 @@ class Agent:
                     address=server.address,
                     shelf_bytes=vault.room(),
                 ),
-                Suite(),
+                SUITES[settings.suite],
             )
             world = LiveWorld(
                 node=settings.node,
@@ -563,11 +577,13 @@ def _detached(
     gpus: int | None,
     lend: bool,
     notice: int,
+    suite: str,
 ) -> int:
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
     argv += ["--join", url, "--name", node, "--notice", f"{notice / SECOND}s"]
     argv += ["--gpus", str(gpus)] if gpus is not None else []
     argv += ["--lend"] if lend else []
+    argv += ["--suite", suite]
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)

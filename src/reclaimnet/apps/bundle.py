@@ -140,12 +140,19 @@ _Rule = tuple[re.Pattern[str], bool, bool]
 def _rules(path: Path) -> list[_Rule]:
     """As in .gitignore: `* ? [...] **`, a leading `!`, a leading or inner `/`, a closing `/`."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError:
         return []
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text; mend or remove it") from error
-    return [_rule(line.strip()) for line in lines if line.strip() and line.strip()[0] != "#"]
+    rules: list[_Rule] = []
+    for line in lines:
+        if line and not line.startswith("#"):
+            try:
+                rules.append(_rule(line))
+            except re.error as error:
+                raise UsageError(f"{path}: {line!r} is not a pattern ({error})") from error
+    return rules
 
 
 def _rule(line: str) -> _Rule:
@@ -153,22 +160,27 @@ def _rule(line: str) -> _Rule:
     pattern = line.removeprefix("!")
     only_directories = pattern.endswith("/")
     pattern = pattern.rstrip("/")
+    # A slash elsewhere than at the end ties the pattern to the top.
     anchor = "" if "/" in pattern else "(?:.*/)?"
     return re.compile(anchor + _translated(pattern.lstrip("/"))), leaves_out, only_directories
 
 
 def _translated(pattern: str) -> str:
-    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[!?[^\]]+\])", pattern)
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[!^]?[^\]]+\]|\\.)", pattern)
+    return "".join(_translated_piece(piece) for piece in pieces)
+
+
+def _translated_piece(piece: str) -> str:
     known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return "".join(
-        known.get(piece)
-        or ("[" + piece[1:-1].replace("!", "^", 1) + "]" if _is_class(piece) else re.escape(piece))
-        for piece in pieces
-    )
-
-
-def _is_class(piece: str) -> bool:
-    return len(piece) > 2 and piece[0] == "[" and piece[-1] == "]"
+    if piece in known:
+        return known[piece]
+    if piece.startswith("\\"):
+        return re.escape(piece[1:])
+    if piece.startswith("[") and piece.endswith("]"):
+        negated = piece[1] in "!^"
+        letters = re.sub(r"([\[\\&~|])", r"\\\1", piece[2:-1] if negated else piece[1:-1])
+        return f"[^{letters}]" if negated else f"[{letters}]"
+    return re.escape(piece)
 
 
 def _ignored(name: str, is_directory: bool, rules: list[_Rule]) -> bool:

@@ -12,13 +12,13 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 import click
 import msgspec
 
-from reclaimnet import wire
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.client import Gateway, ask_local, follow_on, local_agents
 from reclaimnet.apps.config import DEFAULT_GATEWAY_PORT, Config, did_you_mean, load
@@ -31,7 +31,8 @@ JSON_VERSION: Final = 1
 """Of what `--json` prints; raised when a key changes its meaning or goes, not when one is added."""
 POLL_S: Final = 0.5
 MAX_SILENT_POLLS: Final = 240
-"""How often in a row the gateway may fail to answer while we wait for a job: about two minutes."""
+"""How often in a row the gateway may fail to answer while we wait for a job: two minutes if it
+refuses at once, longer if each try runs into its timeout."""
 EXIT_CANCELLED: Final = 143
 EXIT_INTERRUPTED: Final = 130
 EXIT_BUG: Final = 70
@@ -117,7 +118,7 @@ PAIR: Final = PairType()
 
 def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     try:
-        jobs = Gateway(_config(ctx)).jobs(ended=param.name != "running")
+        jobs = Gateway(_config(ctx)).jobs(ended=True)
     except ReclaimNetError:
         return []
     words = sorted({job.spec.name for job in jobs} | {str(job.id) for job in jobs})
@@ -125,12 +126,13 @@ def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def _complete_node(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    config = _config(ctx)
-    try:
-        names = {str(node.card.node) for node in Gateway(config).nodes()}
-    except ReclaimNetError:
-        names = set()
-    return sorted(name for name in names | set(local_agents(config)) if name.startswith(incomplete))
+    names: set[str] = set()
+    # Completion has no way to complain: it offers what it can find out.
+    with suppress(ReclaimNetError):
+        config = _config(ctx)
+        names |= set(local_agents(config))
+        names |= {str(node.card.node) for node in Gateway(config).nodes()}
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 json_option = click.option(
@@ -478,6 +480,7 @@ def down() -> Any:
 @click.option("lending", "--lend", is_flag=True, help="Lend all of them at once.")
 @click.option("--notice", type=DURATION, default="60s", show_default=True, help="For --lend.")
 @click.option("--detach", is_flag=True, help="Run in the background; `rn down` ends it.")
+@click.option("--suite", default="standby", show_default=True, help="Its policies, by name.")
 def agent(
     join: str | None,
     token_file: Path | None,
@@ -487,6 +490,7 @@ def agent(
     lending: bool,
     notice: int,
     detach: bool,
+    suite: str,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = _config(state=state)
@@ -500,6 +504,7 @@ def agent(
         lend=lending,
         notice=notice,
         detach=detach,
+        suite=suite,
     )
 
 
@@ -549,7 +554,7 @@ def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None) 
 
     All of them run on the same input; progress goes to standard error.
     """
-    return _app("bench", "run")(name, json=as_json, seed=seed, quick=quick, trace=trace)
+    return _app("bench.registry", "run")(name, json=as_json, seed=seed, quick=quick, trace=trace)
 
 
 @command("rn sim --seed 7")
@@ -743,8 +748,7 @@ def _copy_out(pieces: Iterable[bytes], *, to_stderr: bool = False) -> None:
 
 
 def _print_json(**fields: Any) -> None:
-    builtins = msgspec.to_builtins({"version": JSON_VERSION, **fields})
-    click.echo(wire.encode_json(builtins))
+    click.echo(msgspec.json.encode({"version": JSON_VERSION, **fields}))
 
 
 def _width() -> int | None:

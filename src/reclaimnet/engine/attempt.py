@@ -146,6 +146,8 @@ class Attempt:
         if self.source is None:
             return self._claim(now)
         self._booked_until = now + BOOKED_PATIENCE
+        if not self.suite.prepare.warm:
+            return []
         orders: list[Order] = [
             WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
         ]
@@ -362,7 +364,7 @@ class Attempt:
         orders = self._change(now, **self._as_is(), **changes)
         if event.final:
             orders.append(Resume(job=self.job, epoch=self.epoch))
-        return orders + self._ask_copy(now)
+        return orders + (self._ask_copy(now) if self.suite.prepare.copies else [])
 
     def save_failed(self, event: SaveFailed, now: int) -> list[Order]:
         if self.phase != Phase.RUNNING or event.epoch != self.epoch:

@@ -173,7 +173,7 @@ class Departure:
             orders.append(Explain(job=attempt.job, decision=plan.decision))
         if self.destination is None:
             self._seek_at = now + SEEK_AGAIN
-        elif plan.precopy and not self._precopying:
+        elif plan.precopy and attempt.suite.prepare.precopy and not self._precopying:
             self._precopying = True
             self._precopy_until = now + (self.notice.deadline - now) // 2
             orders.append(Save(job=attempt.job, epoch=attempt.epoch, final=False))

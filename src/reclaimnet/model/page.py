@@ -29,7 +29,7 @@ class Word(IntEnum):
     END_AT = 2
     """Monotonic; from then on no process of the attempt lives."""
     HOLD = 3
-    """1: the minder keeps all processes stopped, as if the lease had lapsed."""
+    """Not 0: the minder keeps all processes stopped, as if the lease had lapsed."""
     GO = 4
     """0: a job that was started ahead waits in `restore`; 1: file `resume` says from where."""
     SAVE_WANTED = 5
@@ -74,7 +74,7 @@ class Word(IntEnum):
 
     # Written by the minder.
     STILL = 32
-    """1 while the minder keeps the processes stopped."""
+    """Not 0 while the minder keeps the processes stopped: 1 + the HOLD it has seen."""
 
 
 class PageState(IntEnum):

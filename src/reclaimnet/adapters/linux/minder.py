@@ -112,8 +112,15 @@ class Group:
         self.path = path
         self._unified = os.path.exists(os.path.join(path, "cgroup.kill"))
 
-    def join(self) -> bool:
-        return write_control(os.path.join(self.path, "cgroup.procs"), "0")
+    def join(self) -> None:
+        write_control(os.path.join(self.path, "cgroup.procs"), "0")
+
+    def holds(self, pid: int) -> bool:
+        try:
+            with open(os.path.join(self.path, "cgroup.procs")) as file:
+                return str(pid) in file.read().split()
+        except OSError:
+            return False
 
     def stop(self, still: bool) -> bool:
         if self._unified:
@@ -134,13 +141,29 @@ class Group:
         self.stop(False)
 
     def remove(self) -> None:
-        with contextlib.suppress(OSError):
-            os.rmdir(self.path)
+        # The job may have made groups of its own inside.
+        for folder, _, _ in os.walk(self.path, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
 
 
 def send(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+class Due:
+    """A moment of CLOCK_MONOTONIC that is not put off when the machine sleeps, as that clock is."""
+
+    def __init__(self) -> None:
+        self._written = 0
+        self._slept = 0
+
+    def at(self, written: int, slept: int) -> int:
+        """The moment that was written, less the sleep since; `slept` is all sleep since boot."""
+        if written != self._written:
+            self._written, self._slept = written, slept
+        return max(1, written - (slept - self._slept)) if written else 0
 
 
 class Minder:
@@ -158,6 +181,8 @@ class Minder:
         self._alone = False
         self._still = False
         self._log_checked = time.monotonic()
+        self._end_due = Due()
+        self._lease_due = Due()
 
     def run(self) -> None:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -185,6 +210,10 @@ class Minder:
         with os.fdopen(told, encoding="utf-8") as pipe:
             trouble = pipe.read()
         if not trouble:
+            if self._group is not None and not self._group.holds(self._main):
+                # It may not enter, or has exited already: do without the group.
+                self._group.remove()
+                self._group = None
             return None
         os.waitpid(self._main, 0)
         code, _, reason = trouble.partition(" ")
@@ -198,8 +227,8 @@ class Minder:
             os.setsid()
             # Our death is the command's: without a minder nobody would keep its deadline.
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if self._group is not None and not self._group.join():
-                raise OSError(f"it may not enter {self._group.path}")
+            if self._group is not None:
+                self._group.join()
             memory = self._attempt.get("memory")
             if memory and not write_control(os.path.join(memory, "cgroup.procs"), "0"):
                 raise OSError(f"it may not enter {memory}")
@@ -229,9 +258,10 @@ class Minder:
         while True:
             self._reap()
             now = time.monotonic_ns()
-            end_at = page[word["END_AT"]]
+            slept = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - now
+            end_at = self._end_due.at(page[word["END_AT"]], slept)
             if end_at and now >= end_at:
-                asked = end_at == self._attempt["at_once"]
+                asked = page[word["END_AT"]] == self._attempt["at_once"]
                 self._end()
                 self._free_images()
                 reason = "ended on request" if asked else "its time here was over"
@@ -249,9 +279,11 @@ class Minder:
                     reason = reason if limit else "the kernel ended it: memory ran out"
                 self._leave(code=128 - code if code < 0 else code, killed=killed, reason=reason)
                 return
-            lease_until = page[word["LEASE_UNTIL"]]
-            held = page[word["HOLD"]] != 0 or page[word["SUSPENDED_AT"]] != 0
-            self._keep_still(now >= lease_until or held)
+            lease_until = self._lease_due.at(page[word["LEASE_UNTIL"]], slept)
+            hold = page[word["HOLD"]]
+            suspended = page[word["SUSPENDED_AT"]] != 0
+            if self._keep_still(now >= lease_until or hold != 0 or suspended):
+                page[word["STILL"]] = 1 + hold if self._still else 0
             self._bound_log()
             times = [t - now for t in (end_at, lease_until) if t > now]
             signal.sigtimedwait(_WAKES, min([POLL_S, *(t / 1e9 for t in times)]))
@@ -266,19 +298,25 @@ class Minder:
                 return any(line.startswith("oom_kill ") and int(line[9:]) > 0 for line in file)
         return False
 
-    def _keep_still(self, still: bool) -> None:
+    def _keep_still(self, still: bool) -> bool:
+        """Whether the processes are as they should be."""
         if still != self._still:
             if self._group is not None:
                 done = self._group.stop(still)
             else:
                 done = _stop_tree() if still else _continue_tree()
-            if done:
-                self._still = still
-                self._page[self._word["STILL"]] = int(still)
+            if not done:
+                return False
+            self._still = still
+        return True
 
     def _end(self) -> None:
         """Returns when no process is left: having no child is the kernel's word for it, since
         every orphan below us becomes our child. There is no other end that keeps the promise."""
+        if self._status is None:
+            # Most of it at once, before the longer look; its number cannot have been recycled.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._main, signal.SIGKILL)
         while True:
             if self._group is not None:
                 self._group.kill()

@@ -28,6 +28,7 @@ import re
 import selectors
 import shutil
 import signal
+import stat
 import sys
 import threading
 import time
@@ -51,6 +52,7 @@ from reclaimnet.model.work import REQUEUE_EXIT_CODE, JobSpec, Saving
 
 POLL: Final = 20 * MILLISECOND
 """How often pages are looked at when no bell rings."""
+OVERDUE: Final = 100 * MILLISECOND
 LOG_EVERY: Final = 100 * MILLISECOND
 LOG_BYTES: Final = 64 << 10
 """The most that one LogLines carries."""
@@ -67,6 +69,7 @@ OOM_SCORE_STEP: Final = 50
 """One step of priority: should the kernel choose after all, it chooses in our rank, but always a
 guest before anything of the owner's."""
 ORPHAN_ROUNDS: Final = 50
+CATCH_EVERY: Final = 200 * MILLISECOND
 COPY_TRIES: Final = 3
 ADOPT_PATIENCE: Final = 2 * SECOND
 CALL_PATIENCE_S: Final = 30.0
@@ -174,6 +177,7 @@ class _SignalSave:
     mark: tuple[int, int] | None
     """What `.saved` was before."""
     signalled: bool = False
+    next_try: int = 0
     terminated: bool = False
     copying: bool = False
 
@@ -253,6 +257,8 @@ class Runner:
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._copier = ThreadPoolExecutor(2, thread_name_prefix="reclaimnet-copier")
         self._closing = False
+        self._closed = False
+        self._door = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="reclaimnet-runner", daemon=True)
         self._thread.start()
 
@@ -302,12 +308,19 @@ class Runner:
         self._do_for(job, epoch, set_limit)
 
     def end(self, job: JobId, epoch: int) -> None:
-        """End every process of the attempt now and free its memory. Answered by Exited."""
+        """End every process of the attempt now and free its memory. Answered by Exited, even if
+        there is no such attempt."""
 
         def end_now(attempt: _Attempt) -> None:
             attempt.words[Word.END_AT] = AT_ONCE
             self._nudge(attempt)
 
+        def answer_for_none() -> None:
+            if (job, epoch) not in self._attempts:
+                reason = "there was no process"
+                self._on(Exited(job=job, epoch=epoch, code=137, killed=True, reason=reason))
+
+        self._do(answer_for_none)
         self._do_for(job, epoch, end_now)
 
     def hold_lease(self, until_monotonic_ns: int, jobs: Sequence[JobId]) -> None:
@@ -349,7 +362,7 @@ class Runner:
         if attempt is None:
             return False
         if snapshot.path == attempt.checkpoint:
-            stands = attempt.over or attempt.words[Word.HOLD] == 1
+            stands = attempt.over or self._stopped(attempt)
             return stands and attempt.taken == snapshot.serial
         begun = attempt.words[Word.SAVE_BEGUN] if attempt.saving is Saving.SDK else attempt.taken
         return begun < snapshot.serial + SLOTS and snapshot.path.exists()
@@ -367,16 +380,22 @@ class Runner:
 
     def close(self) -> None:
         """Stop watching. The attempts go on, under their minders, until their lease lapses."""
-        if not self._closing:
-            self._do(self._close)
-            self._thread.join()
+        self._do(self._close)
+        self._thread.join()
+        with self._door:
+            if not self._closed:
+                self._closed = True
+                os.close(self._wake)
+                os.close(self._lock)
 
     # --- the thread -------------------------------------------------------------------------
 
     def _do(self, order: Callable[[], None]) -> None:
-        self._orders.put(order)
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake, 1)
+        # After `close` the number of the eventfd may belong to somebody else.
+        with self._door:
+            if not self._closed:
+                self._orders.put(order)
+                os.eventfd_write(self._wake, 1)
 
     def _do_for(self, job: JobId, epoch: int, order: Callable[[_Attempt], None]) -> None:
         """Nothing happens for an attempt that is over: its Exited says all there is to say."""
@@ -427,8 +446,6 @@ class Runner:
         for attempt in self._attempts.values():
             self._unwatch(attempt)
         self._selector.close()
-        os.close(self._wake)
-        os.close(self._lock)
 
     def _nudge(self, attempt: _Attempt) -> None:
         """The minder looks at the page at once. A pidfd cannot reach a recycled pid."""
@@ -585,7 +602,7 @@ class Runner:
         env.update(spec.env)
         paths = [env.get("PYTHONPATH", ""), str(attempt.dir / "lib")]
         env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        by_signal = attempt.checkpoint if attempt.saving is Saving.SIGNAL else resume
+        source = attempt.checkpoint if attempt.saving is Saving.SIGNAL else resume
         env |= {
             "RN_JOB_ID": attempt.job,
             "RN_EPOCH": str(attempt.epoch),
@@ -593,7 +610,7 @@ class Runner:
             "RN_RUN_DIR": str(attempt.dir),
             "RN_IMAGE_DIR": str(attempt.images),
             "RN_CHECKPOINT_DIR": str(attempt.checkpoint),
-            "RN_RESUME_FROM": "" if resume is None else str(by_signal),
+            "RN_RESUME_FROM": "" if resume is None else str(source),
             "RN_NOTICE_FILE": str(attempt.dir / "notice.json"),
             "RN_OUTPUT_DIR": str(attempt.dir / "output"),
             "CUDA_VISIBLE_DEVICES": ",".join(attempt.gpus),
@@ -603,11 +620,14 @@ class Runner:
         return env
 
     def _images(self, name: str) -> Path:
-        """In shared memory if there is any: private to us, and named after our root."""
-        if os.access(SHARED_MEMORY, os.W_OK):
-            path = self._image_root / name
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return path
+        """In shared memory if there is any, else in the run directory."""
+        with contextlib.suppress(OSError):
+            self._image_root.mkdir(mode=0o700, exist_ok=True)
+            # Everybody may write there: somebody else's directory of that name is not ours.
+            owner = self._image_root.lstat()
+            if owner.st_uid == os.getuid() and stat.S_ISDIR(owner.st_mode):
+                (self._image_root / name).mkdir(mode=0o700, exist_ok=True)
+                return self._image_root / name
         return self._root / name / "images"
 
     @property
@@ -682,6 +702,10 @@ class Runner:
     def _save(self, attempt: _Attempt, final: bool) -> None:
         words = attempt.words
         match attempt.saving:
+            case Saving.SDK if words[Word.WAITING]:
+                self._see_image(attempt)  # Asked twice, and nothing has changed since.
+            case Saving.SIGNAL if self._stopped(attempt) and attempt.signal_save is None:
+                self._took(attempt, attempt.checkpoint, attempt.taken_mark, final=True)
             case Saving.NONE:
                 self._save_failed(attempt, "this job cannot be saved: it was submitted so")
             case Saving.SDK:
@@ -707,6 +731,11 @@ class Runner:
         if attempt.saving is Saving.SIGNAL:
             attempt.signal_save = None
             self._release(attempt)
+
+    def _stopped(self, attempt: _Attempt) -> bool:
+        """Whether the minder has stopped the processes because of HOLD as it is now."""
+        hold: int = attempt.words[Word.HOLD]
+        return hold != 0 and attempt.words[Word.STILL] == hold + 1
 
     def _release(self, attempt: _Attempt) -> None:
         attempt.words[Word.HOLD] = 0
@@ -755,6 +784,10 @@ class Runner:
         if now >= attempt.log_next or gone:
             attempt.log_next = now + LOG_EVERY
             self._see_log(attempt)
+        if not gone and 0 < words[Word.END_AT] < now - OVERDUE:
+            # A guest of the same user may have stopped its minder.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(attempt.pidfd, signal.SIGCONT)
         if gone:
             self._see_exit(attempt)
         elif attempt.signal_save is not None and attempt.main:
@@ -833,7 +866,7 @@ class Runner:
     def _exited(self, attempt: _Attempt, code: int, killed: bool, reason: str) -> None:
         self._unwatch(attempt)
         attempt.over = True
-        if attempt.warm and attempt.words[Word.END_AT] == 0:
+        if attempt.warm and not killed:
             # Nobody has asked for it yet: `start` will run it anew, and tell.
             self._scrub(attempt.job, attempt.epoch)
             return
@@ -864,16 +897,14 @@ class Runner:
         if mark is not None and mark != save.mark and _settled(attempt.checkpoint, mark):
             self._take(attempt, save, mark)
             return
-        if attempt.words[Word.HOLD] and attempt.words[Word.STILL]:
+        if self._stopped(attempt):
             # It had begun to write again before it stood still: let it, and ask once more.
             self._release(attempt)
             save.mark, save.signalled = mark, False
         waited = now - save.asked_at
-        if not save.signalled:
-            save.signalled = _signal_catcher(attempt.main, signal.SIGUSR1)
-        if save.final and not save.terminated and waited >= self._term_after(attempt, save):
-            save.terminated = _signal_catcher(attempt.main, signal.SIGTERM)
-            attempt.words[Word.LEAVING] = int(save.terminated)
+        if now >= save.next_try:
+            save.next_try = now + CATCH_EVERY
+            self._signal(attempt, save, overdue=waited >= self._term_after(attempt, save))
         if waited >= SAVE_PATIENCE or (
             waited >= CATCH_PATIENCE and not save.signalled and not save.terminated
         ):
@@ -886,6 +917,13 @@ class Runner:
             self._release(attempt)
             why = "did not touch .saved after SIGUSR1" if save.signalled else "ignores SIGUSR1"
             self._save_failed(attempt, f"the job {why}")
+
+    def _signal(self, attempt: _Attempt, save: _SignalSave, *, overdue: bool) -> None:
+        if not save.signalled:
+            save.signalled = _signal_catcher(attempt.main, signal.SIGUSR1)
+        if save.final and overdue and not save.terminated:
+            save.terminated = _signal_catcher(attempt.main, signal.SIGTERM)
+            attempt.words[Word.LEAVING] = int(save.terminated)
 
     def _term_after(self, attempt: _Attempt, save: _SignalSave) -> int:
         """A job that has heard SIGUSR1 may take half of its grace to save."""
@@ -906,10 +944,10 @@ class Runner:
             work.add_done_callback(
                 lambda done: self._do(lambda: self._copied(attempt, save, target, done))
             )
-        elif not attempt.words[Word.STILL]:
-            attempt.words[Word.HOLD] = 1
+        elif not attempt.words[Word.HOLD]:
+            attempt.words[Word.HOLD] = attempt.taken + 1
             self._nudge(attempt)
-        else:
+        elif self._stopped(attempt):
             attempt.taken += 1
             attempt.signal_save = None
             self._took(attempt, attempt.checkpoint, mark, final=True)
@@ -994,7 +1032,9 @@ class Runner:
         return found
 
     def _find(self, attempt: _Attempt, *, same_boot: bool) -> Found:
-        pidfd = _pidfd_of_minder(attempt.dir) if same_boot else None
+        # Writing `exit` is the last thing a minder does: no process of the attempt is left then.
+        over = not same_boot or (attempt.dir / "exit").exists()
+        pidfd = None if over else _pidfd_of_minder(attempt.dir)
         exited = None
         if pidfd is not None:
             pid, fd, attempt.main = pidfd
@@ -1119,10 +1159,10 @@ def _signal_catcher(main: int, number: signal.Signals) -> bool:
 def _mark(checkpoint: Path) -> tuple[int, int] | None:
     """When `.saved` was touched last, and which file it is."""
     try:
-        stat = (checkpoint / SAVED_MARK).stat()
+        saved = (checkpoint / SAVED_MARK).stat()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_ino
+    return saved.st_mtime_ns, saved.st_ino
 
 
 def _settled(checkpoint: Path, mark: tuple[int, int]) -> bool:
@@ -1135,8 +1175,9 @@ def _listing(checkpoint: Path) -> list[tuple[str, int, int]]:
     for folder, _, names in os.walk(checkpoint):
         for name in names:
             with contextlib.suppress(OSError):
-                stat = os.stat(os.path.join(folder, name), follow_symlinks=False)
-                files.append((os.path.join(folder, name), stat.st_size, stat.st_mtime_ns))
+                path = os.path.join(folder, name)
+                file = os.lstat(path)
+                files.append((path, file.st_size, file.st_mtime_ns))
     return sorted(files)
 
 

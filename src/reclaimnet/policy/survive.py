@@ -8,6 +8,9 @@ from reclaimnet.model.market import JobId
 from reclaimnet.model.units import MILLISECOND, SECOND, show_duration, show_size
 from reclaimnet.model.work import Decision
 
+ADMIT: Final = 0.95
+"""Whoever survives how: beyond this share of the limit no newcomer is taken."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
@@ -118,8 +121,10 @@ class PriorityLadder:
     """Beyond this, what stands still is freed, whoever grows."""
     emergency: float = 0.995
     """Beyond this there is no time to save: the kernel would choose next, by size."""
-    admit: float = 0.95
-    """No newcomer beyond this."""
+    admit: float = ADMIT
+    """No newcomer beyond this, unless enough of those below it would make room."""
+    room_below: float = 0.1
+    """How much is enough, as a share of the limit."""
     horizon: int = 500 * MILLISECOND
     """How far growth is looked ahead: a few readings and the time to stop a process."""
     resume_horizon: int = 2 * SECOND
@@ -270,9 +275,16 @@ class PriorityLadder:
         return ""
 
     def _closed_to(self, scene: Scene, waiting: list[_Unit]) -> int | None:
-        if not waiting or scene.used + scene.reserved >= scene.limit * self.admit:
-            return None
-        return max(unit.priority for unit in waiting)
+        highest = max((unit.priority for unit in waiting), default=None)
+        if scene.used + scene.reserved < scene.limit * self.admit:
+            return highest
+        below = 0
+        for resident in sorted(scene.residents, key=lambda r: r.priority):
+            below += resident.bytes
+            if below >= scene.limit * self.room_below:
+                enough = resident.priority
+                return enough if highest is None else max(enough, highest)
+        return None
 
     # --- why -------------------------------------------------------------------------------
 
@@ -325,9 +337,9 @@ class OneByOne:
     """The newest first; else the largest."""
 
     def __call__(self, scene: Scene) -> Verdict:
+        closed = _full(scene)
         if scene.used < scene.limit * self.threshold:
-            return Verdict()
-        closed = f"{_share(scene.used, scene.limit)} of its memory is in use"
+            return Verdict(closed=closed)
         if not scene.residents or any(resident.leaving for resident in scene.residents):
             return Verdict(closed=closed)
         chosen = min(
@@ -338,14 +350,14 @@ class OneByOne:
         decision = Decision(
             question="whose memory is freed?",
             chosen=f"end at once: {chosen.job}",
-            reasons=(f"{closed}; it is {rule}",),
+            reasons=(f"{_share(scene.used, scene.limit)} of memory is in use; it is {rule}",),
         )
         return Verdict(end=(chosen.job,), closed=closed, decisions=((chosen.job, decision),))
 
 
 def nobody(scene: Scene) -> Verdict:
     """Leave it to the kernel."""
-    return Verdict()
+    return Verdict(closed=_full(scene))
 
 
 priority_ladder: Final = PriorityLadder()
@@ -377,6 +389,12 @@ def _stragglers(held: Iterable[_Unit]) -> tuple[JobId, ...]:
 
 def _jobs(units: Iterable[_Unit]) -> tuple[JobId, ...]:
     return tuple(job for unit in units for job in unit.jobs)
+
+
+def _full(scene: Scene) -> str:
+    if scene.used < scene.limit * ADMIT:
+        return ""
+    return f"{_share(scene.used, scene.limit)} of its memory is in use"
 
 
 def _share(part: int, whole: int) -> str:

@@ -348,6 +348,11 @@ class Runner:
 
         self._do_for(job, epoch, go_on)
 
+    def still(self, job: JobId, epoch: int) -> bool:
+        """Whether its processes are stopped."""
+        attempt = self._attempts.get((job, epoch))
+        return attempt is not None and attempt.words[Word.STILL] != 0
+
     def memory(self) -> dict[tuple[JobId, int], tuple[Path | None, int]]:
         """The memory group and the first process of each attempt that is not over."""
         return {

@@ -1,0 +1,635 @@
+"""`rn bench airlock`: memory runs short; who survives, in which rank, and what is lost?
+
+Real processes allocate real memory in real control groups below one limit, the node. Each
+contender is the same agent's world and mind under another policy of survival; the first of them
+leaves it to the kernel. The same contest is then held in the simulator on many nodes.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+from reclaimnet.adapters.linux.memory import MemoryGroup, find_memory, make_memory_group
+from reclaimnet.adapters.nats.campus import Campus, Refused
+from reclaimnet.adapters.vault.store import Vault
+from reclaimnet.apps.world import Clock, LiveWorld
+from reclaimnet.engine.airlock import EPISODE
+from reclaimnet.engine.attempt import Phase
+from reclaimnet.engine.node import DISPATCHER, Body, Node
+from reclaimnet.errors import Unavailable
+from reclaimnet.model import events as ev
+from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Offer, Terms
+from reclaimnet.model.orders import Order
+from reclaimnet.model.units import MIB, MILLISECOND, MINUTE, SECOND
+from reclaimnet.model.work import Decision, JobRecord, JobSpec
+from reclaimnet.policy.cadence import Due, Savable
+from reclaimnet.policy.suite import Suite
+from reclaimnet.policy.survive import Survive, largest_first, newest_first, nobody, priority_ladder
+from reclaimnet.sim.memory import Footprint
+from reclaimnet.sim.process import Work
+from reclaimnet.sim.store import Store
+from reclaimnet.sim.world import SimWorld
+
+CONTENDERS: Final[dict[str, Survive]] = {
+    "airlock": priority_ladder,
+    "kernel_oom": nobody,
+    "newest_first": newest_first,
+    "largest_first": largest_first,
+}
+PRIORITIES: Final = {"high": 9, "mid": 5, "low": 0}
+NODE: Final = NodeId("bench")
+SLOTS: Final = 24
+"""More than the memory can hold: memory, not GPUs, is what is short."""
+SAVE_EVERY: Final = 2 * SECOND
+"""Every contender's jobs are saved this often, so that all have something to go back to."""
+STEP_S: Final = 0.05
+STATE_BYTES: Final = MIB
+WINDOW_S: Final = 30.0
+QUICK_WINDOW_S: Final = 8.5
+NODE_BYTES: Final = 2048 * MIB
+QUICK_NODE_BYTES: Final = 1024 * MIB
+SATURATED: Final = 0.9
+"""The average of memory in use begins when this share was reached for the first time."""
+SAMPLE_S: Final = 0.01
+END_PATIENCE_S: Final = 10.0
+SIM_NODES: Final = 1000
+QUICK_SIM_NODES: Final = 60
+SIM_ZONE: Final = 4
+"""Nodes that hear each other."""
+SIM_WINDOW: Final = 2 * MINUTE
+SIM_NODE_BYTES: Final = 64 << 30
+
+JOB: Final = '''\
+"""Holds memory, more with every step up to its peak, and otherwise only counts."""
+
+import sys
+import time
+
+from reclaimnet import sdk
+
+base, peak, growth, pause, steps = (float(word) for word in sys.argv[1:])
+with sdk.job() as job:
+    state = job.restore({"step": 0, "payload": bytes(1 << 20)})
+    held = [b"x" * int(base)]
+    size = base
+    while state["step"] < steps:
+        time.sleep(pause)
+        if size < peak:
+            more = min(growth * pause, peak - size)
+            held.append(b"x" * int(more))
+            size += more
+        state["step"] += 1
+        job.step(state["step"], state)
+'''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One job of the contest."""
+
+    name: str
+    rank: str
+    at_s: float
+    """When it is submitted."""
+    base: int
+    peak: int
+    growth_bps: int
+    run_s: float
+
+
+def loads(seed: int, limit: int, window_s: float) -> list[Load]:
+    """Residents that fill most of the node, a saturating stream of small jobs, and late arrivals
+    of high priority. Shares are of the node's memory; a third of the window fills it."""
+    rng = random.Random(seed)
+
+    def load(name: str, rank: str, at_s: float, share: float, fill_s: float, run_s: float) -> Load:
+        peak = int(limit * share)
+        base = peak // 8
+        return Load(
+            name=name,
+            rank=rank,
+            at_s=at_s,
+            base=base,
+            peak=peak,
+            growth_bps=int((peak - base) / fill_s),
+            run_s=run_s,
+        )
+
+    long = window_s * 2
+    some = [
+        load(f"high{i}", "high", 0, rng.uniform(0.13, 0.17), window_s / 3, long) for i in range(2)
+    ]
+    some += [
+        load(f"mid{i}", "mid", 0, rng.uniform(0.08, 0.12), window_s / 3, long) for i in range(3)
+    ]
+    some += [
+        load(
+            f"low{i:02}",
+            "low",
+            0.0 if i < 9 else rng.uniform(0.2, 0.9) * window_s,
+            rng.uniform(0.04, 0.08),
+            window_s / rng.choice((4, 6, 10)),
+            window_s * rng.uniform(0.3, 0.8),
+        )
+        for i in range(18)
+    ]
+    some += [
+        load(f"late{i}", "high", window_s * (0.45 + 0.2 * i), 0.1, window_s / 8, long)
+        for i in range(2)
+    ]
+    return sorted(some, key=lambda item: (item.at_s, item.name))
+
+
+@dataclass(slots=True)
+class Tally:
+    """What is counted, in either world, from the journal."""
+
+    ranks: dict[JobId, str]
+    started: set[JobId] = field(default_factory=set)
+    ended: set[JobId] = field(default_factory=set)
+    """Those whose run was cut short, saved or not."""
+    inversions: int = 0
+    suspensions: int = 0
+    lost_s: float = 0.0
+    episodes: list[float] = field(default_factory=list)
+    out_since: dict[JobId, int] = field(default_factory=dict)
+    """Since when a job does not run for want of memory."""
+
+    def running(self, now: int, job: JobId) -> None:
+        self.started.add(job)
+        since = self.out_since.pop(job, None)
+        if since is not None:
+            self.episodes.append((now - since) / SECOND)
+
+    def stopped(self, now: int, job: JobId, others: Sequence[JobId]) -> None:
+        """The job no longer runs, for want of memory, while the others do."""
+        if job in self.out_since:
+            return
+        self.out_since[job] = now
+        mine = PRIORITIES[self.ranks[job]]
+        self.inversions += any(PRIORITIES[self.ranks[other]] < mine for other in others)
+
+    def cut_short(self, job: JobId, lost_s: float) -> None:
+        self.ended.add(job)
+        self.lost_s += lost_s
+
+    def survived(self) -> dict[str, float]:
+        shares = {}
+        for rank in PRIORITIES:
+            began = [job for job in self.started if self.ranks[job] == rank]
+            lived = [job for job in began if job not in self.ended]
+            shares[rank] = round(len(lived) / len(began), 4) if began else 1.0
+        return shares
+
+
+def note(tally: Tally, mind: Node, now: int, event: ev.Event, orders: Sequence[Order]) -> None:
+    """From one entry of the journal, whichever world wrote it. What a job that waits elsewhere or
+    in the queue does not do counts until it runs again."""
+    kinds: dict[str, set[JobId]] = {}
+    for order in orders:
+        kinds.setdefault(type(order).__name__, set()).add(getattr(order, "job", JobId("")))
+    stopped = kinds.get("Suspend", set())
+    if isinstance(event, ev.PressureRead):
+        stopped = stopped | kinds.get("End", set())
+    if isinstance(event, ev.ProcessExited):
+        attempt = mind.attempts.get(event.job)
+        if attempt is not None and event.killed:
+            stopped = stopped | {event.job}
+            newest = attempt.record.newest
+            saved = newest.step if newest else 0
+            tally.cut_short(event.job, max(attempt.record.step - saved, 0) * STEP_S)
+    others = [
+        job
+        for job, attempt in mind.attempts.items()
+        if attempt.phase == Phase.RUNNING and job not in mind.airlock.holds and job not in stopped
+    ]
+    tally.suspensions += len(kinds.get("Suspend", set()))
+    for job in sorted(stopped):
+        tally.stopped(now, job, others)
+    if isinstance(event, ev.ProcessStarted):
+        tally.running(now, event.job)
+    for job in kinds.get("Unsuspend", set()) - mind.airlock.holds.keys():
+        tally.running(now, job)
+
+
+def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
+    parent = find_memory()
+    if parent is None:
+        raise Unavailable(
+            "this bench needs the memory controller of control groups: run it as root, or in a "
+            "session whose group was delegated to you"
+        )
+    limit = QUICK_NODE_BYTES if quick else NODE_BYTES
+    window_s = QUICK_WINDOW_S if quick else WINDOW_S
+    results = {}
+    for name, survive in CONTENDERS.items():
+        _say(f"{name}: {limit // MIB} MiB for {window_s:.0f} s")
+        results[name] = _contest(parent, name, survive, seed, limit, window_s)
+    nodes = QUICK_SIM_NODES if quick else SIM_NODES
+    simulated = {}
+    for name, survive in CONTENDERS.items():
+        _say(f"{name}: {nodes} simulated nodes")
+        simulated[name] = _simulated(survive, seed, nodes)
+    return {
+        "bench": "airlock",
+        "seed": seed,
+        "params": {
+            "node_bytes": limit,
+            "window_s": window_s,
+            "saved_every_s": SAVE_EVERY / SECOND,
+            "episode_bound_s": EPISODE / SECOND,
+            "survived": "never ended before its own end, not even after it was saved",
+            "episode": "from the moment a job is stopped or ended until it runs again",
+            "used_fraction": f"mean from the first moment above {SATURATED} on",
+        },
+        "results": results,
+        "simulated": {"nodes": nodes, "node_bytes": SIM_NODE_BYTES, "results": simulated},
+    }
+
+
+def render(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    size = result["params"]["node_bytes"] // MIB
+    simulated = result["simulated"]
+    for title, rows in (
+        (f"Real processes in {size} MiB", result["results"]),
+        (f"{simulated['nodes']} simulated nodes", simulated["results"]),
+    ):
+        table = Table(title=title)
+        heads = ("", "high", "mid", "low", "inversions", "used", "episode p99", "work lost")
+        for head in heads:
+            table.add_column(head, justify="right" if head else "left")
+        for name, row in rows.items():
+            lived = row["survived_by_priority"]
+            table.add_row(
+                name,
+                *(f"{100 * lived[rank]:.0f} %" for rank in PRIORITIES),
+                str(row["inversions"]),
+                f"{100 * row['used_fraction']:.1f} %",
+                f"{row['episode_p99_s']:.2f} s",
+                f"{row['work_lost_s']:.1f} s",
+            )
+        console.print(table)
+    _plot(result)
+
+
+def _plot(result: dict[str, Any]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    names = list(result["results"])
+    for index, rank in enumerate(PRIORITIES):
+        heights = [result["results"][name]["survived_by_priority"][rank] for name in names]
+        axes[0].bar([i + 0.25 * index for i in range(len(names))], heights, 0.25, label=rank)
+    axes[0].set(xticks=[i + 0.25 for i in range(len(names))], ylabel="share that survived")
+    axes[0].set_xticklabels(names)
+    axes[0].legend(title="priority")
+    axes[1].bar(names, [result["results"][name]["work_lost_s"] for name in names])
+    axes[1].set(ylabel="work lost [s]")
+    folder = Path("out")
+    folder.mkdir(exist_ok=True)
+    figure.savefig(folder / "airlock.svg")
+    pyplot.close(figure)
+
+
+def every(jobs: Sequence[Savable], uplink_bps: int, now: int) -> tuple[Due, ...]:
+    """A fixed interval: what is compared is survival, not cadence."""
+    chosen = Decision(question="when to save?", chosen="at a fixed interval")
+    return tuple(Due(job=j.job, at=j.saved_at + SAVE_EVERY, decision=chosen) for j in jobs)
+
+
+# --- real ------------------------------------------------------------------------------------
+
+
+class OneNode:
+    """A campus of one node: the records in memory, and nobody else to talk to."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.world: LiveWorld | None = None
+        self.cards: dict[NodeId, Card] = {}
+
+    async def write(self, record: JobRecord) -> JobRecord | Refused:
+        stored = self.store.write(record)
+        if stored is None:
+            return Refused(current=self.store.records.get(record.id))
+        self.tell_dispatcher(stored)
+        return stored
+
+    def tell_dispatcher(self, record: JobRecord) -> None:
+        assert self.world is not None, "the world comes first"
+        seen = ev.RecordSeen(job=record.id, record=record)
+        asyncio.get_running_loop().call_soon(self.world.deliver, seen)
+
+    async def read(self, job: JobId) -> JobRecord | None:
+        return self.store.records.get(job)
+
+    async def beat(self, card: Card) -> None:
+        self.cards[card.node] = card
+        assert self.world is not None, "the world comes first"
+        self.world.hear(card)
+
+    async def read_card(self, node: NodeId) -> Card | None:
+        return self.cards.get(node)
+
+    async def tell(self, to: NodeId, event: ev.Event) -> None:
+        raise Unavailable(f"there is no {to}")
+
+    async def append_log(self, job: JobId, epoch: int, node: NodeId, text: bytes) -> None:
+        pass
+
+    def journal(self, entry: object) -> None:
+        pass
+
+    async def flush_journal(self) -> None:
+        pass
+
+
+class NotedNode(Node):
+    """The same mind; what it was told and ordered is counted as well."""
+
+    def __init__(self, body: Body, suite: Suite, tally: Tally) -> None:
+        super().__init__(body, suite)
+        self.tally = tally
+        self.stops: list[tuple[JobId, int, int]] = []
+        """Job, epoch and the moment of the reading before the one that stopped it."""
+        self._last_read = 0
+
+    def handle(self, event: ev.Event, now: int) -> list[Order]:
+        orders = super().handle(event, now)
+        note(self.tally, self, now, event, orders)
+        if isinstance(event, ev.PressureRead):
+            for order in orders:
+                if type(order).__name__ == "Suspend":
+                    job: JobId = order.job  # type: ignore[union-attr]
+                    self.stops.append((job, self.attempts[job].epoch, self._last_read))
+            self._last_read = event.reading.at
+        return orders
+
+
+@dataclass(slots=True)
+class _Samples:
+    used: list[float] = field(default_factory=list)
+    saturated: bool = False
+    reaction_ms: list[float] = field(default_factory=list)
+
+
+def _contest(
+    parent: Path, name: str, survive: Survive, seed: int, limit: int, window_s: float
+) -> dict[str, Any]:
+    root = make_memory_group(parent, f"bench-{os.getpid()}-{name}", limit)
+    if root is None:
+        raise Unavailable(f"no memory group of {limit} bytes can be made below {parent}")
+    try:
+        with tempfile.TemporaryDirectory(prefix="reclaimnet-bench-") as folder:
+            return asyncio.run(
+                _held(Path(folder), root, survive, loads(seed, limit, window_s), window_s)
+            )
+    finally:
+        _remove(root)
+
+
+async def _held(
+    folder: Path, root: MemoryGroup, survive: Survive, plan: list[Load], window_s: float
+) -> dict[str, Any]:
+    (folder / "job.py").write_text(JOB)
+    clock = Clock()
+    tally = Tally(ranks={JobId(load.name): load.rank for load in plan})
+    mind = NotedNode(Body(node=NODE), Suite(survive=survive, cadence=every), tally)
+    campus = OneNode()
+    with Vault(folder / "vault", quota_bytes=1 << 32) as vault:
+        world = LiveWorld(
+            node=NODE,
+            folder=folder,
+            mind=mind,
+            campus=cast(Campus, campus),
+            vault=vault,
+            client=ssl.create_default_context(),
+            clock=clock,
+            memory=root.path,
+        )
+        campus.world = world
+        samples = _Samples()
+        try:
+            world.deliver(ev.RoleWon(role=DISPATCHER))
+            world.deliver(ev.LendAsked(request="bench", offer=_offer()))
+            world.deliver(ev.Woke())
+            limit = root.limit()
+            assert limit is not None, "we have just set it"
+            async with asyncio.timeout(window_s + END_PATIENCE_S):
+                sampling = asyncio.ensure_future(_sample(world, mind, root, limit, samples))
+                await _submit(campus, clock, folder, plan, window_s)
+                sampling.cancel()
+                await asyncio.wait([sampling])
+            result = _result(tally, samples, clock.now())
+        finally:
+            mind.tally = Tally(ranks=tally.ranks)
+            await _end(world, mind)
+            await world.close()
+        return result
+
+
+async def _submit(
+    campus: OneNode, clock: Clock, folder: Path, plan: list[Load], window_s: float
+) -> None:
+    began = time.monotonic()
+    for load in plan:
+        await asyncio.sleep(max(began + load.at_s - time.monotonic(), 0))
+        command = [sys.executable, str(folder / "job.py")]
+        command += [str(load.base), str(load.peak), str(load.growth_bps), str(STEP_S)]
+        spec = JobSpec(
+            name=load.name,
+            user="bench",
+            command=(*command, str(int(load.run_s / STEP_S))),
+            priority=PRIORITIES[load.rank],
+            workdir=str(folder),
+        )
+        record = JobRecord(id=JobId(load.name), spec=spec, submitted_at=clock.now())
+        stored = campus.store.write(record)
+        assert stored is not None, "a job id was used twice"
+        campus.tell_dispatcher(stored)
+    await asyncio.sleep(max(began + window_s - time.monotonic(), 0))
+
+
+async def _sample(
+    world: LiveWorld, mind: NotedNode, root: MemoryGroup, limit: int, samples: _Samples
+) -> None:
+    while True:
+        share = root.usage() / limit
+        samples.saturated = samples.saturated or share >= SATURATED
+        if samples.saturated:
+            samples.used.append(share)
+        waiting = []
+        for job, epoch, since in mind.stops:
+            if world.runner.still(job, epoch):
+                samples.reaction_ms.append((world.now() - since) / MILLISECOND)
+            elif job in mind.airlock.holds:
+                waiting.append((job, epoch, since))
+        mind.stops = waiting
+        await asyncio.sleep(SAMPLE_S)
+
+
+def _result(tally: Tally, samples: _Samples, now: int) -> dict[str, Any]:
+    episodes = tally.episodes + [(now - since) / SECOND for since in tally.out_since.values()]
+    return {
+        "survived_by_priority": tally.survived(),
+        "inversions": tally.inversions,
+        "used_fraction": round(sum(samples.used) / max(len(samples.used), 1), 4),
+        "episode_p99_s": round(_p99(episodes), 3),
+        "work_lost_s": round(tally.lost_s, 2),
+        "ended": len(tally.ended),
+        "suspensions": tally.suspensions,
+        "jobs": len(tally.started),
+        "stop_p99_ms": round(_p99(samples.reaction_ms), 1),
+    }
+
+
+async def _end(world: LiveWorld, mind: Node) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_PATIENCE_S):
+            mind.dispatcher = None
+            for attempt in list(mind.attempts.values()):
+                world.runner.end(attempt.job, attempt.epoch)
+            await world.empty()
+
+
+def _remove(root: MemoryGroup) -> None:
+    """What we made, by its own name, with whatever is still in it."""
+    give_up = time.monotonic() + END_PATIENCE_S
+    while root.path.exists() and time.monotonic() < give_up:
+        for group in (*root.path.glob("reclaimnet-*"), root.path):
+            with contextlib.suppress(OSError):
+                for pid in (group / "cgroup.procs").read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+                group.rmdir()
+        time.sleep(SAMPLE_S)
+
+
+def _offer() -> Offer:
+    gpus = tuple(Gpu(id=GpuId(f"slot-{index}"), index=index) for index in range(SLOTS))
+    return Offer(provider="bench", gpus=gpus, terms=Terms())
+
+
+# --- simulated -------------------------------------------------------------------------------
+
+
+def _simulated(survive: Survive, seed: int, nodes: int) -> dict[str, Any]:
+    """Zones one after the other: nodes of different zones do not talk about memory."""
+    total = Tally(ranks={})
+    filled = capacity = 0.0
+    kills = 0
+    for zone in range(nodes // SIM_ZONE):
+        tally, share, size, ended = _zone(survive, seed * 100_003 + zone)
+        filled += share
+        capacity += size
+        kills += ended
+        total.ranks |= tally.ranks
+        total.started |= tally.started
+        total.ended |= tally.ended
+        total.inversions += tally.inversions
+        total.suspensions += tally.suspensions
+        total.lost_s += tally.lost_s
+        total.episodes += tally.episodes
+    return {
+        "survived_by_priority": total.survived(),
+        "inversions": total.inversions,
+        "used_fraction": round(filled / max(capacity, 1), 4),
+        "episode_p99_s": round(_p99(total.episodes), 3),
+        "work_lost_s": round(total.lost_s, 1),
+        "ended": len(total.ended),
+        "suspensions": total.suspensions,
+        "jobs": len(total.started),
+        "kernel_kills": kills,
+    }
+
+
+def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
+    world = SimWorld(seed=seed, suite=Suite(survive=survive, cadence=every), report_every=SECOND)
+    tally = Tally(ranks={})
+
+    def journal(now: int, node: NodeId, event: ev.Event, orders: Sequence[Order]) -> None:
+        mind = world.machines[node].mind
+        if mind is not None:
+            note(tally, mind, now, event, orders)
+
+    world.journal = journal
+    for index in range(SIM_ZONE):
+        node = NodeId(f"n{index}")
+        world.add_node(Body(node=node), memory_bytes=SIM_NODE_BYTES)
+    world.run(SECOND)
+    for index in range(SIM_ZONE):
+        world.lend(NodeId(f"n{index}"), _offer())
+    window_s = SIM_WINDOW / SECOND
+    arriving = []
+    for index in range(SIM_ZONE):
+        for load in loads(seed * 7 + index, SIM_NODE_BYTES, window_s):
+            name = f"{seed}-{index}-{load.name}"
+            tally.ranks[JobId(name)] = load.rank
+            arriving.append(replace(load, name=name))
+    start, marks = world.now, [0.0] * SIM_ZONE
+    saturated: dict[int, int] = {}
+    for load in sorted(arriving, key=lambda item: (item.at_s, item.name)):
+        world.run(start + round(load.at_s * SECOND))
+        spec = JobSpec(
+            name=load.name, user="bench", command=("true",), priority=PRIORITIES[load.rank]
+        )
+        work = Work(
+            steps=int(load.run_s / STEP_S),
+            step_time=round(STEP_S * SECOND),
+            state_bytes=STATE_BYTES,
+        )
+        footprint = Footprint(base=load.base, peak=load.peak, growth_bps=load.growth_bps)
+        world.submit(JobId(load.name), spec, work, footprint)
+        _mark(world, saturated, marks)
+    tick = start
+    while tick < start + SIM_WINDOW:
+        tick = min(max(tick, world.now) + SECOND, start + SIM_WINDOW)
+        world.run(tick)
+        _mark(world, saturated, marks)
+    filled = capacity = 0.0
+    kills = 0
+    for index in range(SIM_ZONE):
+        memory = world.machines[NodeId(f"n{index}")].memory
+        assert memory is not None, "every node has one"
+        memory.settle()
+        kills += memory.kills
+        if index in saturated:
+            filled += memory.filled - marks[index]
+            capacity += float(SIM_NODE_BYTES) * (world.now - saturated[index])
+    return tally, filled, capacity, kills
+
+
+def _mark(world: SimWorld, saturated: dict[int, int], marks: list[float]) -> None:
+    """Remember where each node's account stood when it was full for the first time."""
+    for index in range(SIM_ZONE):
+        memory = world.machines[NodeId(f"n{index}")].memory
+        assert memory is not None, "every node has one"
+        if index not in saturated and memory.used >= SATURATED * SIM_NODE_BYTES:
+            memory.settle()
+            saturated[index] = world.now
+            marks[index] = memory.filled
+
+
+def _p99(values: list[float]) -> float:
+    ranked = sorted(values)
+    return ranked[min(int(len(ranked) * 0.99), len(ranked) - 1)] if ranked else 0.0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"bench airlock: {text}\n")

@@ -109,7 +109,12 @@ class LiveWorld:
         self._spawn(self._send_logs())
         self._sensor = Sensor(guests, clock.now)
         self._pressure_due = False
-        self.watch = Watch(self._read_memory, self._on_pressure_from_thread, root=guests)
+        self.watch = Watch(
+            self._read_memory,
+            self._on_pressure_from_thread,
+            waited_for=lambda: bool(mind.airlock.holds),
+            root=guests,
+        )
 
     # --- events in -------------------------------------------------------------------------
 

@@ -23,11 +23,11 @@ from reclaimnet.model.market import Cause, GpuId, JobId, NodeId, Notice, NoticeI
 from reclaimnet.model.orders import Explain, Limit, Order, Save, Suspend, Tell, Unsuspend
 from reclaimnet.model.pressure import MAX_AGE, Pressure, Suspension
 from reclaimnet.model.probing import Probe, Purpose
-from reclaimnet.model.units import SECOND, show_duration, show_size
+from reclaimnet.model.units import MILLISECOND, SECOND, show_duration, show_size
 from reclaimnet.model.work import Decision, Saving, shape_of
 from reclaimnet.policy.place import Need
 from reclaimnet.policy.suite import Suite
-from reclaimnet.policy.survive import Resident, Scene, Verdict
+from reclaimnet.policy.survive import ADMIT, Resident, Scene, Verdict
 
 SUSPEND_FOR: Final = 10 * SECOND
 """How long a job waits for room in place."""
@@ -47,6 +47,8 @@ FAILED_SAVES: Final = 2
 EXTENSIONS: Final = 3
 """How often a job that cannot be saved waits for another SUSPEND_FOR while one that can be saved
 leaves in its place."""
+SHORTEST: Final = 300 * MILLISECOND
+"""Who was stopped stands still for this long at least: each change is written down."""
 IN_A_ROW: Final = 30 * SECOND
 """Suspended again so soon after it went on: it is moved, not bounced."""
 RESERVE_FOR: Final = SECOND
@@ -56,6 +58,14 @@ LEAVING_AT_ONCE: Final = 4
 HISTORY: Final = 16
 """Readings of a job that are kept to tell how it grows."""
 GROWTH_OVER: Final = 2 * SECOND
+GROWTH_AT_LEAST: Final = 250 * MILLISECOND
+"""Growth is never told from less: a process that is being loaded is not a culprit."""
+EXPECTED_SHARE: Final = 0.02
+"""What a job that was never seen is expected to need at first, as a share of the limit."""
+EXPECT_FOR: Final = 3 * SECOND
+"""Room is kept for a newcomer until it has had time to start."""
+REOPEN: Final = SECOND
+"""A node that was closed tells others that it is open when it has been so for this long."""
 NEWS: Final = 5 * SECOND
 """A node that has not looked at its memory for so long does not judge newcomers by it."""
 REMEMBERED: Final = 256
@@ -96,10 +106,18 @@ class Airlock:
         self.holds: dict[JobId, Hold] = {}
         self.reading: Pressure | None = None
         self.verdict = Verdict()
+        self._used: deque[tuple[int, int]] = deque(maxlen=HISTORY)
         self._history: dict[JobId, deque[tuple[int, int]]] = {}
         self._went_on: dict[JobId, int] = {}
         self._reserved: dict[JobId, tuple[int, int]] = {}
+        """Room kept for each job, and until when."""
+        self._expected: dict[JobId, tuple[int, int]] = {}
+        """What newcomers are expected to need, and until when it is kept for them."""
         self._needs: dict[JobId, int] = {}
+        """What jobs held when they left."""
+        self.short = False
+        """What others are told: coarse, and slow to change back, since everybody hears of it."""
+        self._closed_at = 0
         self._ending: set[JobId] = set()
         self._minted = 0
 
@@ -112,17 +130,24 @@ class Airlock:
             return []
         self.reading = reading
         self._reserved = {job: kept for job, kept in self._reserved.items() if now < kept[1]}
+        self._expected = {job: kept for job, kept in self._expected.items() if now < kept[1]}
         self._remember(reading)
         scene = Scene(
             limit=reading.limit,
             used=reading.used,
             residents=tuple(self._residents(reading, attempts, now)),
-            reserved=sum(room for room, _ in self._reserved.values()),
+            reserved=self._promised(),
+            growth_bps=_slope(self._used, reading.at),
         )
         self.verdict = self.suite.survive(scene)
+        if self.verdict.closed:
+            self.short, self._closed_at = True, now
+        elif now - self._closed_at >= REOPEN:
+            self.short = False
         return self._carry_out(self.verdict, reading, attempts, now)
 
     def _remember(self, reading: Pressure) -> None:
+        self._used.append((reading.at, reading.used))
         for usage in reading.jobs:
             history = self._history.setdefault(usage.job, deque(maxlen=HISTORY))
             history.append((reading.at, usage.bytes))
@@ -146,7 +171,7 @@ class Airlock:
                 group=f"{record.spec.user}/{record.spec.group}" if record.spec.group else "",
                 priority=record.spec.priority,
                 bytes=usage.bytes,
-                growth_bps=hold.growth_bps if hold else self._growth(usage.job, reading.at),
+                growth_bps=_faded(hold, now) if hold else self._growth(usage.job, reading.at),
                 residency=now - begun,
                 redo=max(unsaved, 0) + (attempt.save_cost or 0),
                 held=hold is not None,
@@ -154,12 +179,7 @@ class Airlock:
             )
 
     def _growth(self, job: JobId, at: int) -> int:
-        history = self._history.get(job, ())
-        recent = [(when, size) for when, size in history if at - when <= GROWTH_OVER]
-        if len(recent) < 2:
-            return 0
-        first, last = recent[0], recent[-1]
-        return max((last[1] - first[1]) * SECOND // (last[0] - first[0]), 0)
+        return _slope(self._history.get(job, ()), at)
 
     # --- what follows ----------------------------------------------------------------------
 
@@ -198,6 +218,8 @@ class Airlock:
             going += 1
             orders += self._free(hold, attempts[job], now)
         for job, room in verdict.resume:
+            if now - self.holds[job].since < SHORTEST:
+                continue
             orders += self._go_on(self.holds[job], attempts[job], room, now)
         return stops + orders
 
@@ -382,13 +404,32 @@ class Airlock:
         reading, verdict = self.reading, self.verdict
         if reading is None or now - reading.at > NEWS:
             return ""
-        if verdict.closed and (verdict.closed_to is None or probe.priority <= verdict.closed_to):
+        if verdict.open_above is not None and probe.priority > verdict.open_above:
+            return ""
+        if verdict.closed:
             return verdict.closed
-        need = self._needs.get(probe.job, 0)
-        room = max(reading.limit - reading.used, 0)
+        need = self._need(probe.job, reading)
+        room = int(reading.limit * ADMIT) - reading.used - self._promised()
         if need > room:
-            return f"it left for want of {show_size(need)}, and only {show_size(room)} are free"
+            free = show_size(max(room, 0))
+            return f"it is expected to need {show_size(need)}, and only {free} are free"
         return ""
+
+    def expect(self, job: JobId, now: int) -> None:
+        """It was promised a place: the next who asks finds that much less."""
+        if self.reading is not None:
+            self._expected[job] = (self._need(job, self.reading), now + EXPECT_FOR)
+
+    def _need(self, job: JobId, reading: Pressure) -> int:
+        return self._needs.get(job, int(reading.limit * EXPECTED_SHARE))
+
+    def _promised(self) -> int:
+        """Room that is spoken for but not in use yet."""
+        held = {job: history[-1][1] for job, history in self._history.items()}
+        newcomers = sum(
+            max(need - held.get(job, 0), 0) for job, (need, _) in self._expected.items()
+        )
+        return newcomers + sum(room for room, _ in self._reserved.values())
 
     # --- time ------------------------------------------------------------------------------
 
@@ -486,6 +527,21 @@ def _job_of(order: Order) -> JobId:
     if isinstance(order, Tell) and isinstance(order.event, ProbeArrived):
         return order.event.probe.job if order.event.probe.purpose == Purpose.MOVE else JobId("")
     return order.job if isinstance(order, Save) else JobId("")
+
+
+def _slope(readings: Iterable[tuple[int, int]], at: int) -> int:
+    """Bytes per second over the last readings; 0 if they shrink."""
+    recent = [(when, size) for when, size in readings if at - when <= GROWTH_OVER]
+    if len(recent) < 2:
+        return 0
+    first, last = recent[0], recent[-1]
+    took = max(last[0] - first[0], GROWTH_AT_LEAST)
+    return max((last[1] - first[1]) * SECOND // took, 0)
+
+
+def _faded(hold: Hold, now: int) -> int:
+    """How it grew before it was stopped says the less, the longer ago that is: half each second."""
+    return hold.growth_bps >> min((now - hold.since) // SECOND, 63)
 
 
 def _writing(attempt: Attempt) -> int:

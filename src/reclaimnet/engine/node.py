@@ -104,6 +104,7 @@ class Node:
             shelf_bytes=self.body.shelf_bytes,
             hazard_per_h=self.body.hazard_per_h,
             lending_since=self.provider.lending_since,
+            short_of_memory=self.airlock.short,
         )
 
     def _progress(self) -> tuple[Progress, ...]:
@@ -259,6 +260,7 @@ class Node:
             else self.provider.arbitrate(event.probe, self.suite.arbitrate, now)
         )
         if isinstance(verdict, Ticket):
+            self.airlock.expect(event.probe.job, now)
             answer = ev.ProbeAnswered(probe=event.probe.id, node=self.body.node, ticket=verdict)
         else:
             answer = ev.ProbeAnswered(
@@ -403,7 +405,8 @@ class Node:
         if self.dispatcher is None:
             return []
         gained = set(event.card.vacant) - set(before.vacant if before else ())
-        return self.dispatcher.vacancy(now) if gained else []
+        opened = before is not None and before.short_of_memory and not event.card.short_of_memory
+        return self.dispatcher.vacancy(now) if gained or opened else []
 
     def _beat_acked(self, event: ev.BeatAcked, now: int) -> list[Order]:
         lapsed = now >= self.lease_until

@@ -124,4 +124,6 @@ class Card:
     hazard_per_h: float = 0.0
     """The rate at which this provider is expected to take GPUs back now."""
     lending_since: int | None = None
+    short_of_memory: bool = False
+    """It takes no newcomer, unless for jobs of a high priority."""
     jobs: tuple[Progress, ...] = ()

@@ -54,18 +54,21 @@ class Suspension:
 
 
 LOOK_OFTEN: Final = 10 * MILLISECOND
-LOOK_SELDOM: Final = SECOND
+LOOK_SELDOM: Final = 250 * MILLISECOND
+LOOK_NEAR: Final = 50 * MILLISECOND
+"""When little is left, or somebody waits for it."""
+NEAR: Final = 0.8
 LOOKS_BEFORE: Final = 8
 """So many times memory is looked at before it could run out, if it grew on as it does."""
 
 
-def look_again(before: Pressure | None, last: Pressure) -> int:
+def look_again(before: Pressure | None, last: Pressure, *, waited_for: bool) -> int:
     """How long to wait until the next reading: the faster memory fills up, the shorter."""
     if before is None or last.at <= before.at:
         return LOOK_OFTEN
+    longest = LOOK_NEAR if waited_for or last.share >= NEAR else LOOK_SELDOM
     growth_bps = (last.used - before.used) * SECOND // (last.at - before.at)
     if growth_bps <= 0:
-        return LOOK_SELDOM if last.share < 0.8 else 10 * LOOK_OFTEN
+        return longest
     room = max(last.limit - last.used, 0)
-    wait = room * SECOND // growth_bps // LOOKS_BEFORE
-    return min(max(wait, LOOK_OFTEN), LOOK_SELDOM if last.share < 0.8 else 10 * LOOK_OFTEN)
+    return min(max(room * SECOND // growth_bps // LOOKS_BEFORE, LOOK_OFTEN), longest)

@@ -42,6 +42,8 @@ class Scene:
     residents: tuple[Resident, ...]
     reserved: int = 0
     """Room that was promised to jobs which go on but have not used it yet."""
+    growth_bps: int = 0
+    """Of all that is in use, whoever uses it: the owner's processes grow as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,8 @@ class Verdict:
     """Each with the room to reserve for it."""
     closed: str = ""
     """Why no newcomer should be let in; empty if one may be."""
-    closed_to: int | None = None
-    """None: to everybody. Else: to those of this priority or less."""
+    open_above: int | None = None
+    """Those above this priority may come all the same: enough of those below would give way."""
     decisions: tuple[tuple[JobId, Decision], ...] = ()
 
 
@@ -115,22 +117,23 @@ class PriorityLadder:
     only what growth cannot be stopped by it, or what went too far already, is freed.
     """
 
-    high: float = 0.975
+    high: float = 0.985
     """Growth is stopped when it would reach this share of the limit."""
-    critical: float = 0.985
+    critical: float = 0.992
     """Beyond this, what stands still is freed, whoever grows."""
-    emergency: float = 0.995
-    """Beyond this there is no time to save: the kernel would choose next, by size."""
-    admit: float = ADMIT
-    """No newcomer beyond this, unless enough of those below it would make room."""
+    emergency: float = 0.997
+    """Beyond this, if memory still fills up though everybody was stopped, there is no time to save:
+    the kernel would choose next, by size."""
     room_below: float = 0.1
-    """How much is enough, as a share of the limit."""
-    horizon: int = 500 * MILLISECOND
-    """How far growth is looked ahead: a few readings and the time to stop a process."""
-    resume_horizon: int = 2 * SECOND
-    """Who goes on gets room to grow as before for this long."""
+    """A newcomer may come to a full node if those below it hold this share of the limit."""
+    horizon: int = 150 * MILLISECOND
+    """How far growth is looked ahead: a reading, and the time to stop a process."""
+    resume_horizon: int = 500 * MILLISECOND
+    """Who goes on gets room to grow as before for this long; to be stopped again costs little."""
     least_room: float = 0.005
     """And at least this share of the limit."""
+    redo_grain: int = 5 * SECOND
+    """Work to be done again is told apart from here on, by powers of two."""
     culprit_share: float = 0.25
     """Who makes this much of all growth is not a bystander."""
 
@@ -142,13 +145,13 @@ class PriorityLadder:
         forecast = scene.used + self._demand(running)
         if forecast <= scene.limit * self.high and scene.used <= scene.limit * self.high:
             chosen: list[_Unit] = []
-            freed: list[_Unit] = []
-            resumed = self._resumed(scene, held, forecast)
+            resumed, shortfall = self._resumed(scene, held, forecast)
+            freed = self._freed_for_those_above(scene, held, going, resumed, shortfall)
         else:
             chosen = self._stopped(scene, running, held, going)
             freed = self._freed(scene, running, chosen, held, going)
             resumed = []
-        ended = self._ended(scene, [*held, *chosen], going)
+        ended = [] if chosen else self._ended(scene, held, going)
         freed = [unit for unit in freed if unit not in ended]
         decisions = [
             *self._explained(scene, "who stands still?", "", chosen, running, freed + ended),
@@ -156,12 +159,12 @@ class PriorityLadder:
             *self._explained(scene, "whose memory is freed?", "end at once: ", ended, [], []),
         ]
         return Verdict(
-            suspend=(*_jobs(u for u in chosen if u not in ended), *_stragglers(held)),
+            suspend=(*_jobs(chosen), *_stragglers(held)),
             free=_jobs(freed),
             end=_jobs(ended),
             resume=tuple((job, room) for unit, room in resumed for job in unit.jobs),
             closed=self._closed(scene, [*held, *chosen, *going]),
-            closed_to=self._closed_to(scene, [*held, *chosen, *going]),
+            open_above=self._open_above(scene, [*held, *chosen, *going]),
             decisions=tuple(decisions),
         )
 
@@ -171,6 +174,7 @@ class PriorityLadder:
         self, scene: Scene, running: list[_Unit], held: list[_Unit], going: list[_Unit]
     ) -> list[_Unit]:
         high, critical = scene.limit * self.high, scene.limit * self.critical
+        last = scene.limit * self.emergency
         left = self._rank(scene, running)
         chosen: list[_Unit] = []
         while left:
@@ -182,7 +186,8 @@ class PriorityLadder:
             covered = sum(u.bytes for u in (*stopped, *going)) >= projected - high
             grows = self._demand([unit]) > 0
             above = all(unit.priority > other.priority for other in (*stopped, *going))
-            if covered and projected <= critical and (not grows or above):
+            soon = projected <= (last if above else critical)
+            if covered and soon and (above or not grows):
                 # Those below it make room; there is time for that, so it may go on meanwhile.
                 break
             if len(left) == 1 and projected <= critical:
@@ -204,30 +209,35 @@ class PriorityLadder:
         need = scene.used + demand - scene.limit * self.high - sum(u.bytes for u in going)
         if need <= 0 or (demand == 0 and scene.used < scene.limit * self.critical):
             return []
-        freed: list[_Unit] = []
-        for unit in self._rank(scene, [*held, *chosen]):
-            if need <= 0:
-                break
-            freed.append(unit)
+        return self._enough(scene, [*held, *chosen], need)
+
+    def _enough(self, scene: Scene, units: list[_Unit], need: float) -> list[_Unit]:
+        """The first by rank that hold so much; of several worth the same, whoever fits best."""
+        left = self._rank(scene, units)
+        chosen: list[_Unit] = []
+        while left and need > 0:
+            alike = [unit for unit in left if self._worth(unit) == self._worth(left[0])]
+            fitting = [unit for unit in alike if unit.bytes >= need]
+            unit = min(fitting, key=lambda u: u.bytes) if fitting else alike[0]
+            chosen.append(unit)
+            left.remove(unit)
             need -= unit.bytes
-        return freed
+        return chosen
 
     def _ended(self, scene: Scene, stopped: list[_Unit], going: list[_Unit]) -> list[_Unit]:
-        if scene.used < scene.limit * self.emergency:
+        ahead = scene.used + scene.growth_bps * self.horizon // SECOND
+        if scene.used < scene.limit * self.emergency or ahead < scene.limit:
             return []
-        need = scene.used - scene.limit * self.critical
-        ended: list[_Unit] = []
-        for unit in self._rank(scene, [*stopped, *going]):
-            if need <= 0:
-                break
-            ended.append(unit)
-            need -= unit.bytes
-        return ended
+        return self._enough(scene, [*stopped, *going], scene.used - scene.limit * self.critical)
 
-    def _resumed(self, scene: Scene, held: list[_Unit], forecast: float) -> list[tuple[_Unit, int]]:
+    def _resumed(
+        self, scene: Scene, held: list[_Unit], forecast: float
+    ) -> tuple[list[tuple[_Unit, int]], float]:
+        """Who may go on, each with its room; and what the best of the others lacks."""
         room = scene.limit * self.high - forecast - scene.reserved
         resumed: list[tuple[_Unit, int]] = []
         waiting: int | None = None
+        shortfall = 0.0
         for unit in sorted(held, key=lambda u: (-u.priority, -u.redo, -u.residency, u.name)):
             if waiting is not None and unit.priority < waiting:
                 # It would take the room that one above it waits for.
@@ -236,10 +246,26 @@ class PriorityLadder:
             want = max(grows, int(scene.limit * self.least_room))
             if want > room:
                 waiting = unit.priority
+                shortfall = shortfall or want - room
                 continue
             room -= want
             resumed.append((unit, want // len(unit.members)))
-        return resumed
+        return resumed, shortfall
+
+    def _freed_for_those_above(
+        self,
+        scene: Scene,
+        held: list[_Unit],
+        going: list[_Unit],
+        resumed: list[tuple[_Unit, int]],
+        shortfall: float,
+    ) -> list[_Unit]:
+        """What stands still does not stand in the way of those above it."""
+        on = [unit for unit, _ in resumed]
+        still = [unit for unit in held if unit not in on]
+        top = max((unit.priority for unit in still), default=0)
+        need = shortfall - sum(unit.bytes for unit in going)
+        return self._enough(scene, [unit for unit in still if unit.priority < top], need)
 
     # --- what they are ranked by -----------------------------------------------------------
 
@@ -251,12 +277,18 @@ class PriorityLadder:
             key=lambda u: (
                 u.priority,
                 not self._culprit(u, growth),
+                *self._worth(u)[1:],
                 u.redo,
                 u.residency,
                 -u.bytes,
                 u.name,
             ),
         )
+
+    def _worth(self, unit: _Unit) -> tuple[int, int, int]:
+        """Coarse on purpose: a second more or less of work does not outweigh a better fit."""
+        redo, residency = unit.redo // self.redo_grain, unit.residency // SECOND
+        return (unit.priority, redo.bit_length(), residency.bit_length())
 
     def _culprit(self, unit: _Unit, growth: int) -> bool:
         return unit.growth_bps > 0 and unit.growth_bps >= growth * self.culprit_share
@@ -270,14 +302,10 @@ class PriorityLadder:
         if waiting:
             count = sum(len(unit.members) for unit in waiting)
             return f"{count} job{'s' * (count != 1)} wait for memory here already"
-        if scene.used + scene.reserved >= scene.limit * self.admit:
-            return f"{_share(scene.used, scene.limit)} of its memory is in use"
-        return ""
+        return _full(scene)
 
-    def _closed_to(self, scene: Scene, waiting: list[_Unit]) -> int | None:
+    def _open_above(self, scene: Scene, waiting: list[_Unit]) -> int | None:
         highest = max((unit.priority for unit in waiting), default=None)
-        if scene.used + scene.reserved < scene.limit * self.admit:
-            return highest
         below = 0
         for resident in sorted(scene.residents, key=lambda r: r.priority):
             below += resident.bytes
@@ -392,7 +420,7 @@ def _jobs(units: Iterable[_Unit]) -> tuple[JobId, ...]:
 
 
 def _full(scene: Scene) -> str:
-    if scene.used < scene.limit * ADMIT:
+    if scene.used + scene.reserved < scene.limit * ADMIT:
         return ""
     return f"{_share(scene.used, scene.limit)} of its memory is in use"
 

@@ -133,7 +133,8 @@ class Memory:
             return
         self.settle()
         reading = self.read()
-        wait = look_again(self._before, reading)
+        waited_for = any(cell.process.suspended_at is not None for cell in self._cells.values())
+        wait = look_again(self._before, reading, waited_for=waited_for)
         self._before = reading
         self._kernel.after(SENSOR_DELAY, lambda: self._tell(reading))
         self._kernel.after(wait, self._look)

@@ -27,11 +27,13 @@ class Watch:
         read: Callable[[], Pressure],
         on: Callable[[Pressure], None],
         *,
+        waited_for: Callable[[], bool],
         root: Path | None,
         host: Path = Path("/proc"),
     ) -> None:
         self._read = read
         self._on = on
+        self._waited_for = waited_for
         self._poll = select.poll()
         self._fds: list[int] = []
         self._events: set[int] = set()
@@ -75,7 +77,7 @@ class Watch:
                 # One unreadable file must not blind us for good.
                 traceback.print_exc()
                 continue
-            wait = look_again(before, reading)
+            wait = look_again(before, reading, waited_for=self._waited_for())
             before = reading
 
     def _thresholds(self, root: Path) -> int:

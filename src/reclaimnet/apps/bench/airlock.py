@@ -52,6 +52,8 @@ SLOTS: Final = 24
 """More than the memory can hold: memory, not GPUs, is what is short."""
 SAVE_EVERY: Final = 2 * SECOND
 """Every contender's jobs are saved this often, so that all have something to go back to."""
+KERNEL_SCORE: Final = 800
+"""The same for every job of the others: the kernel by itself knows nothing of priorities."""
 STEP_S: Final = 0.05
 STATE_BYTES: Final = MIB
 WINDOW_S: Final = 30.0
@@ -70,22 +72,25 @@ SIM_WINDOW: Final = 2 * MINUTE
 SIM_NODE_BYTES: Final = 64 << 30
 
 JOB: Final = '''\
-"""Holds memory, more with every step up to its peak, and otherwise only counts."""
+"""Holds memory: its base after a second, more with every step up to its peak; else it counts."""
 
 import sys
 import time
 
 from reclaimnet import sdk
 
-base, peak, growth, pause, steps = (float(word) for word in sys.argv[1:])
+base, peak, growth, pause, steps, score = (float(word) for word in sys.argv[1:])
+if score:
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(int(score)))
 with sdk.job() as job:
     state = job.restore({"step": 0, "payload": bytes(1 << 20)})
-    held = [b"x" * int(base)]
-    size = base
+    held = []
+    size = 0.0
     while state["step"] < steps:
         time.sleep(pause)
         if size < peak:
-            more = min(growth * pause, peak - size)
+            more = min((base if size < base else growth) * pause, peak - size)
             held.append(b"x" * int(more))
             size += more
         state["step"] += 1
@@ -109,44 +114,37 @@ class Load:
 
 def loads(seed: int, limit: int, window_s: float) -> list[Load]:
     """Residents that fill most of the node, a saturating stream of small jobs, and late arrivals
-    of high priority. Shares are of the node's memory; a third of the window fills it."""
+    of high priority; all of them take most of their memory at the start and creep on from there,
+    some faster than others. Shares are of the node's memory."""
     rng = random.Random(seed)
 
-    def load(name: str, rank: str, at_s: float, share: float, fill_s: float, run_s: float) -> Load:
+    def load(name: str, rank: str, at_s: float, share: float, fill: float, run: float) -> Load:
         peak = int(limit * share)
-        base = peak // 8
+        base = int(peak * 0.6)
         return Load(
             name=name,
             rank=rank,
             at_s=at_s,
             base=base,
             peak=peak,
-            growth_bps=int((peak - base) / fill_s),
-            run_s=run_s,
+            growth_bps=int((peak - base) / (fill * window_s)),
+            run_s=run * window_s,
         )
 
-    long = window_s * 2
-    some = [
-        load(f"high{i}", "high", 0, rng.uniform(0.13, 0.17), window_s / 3, long) for i in range(2)
-    ]
-    some += [
-        load(f"mid{i}", "mid", 0, rng.uniform(0.08, 0.12), window_s / 3, long) for i in range(3)
-    ]
+    some = [load(f"high{i}", "high", 0, rng.uniform(0.12, 0.16), 0.5, 2) for i in range(2)]
+    some += [load(f"mid{i}", "mid", 0, rng.uniform(0.07, 0.11), 0.5, 2) for i in range(3)]
     some += [
         load(
             f"low{i:02}",
             "low",
-            0.0 if i < 9 else rng.uniform(0.2, 0.9) * window_s,
-            rng.uniform(0.04, 0.08),
-            window_s / rng.choice((4, 6, 10)),
-            window_s * rng.uniform(0.3, 0.8),
+            0.0 if i < 16 else rng.uniform(0.2, 0.9) * window_s,
+            rng.uniform(0.02, 0.05),
+            rng.choice((0.1, 0.4, 0.8)),
+            rng.uniform(0.3, 1.2),
         )
-        for i in range(18)
+        for i in range(26)
     ]
-    some += [
-        load(f"late{i}", "high", window_s * (0.45 + 0.2 * i), 0.1, window_s / 8, long)
-        for i in range(2)
-    ]
+    some += [load(f"late{i}", "high", (0.4 + 0.25 * i) * window_s, 0.08, 0.2, 2) for i in range(2)]
     return sorted(some, key=lambda item: (item.at_s, item.name))
 
 
@@ -250,6 +248,8 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
             "episode_bound_s": EPISODE / SECOND,
             "survived": "never ended before its own end, not even after it was saved",
             "episode": "from the moment a job is stopped or ended until it runs again",
+            "stop_ms": "from a reading to the moment the process stands still, seen every 10 ms",
+            "react_ms": "the same from the reading before, so an upper bound from the crossing on",
             "used_fraction": f"mean from the first moment above {SATURATED} on",
         },
         "results": results,
@@ -367,8 +367,8 @@ class NotedNode(Node):
     def __init__(self, body: Body, suite: Suite, tally: Tally) -> None:
         super().__init__(body, suite)
         self.tally = tally
-        self.stops: list[tuple[JobId, int, int]] = []
-        """Job, epoch and the moment of the reading before the one that stopped it."""
+        self.stops: list[tuple[JobId, int, int, int]] = []
+        """Job, epoch, and the moments of the reading that stopped it and of the one before."""
         self._last_read = 0
 
     def handle(self, event: ev.Event, now: int) -> list[Order]:
@@ -378,7 +378,8 @@ class NotedNode(Node):
             for order in orders:
                 if type(order).__name__ == "Suspend":
                     job: JobId = order.job  # type: ignore[union-attr]
-                    self.stops.append((job, self.attempts[job].epoch, self._last_read))
+                    at = event.reading.at
+                    self.stops.append((job, self.attempts[job].epoch, at, self._last_read))
             self._last_read = event.reading.at
         return orders
 
@@ -387,7 +388,8 @@ class NotedNode(Node):
 class _Samples:
     used: list[float] = field(default_factory=list)
     saturated: bool = False
-    reaction_ms: list[float] = field(default_factory=list)
+    stop_ms: list[float] = field(default_factory=list)
+    react_ms: list[float] = field(default_factory=list)
 
 
 def _contest(
@@ -434,7 +436,8 @@ async def _held(
             assert limit is not None, "we have just set it"
             async with asyncio.timeout(window_s + END_PATIENCE_S):
                 sampling = asyncio.ensure_future(_sample(world, mind, root, limit, samples))
-                await _submit(campus, clock, folder, plan, window_s)
+                score = 0 if survive is priority_ladder else KERNEL_SCORE
+                await _submit(campus, clock, folder, plan, window_s, score)
                 sampling.cancel()
                 await asyncio.wait([sampling])
             result = _result(tally, samples, clock.now())
@@ -446,7 +449,7 @@ async def _held(
 
 
 async def _submit(
-    campus: OneNode, clock: Clock, folder: Path, plan: list[Load], window_s: float
+    campus: OneNode, clock: Clock, folder: Path, plan: list[Load], window_s: float, score: int
 ) -> None:
     began = time.monotonic()
     for load in plan:
@@ -456,7 +459,7 @@ async def _submit(
         spec = JobSpec(
             name=load.name,
             user="bench",
-            command=(*command, str(int(load.run_s / STEP_S))),
+            command=(*command, str(int(load.run_s / STEP_S)), str(score)),
             priority=PRIORITIES[load.rank],
             workdir=str(folder),
         )
@@ -476,11 +479,12 @@ async def _sample(
         if samples.saturated:
             samples.used.append(share)
         waiting = []
-        for job, epoch, since in mind.stops:
+        for job, epoch, at, before in mind.stops:
             if world.runner.still(job, epoch):
-                samples.reaction_ms.append((world.now() - since) / MILLISECOND)
-            elif job in mind.airlock.holds:
-                waiting.append((job, epoch, since))
+                samples.stop_ms.append((world.now() - at) / MILLISECOND)
+                samples.react_ms.append((world.now() - before) / MILLISECOND)
+            elif job in mind.airlock.holds and mind.airlock.holds[job].still:
+                waiting.append((job, epoch, at, before))
         mind.stops = waiting
         await asyncio.sleep(SAMPLE_S)
 
@@ -496,7 +500,8 @@ def _result(tally: Tally, samples: _Samples, now: int) -> dict[str, Any]:
         "ended": len(tally.ended),
         "suspensions": tally.suspensions,
         "jobs": len(tally.started),
-        "stop_p99_ms": round(_p99(samples.reaction_ms), 1),
+        "stop_ms": _spread(samples.stop_ms),
+        "react_ms": _spread(samples.react_ms),
     }
 
 
@@ -594,7 +599,7 @@ def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
             step_time=round(STEP_S * SECOND),
             state_bytes=STATE_BYTES,
         )
-        footprint = Footprint(base=load.base, peak=load.peak, growth_bps=load.growth_bps)
+        footprint = Footprint(base=load.peak // 8, peak=load.peak, growth_bps=load.growth_bps)
         world.submit(JobId(load.name), spec, work, footprint)
         _mark(world, saturated, marks)
     tick = start
@@ -624,6 +629,11 @@ def _mark(world: SimWorld, saturated: dict[int, int], marks: list[float]) -> Non
             memory.settle()
             saturated[index] = world.now
             marks[index] = memory.filled
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    middle = sorted(values)[len(values) // 2] if values else 0.0
+    return {"p50": round(middle, 1), "p99": round(_p99(values), 1)}
 
 
 def _p99(values: list[float]) -> float:

@@ -92,6 +92,8 @@ class Hold:
     """Its processes are stopped; those of one that saves itself are not."""
     probes: int = 0
     extensions: int = 0
+    bounced: bool = False
+    """It was to be moved because it was stopped again so soon, not because its time was over."""
     failed_saves: int = 0
 
 
@@ -239,6 +241,7 @@ class Airlock:
                     f"it went on only {show_duration(now - went_on)} ago",
                 )
             )
+            hold.bounced = True
             orders += self._readdress(hold, attempt, now)
         return orders
 
@@ -273,7 +276,7 @@ class Airlock:
     def _free(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
         if hold.rung != Rung.SUSPENDED:
             return []
-        if self._elsewhere(attempt, now):
+        if hold.probes < PROBES and self._elsewhere(attempt, now):
             return self._readdress(hold, attempt, now)
         return self._release(hold, attempt, now)
 
@@ -288,7 +291,11 @@ class Airlock:
             state_bytes=newest.size if newest else 0,
             grace=READDRESS_FOR + 2 * _writing(attempt),
         )
-        candidates = self.around.candidates(attempt.record, now)
+        candidates = [
+            candidate
+            for candidate in self.around.candidates(attempt.record, now)
+            if not candidate.card.short_of_memory
+        ]
         return bool(self.suite.place(need, candidates, now).nodes)
 
     def _readdress(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
@@ -321,6 +328,11 @@ class Airlock:
         if owners is not None:
             # While it looked for a place for our sake, its loan was ended for the owner's.
             return orders + attempt.leave(owners, now)
+        if hold.bounced:
+            # Nobody takes it, so it waits here like the others.
+            hold.bounced = False
+            hold.rung, hold.until = Rung.SUSPENDED, max(hold.since + SUSPEND_FOR, now + SECOND)
+            return orders + attempt.suspend(hold.why, now)
         return orders + self._release(hold, attempt, now)
 
     def _release(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:

@@ -55,7 +55,7 @@ class Suspension:
 
 LOOK_OFTEN: Final = 10 * MILLISECOND
 LOOK_SELDOM: Final = 250 * MILLISECOND
-LOOK_NEAR: Final = 50 * MILLISECOND
+LOOK_NEAR: Final = 100 * MILLISECOND
 """When little is left, or somebody waits for it."""
 NEAR: Final = 0.8
 LOOKS_BEFORE: Final = 8

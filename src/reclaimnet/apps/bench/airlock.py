@@ -55,7 +55,6 @@ SAVE_EVERY: Final = 2 * SECOND
 KERNEL_SCORE: Final = 800
 """The same for every job of the others: the kernel by itself knows nothing of priorities."""
 STEP_S: Final = 0.05
-STATE_BYTES: Final = MIB
 WINDOW_S: Final = 30.0
 QUICK_WINDOW_S: Final = 8.5
 NODE_BYTES: Final = 2048 * MIB
@@ -65,11 +64,14 @@ SATURATED: Final = 0.9
 SAMPLE_S: Final = 0.01
 END_PATIENCE_S: Final = 10.0
 SIM_NODES: Final = 1000
-QUICK_SIM_NODES: Final = 60
+QUICK_SIM_NODES: Final = 12
 SIM_ZONE: Final = 4
 """Nodes that hear each other."""
 SIM_WINDOW: Final = 2 * MINUTE
 SIM_NODE_BYTES: Final = 64 << 30
+SIM_STATE_BYTES: Final = 1 << 28
+SIM_STEP: Final = SECOND
+SIM_SAVE_EVERY: Final = MINUTE // 2
 
 JOB: Final = '''\
 """Holds memory: its base after a second, more with every step up to its peak; else it counts."""
@@ -112,7 +114,9 @@ class Load:
     run_s: float
 
 
-def loads(seed: int, limit: int, window_s: float) -> list[Load]:
+def loads(
+    seed: int, limit: int, window_s: float, *, lows: int = 26, share: float = 0.02
+) -> list[Load]:
     """Residents that fill most of the node, a saturating stream of small jobs, and late arrivals
     of high priority; all of them take most of their memory at the start and creep on from there,
     some faster than others. Shares are of the node's memory."""
@@ -137,12 +141,12 @@ def loads(seed: int, limit: int, window_s: float) -> list[Load]:
         load(
             f"low{i:02}",
             "low",
-            0.0 if i < 16 else rng.uniform(0.2, 0.9) * window_s,
-            rng.uniform(0.02, 0.05),
+            0.0 if i < lows * 0.6 else rng.uniform(0.2, 0.9) * window_s,
+            rng.uniform(share, share + 0.03),
             rng.choice((0.1, 0.4, 0.8)),
             rng.uniform(0.3, 1.2),
         )
-        for i in range(26)
+        for i in range(lows)
     ]
     some += [load(f"late{i}", "high", (0.4 + 0.25 * i) * window_s, 0.08, 0.2, 2) for i in range(2)]
     return sorted(some, key=lambda item: (item.at_s, item.name))
@@ -190,9 +194,19 @@ class Tally:
         return shares
 
 
-def note(tally: Tally, mind: Node, now: int, event: ev.Event, orders: Sequence[Order]) -> None:
+def note(
+    tally: Tally,
+    mind: Node,
+    now: int,
+    event: ev.Event,
+    orders: Sequence[Order],
+    *,
+    step_s: float = STEP_S,
+    done: int | None = None,
+) -> None:
     """From one entry of the journal, whichever world wrote it. What a job that waits elsewhere or
-    in the queue does not do counts until it runs again."""
+    in the queue does not do counts until it runs again. `done` is the last step of a job that
+    ended, where that is known better than from its reports."""
     kinds: dict[str, set[JobId]] = {}
     for order in orders:
         kinds.setdefault(type(order).__name__, set()).add(getattr(order, "job", JobId("")))
@@ -205,7 +219,8 @@ def note(tally: Tally, mind: Node, now: int, event: ev.Event, orders: Sequence[O
             stopped = stopped | {event.job}
             newest = attempt.record.newest
             saved = newest.step if newest else 0
-            tally.cut_short(event.job, max(attempt.record.step - saved, 0) * STEP_S)
+            step = attempt.record.step if done is None else done
+            tally.cut_short(event.job, max(step - saved, 0) * step_s)
     others = [
         job
         for job, attempt in mind.attempts.items()
@@ -312,6 +327,11 @@ def every(jobs: Sequence[Savable], uplink_bps: int, now: int) -> tuple[Due, ...]
     """A fixed interval: what is compared is survival, not cadence."""
     chosen = Decision(question="when to save?", chosen="at a fixed interval")
     return tuple(Due(job=j.job, at=j.saved_at + SAVE_EVERY, decision=chosen) for j in jobs)
+
+
+def every_half_minute(jobs: Sequence[Savable], uplink_bps: int, now: int) -> tuple[Due, ...]:
+    due = every(jobs, uplink_bps, now)
+    return tuple(replace(item, at=item.at - SAVE_EVERY + SIM_SAVE_EVERY) for item in due)
 
 
 # --- real ------------------------------------------------------------------------------------
@@ -565,13 +585,15 @@ def _simulated(survive: Survive, seed: int, nodes: int) -> dict[str, Any]:
 
 
 def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
-    world = SimWorld(seed=seed, suite=Suite(survive=survive, cadence=every), report_every=SECOND)
+    suite = Suite(survive=survive, cadence=every_half_minute)
+    world = SimWorld(seed=seed, suite=suite, report_every=None)
     tally = Tally(ranks={})
 
     def journal(now: int, node: NodeId, event: ev.Event, orders: Sequence[Order]) -> None:
         mind = world.machines[node].mind
         if mind is not None:
-            note(tally, mind, now, event, orders)
+            done = world.steps_done.get(event.job) if isinstance(event, ev.ProcessExited) else None
+            note(tally, mind, now, event, orders, step_s=SIM_STEP / SECOND, done=done)
 
     world.journal = journal
     for index in range(SIM_ZONE):
@@ -583,7 +605,8 @@ def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
     window_s = SIM_WINDOW / SECOND
     arriving = []
     for index in range(SIM_ZONE):
-        for load in loads(seed * 7 + index, SIM_NODE_BYTES, window_s):
+        plan = loads(seed * 7 + index, SIM_NODE_BYTES, window_s, lows=10, share=0.06)
+        for load in plan:
             name = f"{seed}-{index}-{load.name}"
             tally.ranks[JobId(name)] = load.rank
             arriving.append(replace(load, name=name))
@@ -595,11 +618,12 @@ def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
             name=load.name, user="bench", command=("true",), priority=PRIORITIES[load.rank]
         )
         work = Work(
-            steps=int(load.run_s / STEP_S),
-            step_time=round(STEP_S * SECOND),
-            state_bytes=STATE_BYTES,
+            steps=round(load.run_s * SECOND / SIM_STEP),
+            step_time=SIM_STEP,
+            state_bytes=SIM_STATE_BYTES,
+            save_time=SECOND,
         )
-        footprint = Footprint(base=load.peak // 8, peak=load.peak, growth_bps=load.growth_bps)
+        footprint = Footprint(base=load.base, peak=load.peak, growth_bps=load.growth_bps)
         world.submit(JobId(load.name), spec, work, footprint)
         _mark(world, saturated, marks)
     tick = start

@@ -39,6 +39,8 @@ SLOWEST_BPS: Final = 100_000_000
 """Bytes per second at which a large state is written at least; both times are longer by that."""
 PROBES: Final = 5
 """Nodes asked to take a suspended job before it is released."""
+SEEK_FOR: Final = 2 * SECOND
+"""How long they are looked for."""
 EPISODE: Final = SUSPEND_FOR + READDRESS_FOR + RELEASE_FOR
 """No job is in the airlock for longer than this and what its state takes to write, unless a save
 of it fails."""
@@ -91,6 +93,7 @@ class Hold:
     still: bool = True
     """Its processes are stopped; those of one that saves itself are not."""
     probes: int = 0
+    seek_until: int = 0
     extensions: int = 0
     bounced: bool = False
     """It was to be moved because it was stopped again so soon, not because its time was over."""
@@ -209,15 +212,13 @@ class Airlock:
             if job not in self._ending:
                 self._ending.add(job)
                 orders += attempts[job].end_for(_why(reading), now)
-        going = sum(hold.rung != Rung.SUSPENDED for hold in self.holds.values())
         for job in verdict.free:
             hold = self.holds[job]
             if reading.swap_free > hold.bytes and now - hold.since < SUSPEND_FOR // 2:
                 # It is being pushed out to swap; only if that does not help must it leave.
                 continue
-            if going >= LEAVING_AT_ONCE:
+            if self._going() >= LEAVING_AT_ONCE:
                 break
-            going += 1
             orders += self._free(hold, attempts[job], now)
         for job, room in verdict.resume:
             if now - self.holds[job].since < SHORTEST:
@@ -232,7 +233,9 @@ class Airlock:
         self._reserved.pop(attempt.job, None)
         orders = attempt.suspend(why, now)
         went_on = self._went_on.get(attempt.job)
-        if went_on is not None and now - went_on < IN_A_ROW and self._elsewhere(attempt, now):
+        bounced = went_on is not None and now - went_on < IN_A_ROW
+        if bounced and self._going() < LEAVING_AT_ONCE and self._elsewhere(attempt, now):
+            assert went_on is not None, "it went on before"
             orders.append(
                 _explain(
                     attempt.job,
@@ -244,6 +247,9 @@ class Airlock:
             hold.bounced = True
             orders += self._readdress(hold, attempt, now)
         return orders
+
+    def _going(self) -> int:
+        return sum(hold.rung != Rung.SUSPENDED for hold in self.holds.values())
 
     def _held(self, attempt: Attempt, size: int, why: str, now: int) -> Hold:
         return Hold(
@@ -302,6 +308,7 @@ class Airlock:
         """The loan ends for this job alone: its GPUs stay on offer."""
         hold.rung = Rung.READDRESSED
         hold.until = now + READDRESS_FOR + 2 * _writing(attempt)
+        hold.seek_until = now + SEEK_FOR
         self._minted += 1
         gpus: tuple[GpuId, ...] = attempt.gpus
         notice = Notice(
@@ -323,6 +330,8 @@ class Airlock:
         ]
 
     def _give_up(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
+        hold.seek_until = 0
+        hold.probes = PROBES
         orders = attempt.stay(now)
         owners = self.provider.notice_for(hold.job)
         if owners is not None:
@@ -420,20 +429,22 @@ class Airlock:
             return ""
         if verdict.closed:
             return verdict.closed
-        need = self._need(probe.job, reading)
+        need = self._need(probe, reading)
         room = int(reading.limit * ADMIT) - reading.used - self._promised()
         if need > room:
             free = show_size(max(room, 0))
             return f"it is expected to need {show_size(need)}, and only {free} are free"
         return ""
 
-    def expect(self, job: JobId, now: int) -> None:
+    def expect(self, probe: Probe, now: int) -> None:
         """It was promised a place: the next who asks finds that much less."""
         if self.reading is not None:
-            self._expected[job] = (self._need(job, self.reading), now + EXPECT_FOR)
+            self._expected[probe.job] = (self._need(probe, self.reading), now + EXPECT_FOR)
 
-    def _need(self, job: JobId, reading: Pressure) -> int:
-        return self._needs.get(job, int(reading.limit * EXPECTED_SHARE))
+    def _need(self, probe: Probe, reading: Pressure) -> int:
+        """What it said, or held when it left here, or else what is usual."""
+        usual = int(reading.limit * EXPECTED_SHARE)
+        return probe.shape.memory_bytes or self._needs.get(probe.job, usual)
 
     def _promised(self) -> int:
         """Room that is spoken for but not in use yet."""
@@ -478,16 +489,28 @@ class Airlock:
             del self._needs[next(iter(self._needs))]
 
     def next_wake(self) -> int | None:
-        waiting = [hold.until for hold in self.holds.values() if hold.rung == Rung.SUSPENDED]
-        return min(waiting, default=None)
+        times = [hold.until for hold in self.holds.values() if hold.rung == Rung.SUSPENDED]
+        times += [hold.seek_until for hold in self.holds.values() if hold.seek_until]
+        return min(times, default=None)
 
     def woke(self, attempts: Mapping[JobId, Attempt], now: int) -> list[Order]:
         orders: list[Order] = []
         for job in sorted(self.holds):
             hold = self.holds[job]
+            if hold.seek_until and now >= hold.seek_until:
+                hold.seek_until = 0
+                orders += self._if_sought_in_vain(hold, attempts[job], now)
             if hold.rung == Rung.SUSPENDED and now >= hold.until:
                 orders += self._instead(hold, attempts, now) or self._free(hold, attempts[job], now)
         return orders
+
+    def _if_sought_in_vain(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
+        departure, notice = attempt.departure, attempt.notice
+        if departure is None or departure.destination is not None or departure.stopped:
+            return []
+        if notice is None or notice.cause != Cause.PRESSURE:
+            return []
+        return self._give_up(hold, attempt, now)
 
     def _instead(self, hold: Hold, attempts: Mapping[JobId, Attempt], now: int) -> list[Order]:
         """For a job that would lose everything: one that would not makes room."""

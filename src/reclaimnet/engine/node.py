@@ -72,6 +72,8 @@ class Node:
 
     def handle(self, event: ev.Event, now: int) -> list[Order]:
         orders = self._react(event, now)
+        if isinstance(event, ev.PressureRead) and not orders and self._unmoved(now):
+            return []
         orders += self._sweep(now)
         orders += self._maybe_beat(now)
         return self.airlock.escort(orders, self.attempts, now)
@@ -260,7 +262,7 @@ class Node:
             else self.provider.arbitrate(event.probe, self.suite.arbitrate, now)
         )
         if isinstance(verdict, Ticket):
-            self.airlock.expect(event.probe.job, now)
+            self.airlock.expect(event.probe, now)
             answer = ev.ProbeAnswered(probe=event.probe.id, node=self.body.node, ticket=verdict)
         else:
             answer = ev.ProbeAnswered(
@@ -489,6 +491,11 @@ class Node:
         if card != self._told:
             self._beat_at = min(self._beat_at, now + EARLY_BEAT)
         return []
+
+    def _unmoved(self, now: int) -> bool:
+        """Nothing is due or to be told: readings come often, and most of them change nothing."""
+        told = self._told is not None and self._told.short_of_memory == self.airlock.short
+        return told and now < self._beat_at
 
     def _running(self, job: JobId, epoch: int) -> Attempt | None:
         attempt = self.attempts.get(job)

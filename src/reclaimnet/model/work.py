@@ -175,10 +175,12 @@ class Shape:
     gpus: int
     user: str = ""
     gpu_memory_bytes: int = 0
+    memory_bytes: int = 0
+    """0 if it did not say."""
 
 
 def shape_of(spec: JobSpec) -> Shape:
-    return Shape(gpus=spec.gpus, user=spec.user)
+    return Shape(gpus=spec.gpus, user=spec.user, memory_bytes=spec.memory_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,7 +146,9 @@ class PriorityLadder:
         if forecast <= scene.limit * self.high and scene.used <= scene.limit * self.high:
             chosen: list[_Unit] = []
             resumed, shortfall = self._resumed(scene, held, forecast)
-            freed = self._freed_for_those_above(scene, held, going, resumed, shortfall)
+            waiting = [unit for unit in held if unit not in [on for on, _ in resumed]]
+            idle = not running and not resumed
+            freed = self._freed_for_those_above(scene, waiting, going, shortfall, idle=idle)
         else:
             chosen = self._stopped(scene, running, held, going)
             freed = self._freed(scene, running, chosen, held, going)
@@ -255,17 +257,20 @@ class PriorityLadder:
     def _freed_for_those_above(
         self,
         scene: Scene,
-        held: list[_Unit],
+        waiting: list[_Unit],
         going: list[_Unit],
-        resumed: list[tuple[_Unit, int]],
         shortfall: float,
+        *,
+        idle: bool,
     ) -> list[_Unit]:
-        """What stands still does not stand in the way of those above it."""
-        on = [unit for unit, _ in resumed]
-        still = [unit for unit in held if unit not in on]
-        top = max((unit.priority for unit in still), default=0)
+        """What stands still does not stand in the way of those above it; nor, on a node where
+        everybody stands still, of its equals."""
+        if not waiting:
+            return []
+        best = self._rank(scene, waiting)[-1]
         need = shortfall - sum(unit.bytes for unit in going)
-        return self._enough(scene, [unit for unit in still if unit.priority < top], need)
+        below = [u for u in waiting if u.priority < best.priority or (idle and u is not best)]
+        return self._enough(scene, below, need)
 
     # --- what they are ranked by -----------------------------------------------------------
 

@@ -20,11 +20,23 @@ SENSOR_DELAY: Final = MILLISECOND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What a process holds: from the start, at most, and how fast it gets there while it runs."""
+    """What a process holds: once it has loaded, at most, and how fast it grows in between."""
 
     base: int
     peak: int
     growth_bps: int
+    load_time: int = 0
+    """How long it runs until it holds its base; 0 means at once."""
+
+    def rate(self, held: float) -> float:
+        """Bytes per second from there on."""
+        if held >= self.peak:
+            return 0.0
+        return self.base * SECOND / self.load_time if held < self.base else float(self.growth_bps)
+
+    def next_bend(self, held: float) -> float:
+        """Where the rate changes."""
+        return float(self.base if held < self.base else self.peak)
 
 
 @dataclass(slots=True)
@@ -55,10 +67,10 @@ class Memory:
         self._cells: dict[tuple[JobId, int], _Cell] = {}
         self._before: Pressure | None = None
         self._generation = 0
-        self._looking = False
         self.filled = 0.0
         """Bytes times nanoseconds in use so far, for averages."""
         self._filled_at = kernel.now
+        kernel.after(0, self._look)
 
     @property
     def used(self) -> int:
@@ -78,13 +90,16 @@ class Memory:
             self._cells.pop(key, None)
         elif process.mode != Mode.WARM:
             cell = self._cells.setdefault(
-                key, _Cell(process, footprint, float(footprint.base), self._kernel.now)
+                key,
+                _Cell(
+                    process,
+                    footprint,
+                    0.0 if footprint.load_time else float(footprint.base),
+                    self._kernel.now,
+                ),
             )
             cell.grows = process.progressing
         self._expect_the_end()
-        if not self._looking and self._cells:
-            self._looking = True
-            self._kernel.after(0, self._look)
 
     def settle(self) -> None:
         """Bring the account up to this moment."""
@@ -99,20 +114,22 @@ class Memory:
     def _bytes(self, cell: _Cell) -> float:
         if not cell.grows:
             return cell.held
-        grown = cell.footprint.growth_bps * (self._kernel.now - cell.since) / SECOND
-        return min(cell.held + grown, float(cell.footprint.peak))
+        grown = cell.footprint.rate(cell.held) * (self._kernel.now - cell.since) / SECOND
+        return min(cell.held + grown, cell.footprint.next_bend(cell.held))
 
     def _expect_the_end(self) -> None:
         """Look again when the limit would be reached if nothing changed."""
         self._generation += 1
         generation = self._generation
-        growing = [c for c in self._cells.values() if c.grows and c.held < c.footprint.peak]
+        growing = [c for c in self._cells.values() if c.grows and c.footprint.rate(c.held) > 0]
         if not growing:
             return
         room = self.limit - sum(cell.held for cell in self._cells.values())
-        rate = sum(cell.footprint.growth_bps for cell in growing)
-        next_peak = min((c.footprint.peak - c.held) / c.footprint.growth_bps for c in growing)
-        wait = round(min(max(room, 0.0) / rate, next_peak) * SECOND) + 1
+        rate = sum(cell.footprint.rate(cell.held) for cell in growing)
+        bend = min(
+            (c.footprint.next_bend(c.held) - c.held) / c.footprint.rate(c.held) for c in growing
+        )
+        wait = round(min(max(room, 0.0) / rate, bend) * SECOND) + 1
 
         def arrive() -> None:
             if self._generation != generation:
@@ -128,9 +145,6 @@ class Memory:
         self._kernel.after(wait, arrive)
 
     def _look(self) -> None:
-        if not self._cells:
-            self._looking = False
-            return
         self.settle()
         reading = self.read()
         waited_for = any(cell.process.suspended_at is not None for cell in self._cells.values())

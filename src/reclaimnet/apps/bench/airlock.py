@@ -67,10 +67,12 @@ SIM_NODES: Final = 1000
 QUICK_SIM_NODES: Final = 12
 SIM_ZONE: Final = 4
 """Nodes that hear each other."""
-SIM_WINDOW: Final = 2 * MINUTE
+SIM_WINDOW: Final = MINUTE
 SIM_NODE_BYTES: Final = 64 << 30
-SIM_STATE_BYTES: Final = 1 << 28
+SIM_STATE_BYTES: Final = 32 * MIB
+SIM_SLOTS: Final = 16
 SIM_STEP: Final = SECOND
+SIM_LOAD_TIME: Final = 5 * SECOND
 SIM_SAVE_EVERY: Final = MINUTE // 2
 
 JOB: Final = '''\
@@ -450,7 +452,7 @@ async def _held(
         samples = _Samples()
         try:
             world.deliver(ev.RoleWon(role=DISPATCHER))
-            world.deliver(ev.LendAsked(request="bench", offer=_offer()))
+            world.deliver(ev.LendAsked(request="bench", offer=_offer(SLOTS)))
             world.deliver(ev.Woke())
             limit = root.limit()
             assert limit is not None, "we have just set it"
@@ -546,8 +548,8 @@ def _remove(root: MemoryGroup) -> None:
         time.sleep(SAMPLE_S)
 
 
-def _offer() -> Offer:
-    gpus = tuple(Gpu(id=GpuId(f"slot-{index}"), index=index) for index in range(SLOTS))
+def _offer(slots: int) -> Offer:
+    gpus = tuple(Gpu(id=GpuId(f"slot-{index}"), index=index) for index in range(slots))
     return Offer(provider="bench", gpus=gpus, terms=Terms())
 
 
@@ -601,11 +603,12 @@ def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
         world.add_node(Body(node=node), memory_bytes=SIM_NODE_BYTES)
     world.run(SECOND)
     for index in range(SIM_ZONE):
-        world.lend(NodeId(f"n{index}"), _offer())
+        world.lend(NodeId(f"n{index}"), _offer(SIM_SLOTS))
+    world.run(4 * SECOND)
     window_s = SIM_WINDOW / SECOND
     arriving = []
     for index in range(SIM_ZONE):
-        plan = loads(seed * 7 + index, SIM_NODE_BYTES, window_s, lows=10, share=0.06)
+        plan = loads(seed * 7 + index, SIM_NODE_BYTES, window_s, lows=16, share=0.03)
         for load in plan:
             name = f"{seed}-{index}-{load.name}"
             tally.ranks[JobId(name)] = load.rank
@@ -623,7 +626,9 @@ def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
             state_bytes=SIM_STATE_BYTES,
             save_time=SECOND,
         )
-        footprint = Footprint(base=load.base, peak=load.peak, growth_bps=load.growth_bps)
+        footprint = Footprint(
+            base=load.base, peak=load.peak, growth_bps=load.growth_bps, load_time=SIM_LOAD_TIME
+        )
         world.submit(JobId(load.name), spec, work, footprint)
         _mark(world, saturated, marks)
     tick = start

@@ -222,6 +222,7 @@ class Airlock:
             orders += self._free(hold, attempts[job], now)
         for job, room in verdict.resume:
             if now - self.holds[job].since < SHORTEST:
+                # Of a group, all or none: the others were stopped at the same time.
                 continue
             orders += self._go_on(self.holds[job], attempts[job], room, now)
         return stops + orders

@@ -161,10 +161,10 @@ class PriorityLadder:
             *self._explained(scene, "whose memory is freed?", "end at once: ", ended, [], []),
         ]
         return Verdict(
-            suspend=(*_jobs(chosen), *_stragglers(held)),
+            suspend=(*_jobs(chosen), *_stragglers(held, resumed)),
             free=_jobs(freed),
             end=_jobs(ended),
-            resume=tuple((job, room) for unit, room in resumed for job in unit.jobs),
+            resume=tuple((m.job, room) for unit, room in resumed for m in unit.members if m.held),
             closed=self._closed(scene, [*held, *chosen, *going]),
             open_above=self._open_above(scene, [*held, *chosen, *going]),
             decisions=tuple(decisions),
@@ -188,6 +188,9 @@ class PriorityLadder:
             covered = sum(u.bytes for u in (*stopped, *going)) >= projected - high
             grows = self._demand([unit]) > 0
             above = all(unit.priority > other.priority for other in (*stopped, *going))
+            if covered and self._demand(left) == 0:
+                # Nobody who is left grows: stopping them would free nothing.
+                break
             soon = projected <= (last if above else critical)
             if covered and soon and (above or not grows):
                 # Those below it make room; there is time for that, so it may go on meanwhile.
@@ -415,9 +418,11 @@ def _units(residents: Iterable[Resident]) -> list[_Unit]:
     return [_Unit(tuple(members)) for members in together.values()]
 
 
-def _stragglers(held: Iterable[_Unit]) -> tuple[JobId, ...]:
+def _stragglers(held: list[_Unit], resumed: list[tuple[_Unit, int]]) -> tuple[JobId, ...]:
     """Members that came after their group was stopped."""
-    return tuple(member.job for unit in held for member in unit.members if not member.held)
+    on = [unit for unit, _ in resumed]
+    still = (unit for unit in held if unit not in on)
+    return tuple(member.job for unit in still for member in unit.members if not member.held)
 
 
 def _jobs(units: Iterable[_Unit]) -> tuple[JobId, ...]:

@@ -612,7 +612,8 @@ def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
         for load in plan:
             name = f"{seed}-{index}-{load.name}"
             tally.ranks[JobId(name)] = load.rank
-            arriving.append(replace(load, name=name))
+            # One node's worth after the other, so that each node gets its share of every rank.
+            arriving.append(replace(load, name=name, at_s=load.at_s + index))
     start, marks = world.now, [0.0] * SIM_ZONE
     saturated: dict[int, int] = {}
     for load in sorted(arriving, key=lambda item: (item.at_s, item.name)):

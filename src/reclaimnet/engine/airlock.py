@@ -19,9 +19,18 @@ from reclaimnet.engine.attempt import Attempt, Phase
 from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.provider import Provider
 from reclaimnet.model.events import ProbeArrived
-from reclaimnet.model.market import Cause, GpuId, JobId, NodeId, Notice, NoticeId
+from reclaimnet.model.market import (
+    Cause,
+    Gauge,
+    GpuId,
+    JobId,
+    NodeId,
+    Notice,
+    NoticeId,
+    Suspension,
+)
 from reclaimnet.model.orders import Explain, Limit, Order, Save, Suspend, Tell, Unsuspend
-from reclaimnet.model.pressure import MAX_AGE, Pressure, Suspension
+from reclaimnet.model.pressure import MAX_AGE, Pressure
 from reclaimnet.model.probing import Probe, Purpose
 from reclaimnet.model.units import MILLISECOND, SECOND, show_duration, show_size
 from reclaimnet.model.work import Decision, Saving, shape_of
@@ -543,6 +552,15 @@ class Airlock:
             self.holds[other.job] = self._held(other, size, hold.why, now)
             orders += [Suspend(job=other.job, epoch=other.epoch), *other.suspend(hold.why, now)]
         return orders + self._free(self.holds[other.job], other, now)
+
+    def gauge(self) -> Gauge | None:
+        """What others are told with the next beat."""
+        reading = self.reading
+        if reading is None:
+            return None
+        return Gauge(
+            limit=reading.limit, used=reading.used, stall=reading.stall, held=self.suspensions()
+        )
 
     def suspensions(self) -> tuple[Suspension, ...]:
         return tuple(

@@ -487,7 +487,8 @@ class Node:
         if now >= self._beat_at:
             self._beat_at = now + self.body.timing.beat
             self._told = card
-            return [Beat(card=replace(card, beat=now, jobs=self._progress()))]
+            memory = self.airlock.gauge()
+            return [Beat(card=replace(card, beat=now, jobs=self._progress(), memory=memory))]
         if card != self._told:
             self._beat_at = min(self._beat_at, now + EARLY_BEAT)
         return []

@@ -100,6 +100,29 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Suspension:
+    """A job that a node's airlock holds."""
+
+    job: JobId
+    rung: str
+    since: int
+    until: int
+    """When the next rung comes at the latest."""
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """A node's memory as it was when the card was sent, and who waits for some."""
+
+    limit: int
+    used: int
+    stall: float = 0.0
+    held: tuple[Suspension, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """What a node tells the campus about itself with every beat; slightly stale by nature."""
 
@@ -127,3 +150,4 @@ class Card:
     short_of_memory: bool = False
     """It takes no newcomer, unless for jobs of a high priority."""
     jobs: tuple[Progress, ...] = ()
+    memory: Gauge | None = None

@@ -40,19 +40,6 @@ class Pressure:
         return self.used / self.limit if self.limit else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspension:
-    """A job that the airlock holds: what `rn top` shows of it."""
-
-    job: JobId
-    rung: str
-    since: int
-    until: int
-    """When the next rung comes at the latest."""
-    bytes: int
-    why: str
-
-
 LOOK_OFTEN: Final = 10 * MILLISECOND
 LOOK_SELDOM: Final = 250 * MILLISECOND
 LOOK_NEAR: Final = 100 * MILLISECOND

@@ -56,7 +56,7 @@ KERNEL_SCORE: Final = 800
 """The same for every job of the others: the kernel by itself knows nothing of priorities."""
 STEP_S: Final = 0.05
 WINDOW_S: Final = 30.0
-QUICK_WINDOW_S: Final = 8.5
+QUICK_WINDOW_S: Final = 7.5
 NODE_BYTES: Final = 2048 * MIB
 QUICK_NODE_BYTES: Final = 1024 * MIB
 SATURATED: Final = 0.9
@@ -64,7 +64,7 @@ SATURATED: Final = 0.9
 SAMPLE_S: Final = 0.01
 END_PATIENCE_S: Final = 10.0
 SIM_NODES: Final = 1000
-QUICK_SIM_NODES: Final = 12
+QUICK_SIM_NODES: Final = 4
 SIM_ZONE: Final = 4
 """Nodes that hear each other."""
 SIM_WINDOW: Final = MINUTE
@@ -325,15 +325,19 @@ def _plot(result: dict[str, Any]) -> None:
     pyplot.close(figure)
 
 
-def every(jobs: Sequence[Savable], uplink_bps: int, now: int) -> tuple[Due, ...]:
+@dataclass(frozen=True, slots=True)
+class Every:
     """A fixed interval: what is compared is survival, not cadence."""
-    chosen = Decision(question="when to save?", chosen="at a fixed interval")
-    return tuple(Due(job=j.job, at=j.saved_at + SAVE_EVERY, decision=chosen) for j in jobs)
+
+    interval: int
+
+    def __call__(self, jobs: Sequence[Savable], uplink_bps: int, now: int) -> tuple[Due, ...]:
+        return tuple(
+            Due(job=job.job, at=job.saved_at + self.interval, decision=_FIXED) for job in jobs
+        )
 
 
-def every_half_minute(jobs: Sequence[Savable], uplink_bps: int, now: int) -> tuple[Due, ...]:
-    due = every(jobs, uplink_bps, now)
-    return tuple(replace(item, at=item.at - SAVE_EVERY + SIM_SAVE_EVERY) for item in due)
+_FIXED: Final = Decision(question="when to save?", chosen="at a fixed interval")
 
 
 # --- real ------------------------------------------------------------------------------------
@@ -435,7 +439,7 @@ async def _held(
     (folder / "job.py").write_text(JOB)
     clock = Clock()
     tally = Tally(ranks={JobId(load.name): load.rank for load in plan})
-    mind = NotedNode(Body(node=NODE), Suite(survive=survive, cadence=every), tally)
+    mind = NotedNode(Body(node=NODE), Suite(survive=survive, cadence=Every(SAVE_EVERY)), tally)
     campus = OneNode()
     with Vault(folder / "vault", quota_bytes=1 << 32) as vault:
         world = LiveWorld(
@@ -587,7 +591,7 @@ def _simulated(survive: Survive, seed: int, nodes: int) -> dict[str, Any]:
 
 
 def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
-    suite = Suite(survive=survive, cadence=every_half_minute)
+    suite = Suite(survive=survive, cadence=Every(SIM_SAVE_EVERY))
     world = SimWorld(seed=seed, suite=suite, report_every=None)
     tally = Tally(ranks={})
 

@@ -178,6 +178,7 @@ def test_the_kernel_is_told_our_rank_and_never_to_choose_the_owner_first(guests)
         score = Path(f"/proc/{pid}/oom_score_adj")
         eventually(lambda score=score: int(score.read_text()) > 0, "the score")
         scores[name] = int(score.read_text())
+        assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0)
     assert scores["low"] > scores["mid"] > scores["high"] > 0
 
 

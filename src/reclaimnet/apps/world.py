@@ -6,6 +6,7 @@ Everything here runs on one event loop; what takes long runs in threads and retu
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import ssl
 import threading
@@ -18,6 +19,7 @@ from typing import Any, Final, assert_never
 from reclaimnet import journal
 from reclaimnet.adapters.linux import runner as rn
 from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
+from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.adapters.linux.pressure import Watch
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.campus import Campus, Refused
@@ -81,7 +83,6 @@ class LiveWorld:
         self.mind = mind
         guests = memory or find_memory()
         self.runner = Runner(folder / "run", self._on_report_from_thread, memory=guests)
-        protect_self()
         self._folder = folder
         self._campus = campus
         self._vault = vault
@@ -89,7 +90,9 @@ class LiveWorld:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pool = ThreadPoolExecutor(WORKERS, "reclaimnet-work")
+        # This thread decides and must not wait for those it stops; what takes long is no hurry.
+        usual = os.getpriority(os.PRIO_PROCESS, 0)
+        self._pool = ThreadPoolExecutor(WORKERS, "reclaimnet-work", hurry, (usual,))
         self._alarm: asyncio.TimerHandle | None = None
         self._cards: dict[NodeId, Card] = {}
         self._answers: dict[str, asyncio.Future[od.Answer]] = {}
@@ -107,6 +110,8 @@ class LiveWorld:
         self.after_owner_event: Callable[[], None] = lambda: None
         """Called after the provider has spoken and before they are answered."""
         self._spawn(self._send_logs())
+        protect_self()
+        hurry(NICE)
         self._sensor = Sensor(guests, clock.now)
         self._pressure_due = False
         self.watch = Watch(

@@ -142,6 +142,7 @@ class Airlock:
         if stale or (self.reading is not None and reading.at < self.reading.at):
             # The next one is on its way; the wrong victim would be worse than a moment's wait.
             return []
+        lag = now - self.reading.at if self.reading is not None else 0
         self.reading = reading
         self._reserved = {job: kept for job, kept in self._reserved.items() if now < kept[1]}
         self._expected = {job: kept for job, kept in self._expected.items() if now < kept[1]}
@@ -152,6 +153,7 @@ class Airlock:
             residents=tuple(self._residents(reading, attempts, now)),
             reserved=self._promised(),
             growth_bps=_slope(self._used, reading.at),
+            lag=lag,
         )
         self.verdict = self.suite.survive(scene)
         if self.verdict.closed:

@@ -44,6 +44,8 @@ class Scene:
     """Room that was promised to jobs which go on but have not used it yet."""
     growth_bps: int = 0
     """Of all that is in use, whoever uses it: the owner's processes grow as well."""
+    lag: int = 0
+    """How long ago memory was looked at before this: a busy machine answers late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,8 @@ class PriorityLadder:
     room_below: float = 0.1
     """A newcomer may come to a full node if those below it hold this share of the limit."""
     horizon: int = 150 * MILLISECOND
-    """How far growth is looked ahead: a reading, and the time to stop a process."""
+    """How far growth is looked ahead at least: a reading, and the time to stop a process."""
+    longest_horizon: int = SECOND
     resume_horizon: int = 500 * MILLISECOND
     """Who goes on gets room to grow as before for this long; to be stopped again costs little."""
     least_room: float = 0.005
@@ -142,7 +145,7 @@ class PriorityLadder:
         running = [unit for unit in units if not unit.held and not unit.leaving]
         held = [unit for unit in units if unit.held and not unit.leaving]
         going = [unit for unit in units if unit.leaving]
-        forecast = scene.used + self._demand(running)
+        forecast = scene.used + self._demand(scene, running)
         if forecast <= scene.limit * self.high and scene.used <= scene.limit * self.high:
             chosen: list[_Unit] = []
             resumed, shortfall = self._resumed(scene, held, forecast)
@@ -181,14 +184,14 @@ class PriorityLadder:
         chosen: list[_Unit] = []
         while left:
             unit = left[0]
-            projected = scene.used + self._demand(left)
+            projected = scene.used + self._demand(scene, left)
             if projected <= high:
                 break
             stopped = [*held, *chosen]
             covered = sum(u.bytes for u in (*stopped, *going)) >= projected - high
-            grows = self._demand([unit]) > 0
+            grows = self._demand(scene, [unit]) > 0
             above = all(unit.priority > other.priority for other in (*stopped, *going))
-            if covered and self._demand(left) == 0:
+            if covered and self._demand(scene, left) == 0:
                 # Nobody who is left grows: stopping them would free nothing.
                 break
             soon = projected <= (last if above else critical)
@@ -210,7 +213,7 @@ class PriorityLadder:
         going: list[_Unit],
     ) -> list[_Unit]:
         still_running = [unit for unit in running if unit not in chosen]
-        demand = self._demand(still_running)
+        demand = self._demand(scene, still_running)
         need = scene.used + demand - scene.limit * self.high - sum(u.bytes for u in going)
         if need <= 0 or (demand == 0 and scene.used < scene.limit * self.critical):
             return []
@@ -230,7 +233,7 @@ class PriorityLadder:
         return chosen
 
     def _ended(self, scene: Scene, stopped: list[_Unit], going: list[_Unit]) -> list[_Unit]:
-        ahead = scene.used + scene.growth_bps * self.horizon // SECOND
+        ahead = scene.used + scene.growth_bps * self._ahead(scene) // SECOND
         if scene.used < scene.limit * self.emergency or ahead < scene.limit:
             return []
         return self._enough(scene, [*stopped, *going], scene.used - scene.limit * self.critical)
@@ -301,8 +304,11 @@ class PriorityLadder:
     def _culprit(self, unit: _Unit, growth: int) -> bool:
         return unit.growth_bps > 0 and unit.growth_bps >= growth * self.culprit_share
 
-    def _demand(self, units: Sequence[_Unit]) -> int:
-        return sum(unit.growth_bps for unit in units) * self.horizon // SECOND
+    def _demand(self, scene: Scene, units: Sequence[_Unit]) -> int:
+        return sum(unit.growth_bps for unit in units) * self._ahead(scene) // SECOND
+
+    def _ahead(self, scene: Scene) -> int:
+        return min(max(self.horizon, scene.lag * 3 // 2), self.longest_horizon)
 
     # --- newcomers -------------------------------------------------------------------------
 

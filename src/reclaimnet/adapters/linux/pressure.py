@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from reclaimnet.adapters.linux.memory import V1, MemoryGroup
+from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.model.pressure import Pressure, look_again
 from reclaimnet.model.units import MILLISECOND
 
@@ -60,6 +61,7 @@ class Watch:
             os.close(fd)
 
     def _run(self) -> None:
+        hurry(NICE)
         before: Pressure | None = None
         wait = 0
         while True:

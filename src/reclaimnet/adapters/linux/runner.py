@@ -255,7 +255,10 @@ class Runner:
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._copier = ThreadPoolExecutor(2, thread_name_prefix="reclaimnet-copier")
+        self._nice = os.getpriority(os.PRIO_PROCESS, 0)
+        self._copier = ThreadPoolExecutor(
+            2, "reclaimnet-copier", initializer=minder.hurry, initargs=(self._nice,)
+        )
         self._closing = False
         self._closed = False
         self._door = threading.Lock()
@@ -417,6 +420,7 @@ class Runner:
         self._do(run)
 
     def _run(self) -> None:
+        minder.hurry(minder.NICE)
         while not self._closing:
             busy = any(not attempt.over for attempt in self._attempts.values())
             for key, _ in self._selector.select(POLL / SECOND if busy else None):
@@ -558,6 +562,7 @@ class Runner:
                 "group": None if group is None else str(group),
                 "memory": None if memory is None else str(memory),
                 "memory_limit": spec.memory_bytes,
+                "nice": self._nice,
                 "oom_score": _oom_score(spec.priority),
                 "boot": _boot_id(),
                 "words": {word.name: int(word) for word in Word},

@@ -56,7 +56,7 @@ KERNEL_SCORE: Final = 800
 """The same for every job of the others: the kernel by itself knows nothing of priorities."""
 STEP_S: Final = 0.05
 WINDOW_S: Final = 30.0
-QUICK_WINDOW_S: Final = 7.5
+QUICK_WINDOW_S: Final = 8.5
 NODE_BYTES: Final = 2048 * MIB
 QUICK_NODE_BYTES: Final = 1024 * MIB
 SATURATED: Final = 0.9

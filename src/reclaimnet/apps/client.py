@@ -41,6 +41,7 @@ from reclaimnet.model.work import JobRecord
 
 API: Final = "/api/v1"
 ANSWER_TIMEOUT_S: Final = 10.0
+FETCH_TIMEOUT_S: Final = 600.0
 FOLLOW_TIMEOUT_S: Final = 60.0
 """Silence on a followed log after which the connection is made anew; a quiet job is no fault."""
 MAX_PAGES: Final = 1000
@@ -198,6 +199,11 @@ class Gateway:
         """What the job writes from byte `start` on, until it is over; see `follow_on`."""
         path = f"/jobs/{quote(job, safe='')}/logs?follow=true"
         yield from self._stream(path, start=start, timeout=FOLLOW_TIMEOUT_S)
+
+    def output(self, job: str) -> Iterator[bytes]:
+        """What a completed job has left for its user, as a tar."""
+        path = f"/jobs/{quote(job, safe='')}/output"
+        yield from self._stream(path, start=0, timeout=FETCH_TIMEOUT_S)
 
     def why(self, job: str) -> list[Entry]:
         return self._decode(self._call("GET", f"/jobs/{quote(job, safe='')}/why"), _Why).entries

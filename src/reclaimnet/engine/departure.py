@@ -98,6 +98,11 @@ class Departure:
         """The notice was withdrawn; whoever kept a place for us may forget it."""
         return self._withdraw()
 
+    def cut_short(self) -> list[Order]:
+        """The process is gone. Who was offered its last state may still take the job; who only
+        waits for it need not wait any longer."""
+        return [] if self._final is not None else self._withdraw()
+
     # --- finding a place -------------------------------------------------------------------
 
     def _seek(self, now: int) -> list[Order]:
@@ -176,7 +181,13 @@ class Departure:
         elif plan.precopy and attempt.suite.prepare.precopy and not self._precopying:
             self._precopying = True
             self._precopy_until = now + (self.notice.deadline - now) // 2
-            orders.append(Save(job=attempt.job, epoch=attempt.epoch, final=False))
+            if newest is not None and self.destination in newest.holders:
+                # It only has to get ready, and says so as if it had got the copy now.
+                self._precopy = newest.manifest
+                asked = CopyAsked(job=attempt.job, manifest=newest.manifest, source=attempt.node)
+                orders.append(Tell(to=self.destination, event=asked))
+            else:
+                orders.append(Save(job=attempt.job, epoch=attempt.epoch, final=False))
             return orders
         if now >= plan.stop_at and not self._precopying:
             orders += self._stop()

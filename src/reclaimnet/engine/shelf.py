@@ -13,11 +13,13 @@ from reclaimnet.model.events import (
 )
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import Forget, Order, Pull, Read, Tell
-from reclaimnet.model.units import MINUTE
+from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import ManifestId
 
 CHECK_INTERVAL: Final = MINUTE
 """How often the shelf asks whether a job it keeps something for still lives."""
+CHECK_SOON: Final = SECOND
+"""How soon it asks about a job it has only just learnt to keep something for."""
 MAX_PENDING: Final = 64
 """Copies being pulled at once; more are refused and asked of another node."""
 
@@ -44,7 +46,7 @@ class Shelf:
     def found(self, jobs: tuple[JobId, ...], now: int) -> None:
         """After a restart: what these copies are is learned from their records."""
         for job in jobs:
-            self.kept.setdefault(job, _Kept(newest=None, before=None, check_at=now))
+            self.kept.setdefault(job, _Kept(newest=None, before=None, check_at=now + CHECK_SOON))
 
     def asked(self, event: CopyAsked) -> list[Order]:
         if len(self._pending) >= MAX_PENDING:
@@ -95,9 +97,15 @@ class Shelf:
         if event.job not in self.kept:
             return []
         record = event.record
-        if record is None or record.state.terminal:
+        if record is None:
             del self.kept[event.job]
             return [Forget(job=event.job)]
+        if record.state.terminal:
+            # Its output stays as long as the record does; its checkpoints are of no use any more.
+            if record.output is None or self.node not in record.output.holders:
+                del self.kept[event.job]
+                return [Forget(job=event.job)]
+            return [Forget(job=event.job, keep=(record.output.manifest,))]
         named = tuple(c.manifest for c in record.checkpoints)
         mine = self.kept[event.job]
         newer = tuple(m for m in (mine.newest, mine.before) if m is not None and m not in named)

@@ -51,6 +51,9 @@ class Word(IntEnum):
     whatever the lease. 0: it does not. A word of its own, so that neither a renewed lease nor an
     agent's death lets the attempt run."""
 
+    GATE = 14
+    """0: the minder waits before it starts the command, so that the guard can house it first."""
+
     # Written by the job.
     STATE = 16
     STEP = 17
@@ -86,6 +89,9 @@ class PageState(IntEnum):
     """It has loaded, and waits for GO."""
     RUNNING = 2
     FINISHED = 3
+    LOADED = 4
+    """As READY, and it has read the state that was laid out ahead: what will have changed is all
+    that is left to read."""
 
 
 SLOTS: Final = 2

@@ -35,7 +35,8 @@ class Plight:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     precopy: bool
-    """Save and send once while the job runs, and only then stop it for the rest."""
+    """Have the destination hold a copy, and be ready to go on from it, while the job runs; and only
+    then stop the job for the rest."""
     stop_at: int
     """When the job stops for its last save."""
     decision: Decision
@@ -51,7 +52,8 @@ def leave_early(plight: Plight) -> Plan:
     needed = round((plight.save_cost + transfer) * MARGIN) + FIXED
     grace = plight.deadline - plight.now
     if plight.placed:
-        precopy = not plight.fresh_copy and transfer > PRECOPY_WORTH and 2 * needed < grace
+        worth_it = plight.fresh_copy or transfer > PRECOPY_WORTH
+        precopy = worth_it and 2 * needed < grace
         return Plan(
             precopy=precopy,
             stop_at=plight.now,

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     # Only type checkers read this: at run time it would be a fifth of the time to start.
     from typing import Any, Final
 
+GATE_POLL_S = 0.005
+KILLED = 128 + signal.SIGKILL
 POLL_S: Final = 0.02
 KILL_POLL_S: Final = 0.002
 CHILD_ROUNDS: Final = 100
@@ -201,14 +203,24 @@ class Minder:
         hurry(NICE)
         # Known before the command is: should both the agent and we die in between, nothing runs.
         self._tell_who()
-        failure = self._start()
+        failure = self._start() if self._admitted() else (KILLED, "ended before it was started")
         if failure:
             code, reason = failure
-            self._leave(code=code, killed=False, reason=reason)
+            self._leave(code=code, killed=code == KILLED, reason=reason)
             return
         self._tell_who()
         self._ring()
         self._watch()
+
+    def _admitted(self) -> bool:
+        """Wait until the command may start; False if its time is over before."""
+        page, word = self._page, self._word
+        while not page[word["GATE"]]:
+            end_at = page[word["END_AT"]]
+            if end_at and time.monotonic_ns() >= end_at:
+                return False
+            signal.sigtimedwait(_WAKES, GATE_POLL_S)
+        return True
 
     def _start(self) -> tuple[int, str] | None:
         told, tell = os.pipe()

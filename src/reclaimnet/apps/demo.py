@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -31,11 +31,14 @@ from rich.text import Text
 from reclaimnet.apps import bundle, up
 from reclaimnet.apps.client import Gateway, Node
 from reclaimnet.apps.config import Config, load
-from reclaimnet.errors import ReclaimNetError, Unavailable
+from reclaimnet.errors import ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest
 from reclaimnet.model.market import JobId
 from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.model.work import JobRecord, JobState
+
+if TYPE_CHECKING:
+    from reclaimnet.adapters.linux.testbed import Testbed
 
 AGENTS: Final = ("maple", "birch", "cedar", "aspen")
 GPUS: Final = 2
@@ -103,10 +106,8 @@ class Row:
 
 
 def main(*, json: bool, keep: bool, testbed: bool) -> int:
-    if testbed:
-        raise Unavailable(
-            "the demo does not run on the test bed yet; run it without --testbed for now"
-        )
+    if testbed and keep:
+        raise UsageError("--keep and --testbed exclude each other; choose one")
     console = Console(stderr=True)
     home = Path(tempfile.mkdtemp(prefix="reclaimnet-demo-"))
     env = {
@@ -119,7 +120,12 @@ def main(*, json: bool, keep: bool, testbed: bool) -> int:
     began = time.monotonic()
     kept = False
     try:
-        rows = _run(console, home, env)
+        if testbed:
+            with _namespaces(home) as bed:
+                rows = _run(console, home, env, bed)
+                _clean_up(home, env)
+        else:
+            rows = _run(console, home, env, None)
         kept = keep
     finally:
         if not kept:
@@ -138,13 +144,46 @@ def main(*, json: bool, keep: bool, testbed: bool) -> int:
     return 0 if all(row.identical for row in rows) and len(rows) == 3 else 1
 
 
-def _run(console: Console, home: Path, env: dict[str, str]) -> list[Row]:
+@contextlib.contextmanager
+def _namespaces(home: Path) -> Iterator["Testbed"]:
+    """Four hosts in two racks, each with a lane for guests and a guard (root)."""
+    from reclaimnet.apps import testbed
+
+    racks = [{"name": name, "hosts": 2, "uplink": "1gbit"} for name in ("lab", "office")]
+    mark = home.name[-6:].replace("_", "x").lower()
+    table = {"mark": mark, "management": True, "rack": racks}
+    with testbed.running(testbed.parse_config(table)) as bed:
+        yield bed
+
+
+def _start_on_hosts(env: dict[str, str], bed: "Testbed") -> None:
+    from reclaimnet.apps import testbed
+
+    state = Path(env["XDG_STATE_HOME"]) / "reclaimnet"
+    campus = jsonlib.loads((state / "campus.json").read_text())
+    for host in bed.hosts:
+        testbed.run_agent(
+            bed,
+            host,
+            nats_url=campus["nats_url"],
+            nats_token=campus["nats_token"],
+            gpus=GPUS,
+            env=env,
+        )
+
+
+def _run(console: Console, home: Path, env: dict[str, str], bed: "Testbed | None") -> list[Row]:
     work = home / "work"
     work.mkdir()
     (work / "train.py").write_text(TRAIN)
     with console.status("starting NATS, a gateway and four agents"):
-        _rn(env, "up", "--gateway-port", "0")
-        _all_at_once([functools.partial(_start_agent, env, name) for name in AGENTS])
+        if bed is not None:
+            listen = ("--listen", str(bed.address))
+            _all_at_once([functools.partial(_rn, env, "up", "--gateway-port", "0", *listen)])
+            _start_on_hosts(env, bed)
+        else:
+            _all_at_once([functools.partial(_rn, env, "up", "--gateway-port", "0")])
+            _all_at_once([functools.partial(_start_agent, env, name) for name in AGENTS])
     config = load(env=env, project=home / "none.toml", system=home / "none.toml")
     gateway = Gateway(config)
     _await(lambda: sum(len(node.card.vacant) for node in gateway.nodes()) >= 6, "the agents")
@@ -162,12 +201,13 @@ def _run(console: Console, home: Path, env: dict[str, str]) -> list[Row]:
         )
         for seed, name in enumerate(names)
     ]
-    undisturbed = _undisturbed(work, len(names), env)
     jobs = [record.id for record in records]
     story = _Story(gateway, jobs)
-    with _shown(console, story):
-        story.play()
-    return [_row(gateway, gateway.job(job), undisturbed[index]()) for index, job in enumerate(jobs)]
+    with _undisturbed(work, len(names), env) as undisturbed:
+        with _shown(console, story):
+            story.play()
+        models = [model() for model in undisturbed]
+    return [_row(gateway, gateway.job(job), models[index]) for index, job in enumerate(jobs)]
 
 
 class _Story:
@@ -222,7 +262,7 @@ class _Story:
         self._wait(
             lambda: self._over() or self.records[index].state == JobState.RUNNING, "a running job"
         )
-        return self.records[index].holder or AGENTS[index]
+        return self.records[index].holder or str(self.nodes[index].card.node)
 
     def _reclaim(self, node: str, *, notice: int, why: str) -> None:
         request = ReclaimRequest(grace=notice * SECOND, reason=why)
@@ -319,7 +359,8 @@ def _row(gateway: Gateway, record: JobRecord, undisturbed: str) -> Row:
     )
 
 
-def _undisturbed(work: Path, count: int, env: dict[str, str]) -> list[Callable[[], str]]:
+@contextlib.contextmanager
+def _undisturbed(work: Path, count: int, env: dict[str, str]) -> Iterator[list[Callable[[], str]]]:
     """The same script outside of ReclaimNet, without pauses; each callable waits for its model."""
     plain = {**env, "PYTHONPATH": str(Path(up.__file__).resolve().parents[2])}
     children = [
@@ -328,6 +369,8 @@ def _undisturbed(work: Path, count: int, env: dict[str, str]) -> list[Callable[[
             cwd=work,
             env=plain,
             stdout=subprocess.PIPE,
+            # Ctrl-C is for us; we end them.
+            start_new_session=True,
         )
         for seed in range(count)
     ]
@@ -339,7 +382,12 @@ def _undisturbed(work: Path, count: int, env: dict[str, str]) -> list[Callable[[
             raise Unavailable("the undisturbed run did not end well; is numpy installed?")
         return found[1].decode()
 
-    return [functools.partial(model, child) for child in children]
+    try:
+        yield [functools.partial(model, child) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
 
 
 def _start_agent(env: dict[str, str], name: str) -> None:
@@ -372,8 +420,13 @@ def _all_at_once(actions: list[Callable[[], None]]) -> None:
     threads = [threading.Thread(target=act, args=(action,)) for action in actions]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        # Interrupted or not: what is being started can be ended only once it has started.
+        for thread in threads:
+            thread.join()
     if errors:
         raise errors[0]
 
@@ -389,6 +442,5 @@ def _await(condition: Callable[[], bool], what: str) -> None:
 def _clean_up(home: Path, env: dict[str, str]) -> None:
     """Nothing stays behind, however this ends."""
     config: Config = load(env=env, project=home / "none.toml", system=home / "none.toml")
-    with contextlib.redirect_stderr(open(os.devnull, "w")):
-        up.down(config=config)
+    up.end_all(config)
     shutil.rmtree(home, ignore_errors=True)

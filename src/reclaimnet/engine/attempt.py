@@ -38,6 +38,7 @@ from reclaimnet.model.market import GpuId, NodeId, Notice, Progress
 from reclaimnet.model.orders import (
     End,
     Explain,
+    Forget,
     Limit,
     Order,
     Pull,
@@ -71,6 +72,8 @@ WRITE_AGAIN: Final = SECOND
 """Pause before a write is repeated that the store did not answer."""
 BOOKED_PATIENCE: Final = 2 * MINUTE
 """A destination keeps its GPUs for a job on its way for this long after it last heard of it."""
+LOOK_AGAIN: Final = SECOND
+"""How often a destination checks that the source still lives."""
 OFFERED_PATIENCE: Final = 30 * MINUTE
 """Once the state is on its way the pull itself says when it fails; this is for one that hangs."""
 FINISH_PATIENCE: Final = 30 * SECOND
@@ -134,6 +137,11 @@ class Attempt:
         self.due_at: int | None = None
         self._verdict: JobState | None = None
         """What the job becomes when its process is gone, if we are the ones who end it."""
+        self.suspended = False
+        """The airlock holds it."""
+        self._suspended_for = ""
+        self._releasing = ""
+        """Why it is to be saved and put back into the queue; empty if it is not."""
         self.trusted = True
         """The store has confirmed our epoch since the lease last lapsed."""
         self._proving = False
@@ -141,6 +149,7 @@ class Attempt:
         self._dirty = False
         self._write_at: int | None = None
         self._booked_until = 0
+        self._look_at = 0
         self._finish_by = 0
         self._offered: ManifestId | None = None
         self._fetching = 0
@@ -152,8 +161,9 @@ class Attempt:
         self._resume_when_written = False
         self._copy_avoid: tuple[NodeId, ...] = ()
         self._copying: ManifestId | None = None
-        """The checkpoint that is on its way to a standby."""
+        """What the standby is fetching: it must not vanish meanwhile, however often we save."""
         self._copy_by = 0
+        self._kept: tuple[ManifestId, ...] = ()
 
     # --- the beginning ---------------------------------------------------------------------
 
@@ -161,6 +171,7 @@ class Attempt:
         if self.source is None:
             return self._claim(now)
         self._booked_until = now + BOOKED_PATIENCE
+        self._look_at = now + LOOK_AGAIN
         newest = self.record.newest
         if newest is None or not self.suite.prepare.warm:
             # Only a job that was saved once is known to wait for its state when started ahead;
@@ -209,6 +220,8 @@ class Attempt:
     def pull_failed(self, event: PullFailed, now: int) -> list[Order]:
         if self.phase == Phase.BOOKED and event.manifest == self._offered:
             return self._decline(f"could not fetch the state: {event.reason}")
+        if self.phase == Phase.STARTING and event.manifest == self._restored:
+            return self._fetch_again(event, now)
         if self.phase != Phase.FETCHING or event.manifest != self._fetched().manifest:
             return []
         checkpoint = self._fetched()
@@ -234,6 +247,27 @@ class Attempt:
             return orders + self._close(JobState.PENDING, reason, now)
         self._fetch_at = now + FETCH_AGAIN
         return orders
+
+    def _fetch_again(self, event: PullFailed, now: int) -> list[Order]:
+        """What was thought to be here turned out damaged when it was laid out: others may have it
+        whole, and otherwise the one before it will do."""
+        self._fetching = next(
+            index
+            for index, checkpoint in enumerate(self.record.checkpoints)
+            if checkpoint.manifest == event.manifest
+        )
+        self.phase = Phase.FETCHING
+        self._fetch_round += 1
+        if self._fetch_round >= FETCH_ROUNDS:
+            return self.pull_failed(event, now)
+        return [
+            self._explain(
+                "which checkpoint?",
+                f"the one of step {self._fetched().step}, from another node",
+                f"damaged here: {event.reason}",
+            ),
+            *self._fetch(),
+        ]
 
     def _decline(self, reason: str) -> list[Order]:
         assert self.source is not None, "only a job on its way can be declined"
@@ -412,7 +446,10 @@ class Attempt:
         if self.departure is not None:
             self.record = replace(self.record, **changes)
             return self.departure.snapshot_taken(event, now)
-        orders = self._change(now, state=JobState.RUNNING, reason="", **changes)
+        if event.final and self._releasing:
+            orders = self._change(now, **changes) + self._ask_copy(checkpoint, now)
+            return orders + self.end_for(self._releasing, now)
+        orders = self._change(now, **self._as_is(), **changes)
         if event.final:
             orders.append(Resume(job=self.job, epoch=self.epoch))
         return orders + (self._ask_copy(checkpoint, now) if self.suite.prepare.copies else [])
@@ -424,11 +461,11 @@ class Attempt:
         self.due_at = now + SAVE_AGAIN
         if self.departure is not None:
             return self.departure.save_failed(event, now)
+        self._releasing = ""
+        failed = {"reason": f"the last save failed: {event.reason}"}
         return [
             self._explain("is it saved?", "no", event.reason),
-            *self._change(
-                now, state=JobState.RUNNING, reason=f"the last save failed: {event.reason}"
-            ),
+            *self._change(now, **{**self._as_is(), **failed}),
         ]
 
     def exited(self, event: ProcessExited, now: int) -> list[Order]:
@@ -450,8 +487,12 @@ class Attempt:
         if self._verdict is not None:
             return self._close(self._verdict, self.record.reason, now)
         if event.killed:
-            why = self.notice.cause if self.notice else event.reason or "ended by this node"
-            return self._close(JobState.PENDING, f"Reclaimed: {why}", now)
+            why = f"NodeFail: {event.reason or 'ended by this node'}"
+            if self._releasing:
+                why = f"Released: {self._releasing}"
+            elif self.notice is not None:
+                why = f"Reclaimed: {self.notice.cause}"
+            return self._close(JobState.PENDING, why, now)
         if event.code == REQUEUE_EXIT_CODE:
             return self._close(JobState.PENDING, "saved, and asked to be run again", now)
         if event.code == 0 and event.output is not None:
@@ -475,7 +516,7 @@ class Attempt:
 
     def savable(self) -> Savable | None:
         """How the cadence sees this attempt; None while it cannot be saved."""
-        if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE:
+        if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE or self.suspended:
             return None
         newest = self.record.newest
         standby = self.record.standby
@@ -602,6 +643,42 @@ class Attempt:
             return told + (self._finished(now) if finishing else [])
         return self._ask_copy(newest, now)
 
+    # --- the airlock -----------------------------------------------------------------------
+
+    def suspend(self, why: str, now: int) -> list[Order]:
+        """It stands still for want of memory."""
+        self.suspended = True
+        self._suspended_for = why
+        return self._change(now, **self._as_is())
+
+    def unsuspend(self, now: int) -> list[Order]:
+        self.suspended = False
+        return self._change(now, **self._as_is())
+
+    def release(self, why: str, deadline: int, now: int) -> list[Order]:
+        """Save, end, and go back into the queue: the node needs the memory by the deadline."""
+        if self.record.spec.saving == Saving.NONE:
+            return self.end_for(why, now)
+        self._releasing = why
+        return [
+            Limit(job=self.job, epoch=self.epoch, at=deadline),
+            Save(job=self.job, epoch=self.epoch, final=True),
+            *self._change(now, state=JobState.CHECKPOINTING, reason=f"to be released: {why}"),
+        ]
+
+    def end_for(self, why: str, now: int) -> list[Order]:
+        """End at once; the job goes on elsewhere or later from its last checkpoint."""
+        if self._verdict is not None:
+            return []
+        self._verdict = JobState.PENDING
+        self.record = replace(self.record, reason=f"Released: {why}")
+        return [End(job=self.job, epoch=self.epoch)]
+
+    def _as_is(self) -> dict[str, Any]:
+        if self.suspended:
+            return {"state": JobState.SUSPENDED, "reason": self._suspended_for}
+        return {"state": JobState.RUNNING, "reason": ""}
+
     # --- the way out -----------------------------------------------------------------------
 
     def leave(self, notice: Notice, now: int, *, shed: str = "") -> list[Order]:
@@ -693,18 +770,30 @@ class Attempt:
         self.record = replace(self.record, revision=event.record.revision)
         if self.phase == Phase.CLAIMING:
             return self._won(now)
+        orders = self._forget_older(event.record)
         if self._dirty:
             self._dirty = False
-            return self._store(self.record, now)
+            return orders + self._store(self.record, now)
         if self.phase == Phase.CLOSING:
             self.phase = Phase.GONE
-            return []
+            return orders
         if self._resume_when_written:
             self._resume_when_written = False
-            return [Resume(job=self.job, epoch=self.epoch)]
+            return [*orders, Resume(job=self.job, epoch=self.epoch)]
         if self.departure is not None:
-            return self.departure.written(event.record, now)
-        return []
+            return orders + self.departure.written(event.record, now)
+        return orders
+
+    def _forget_older(self, stored: JobRecord) -> list[Order]:
+        """What the store has ceased to name, nobody will ask for again."""
+        checkpoints = (*stored.checkpoints, *self.record.checkpoints)
+        keep = dict.fromkeys(checkpoint.manifest for checkpoint in checkpoints)
+        if self._copying is not None:
+            keep[self._copying] = None
+        if self.phase != Phase.RUNNING or not checkpoints or tuple(keep) == self._kept:
+            return []
+        self._kept = tuple(keep)
+        return [Forget(job=self.job, keep=self._kept)]
 
     def write_refused(self, event: WriteRefused, now: int) -> list[Order]:
         self._writing = False
@@ -751,7 +840,7 @@ class Attempt:
     def next_wake(self) -> int | None:
         times = [self._write_at, self._fetch_at]
         if self.phase == Phase.BOOKED:
-            times.append(self._booked_until)
+            times.append(min(self._booked_until, self._look_at))
         if self.phase == Phase.FINISHING:
             times.append(self._finish_by)
         if self._may_save() and self.due_at is not None:
@@ -766,6 +855,10 @@ class Attempt:
     def woke(self, now: int) -> list[Order]:
         if self.phase == Phase.BOOKED and now >= self._booked_until:
             return self._decline("waited too long for the state")
+        if self.phase == Phase.BOOKED and now >= self._look_at:
+            self._look_at = now + LOOK_AGAIN
+            if self.source is not None and not self.around.alive(self.source, now):
+                return self._decline(f"{self.source} is silent")
         if self.phase == Phase.FINISHING and now >= self._finish_by:
             return self._finished(now)
         if self.phase == Phase.FETCHING:
@@ -795,6 +888,7 @@ class Attempt:
             and self.departure is None
             and not self._saving
             and self._verdict is None
+            and not self.suspended
         )
 
     def _explain(self, question: str, chosen: str, reason: str) -> Explain:

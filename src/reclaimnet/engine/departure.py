@@ -199,7 +199,13 @@ class Departure:
         elif plan.precopy and attempt.suite.prepare.precopy and not self._precopying:
             self._precopying = True
             self._precopy_until = now + (self.notice.deadline - now) // 2
-            orders.append(Save(job=attempt.job, epoch=attempt.epoch, final=False))
+            if newest is not None and self.destination in newest.holders:
+                # It only has to get ready, and says so as if it had got the copy now.
+                self._precopy = newest.manifest
+                asked = CopyAsked(job=attempt.job, manifest=newest.manifest, source=attempt.node)
+                orders.append(Tell(to=self.destination, event=asked))
+            else:
+                orders.append(Save(job=attempt.job, epoch=attempt.epoch, final=False))
             return orders
         if now >= plan.stop_at and not self._precopying:
             orders += self._stop()
@@ -342,8 +348,9 @@ class Departure:
 
     def copy_held(self, event: CopyHeld, now: int) -> list[Order]:
         if self._precopying and event.manifest == self._precopy:
+            # The destination is as ready as it can be; `woke` stops the job when it is time.
             self._precopying = False
-            return self._stop()
+            return self._stop() if self._stop_at is None or now >= self._stop_at else []
         if event.manifest == self._final and self.destination is None:
             self._look_at = None
             return [End(job=self.attempt.job, epoch=self.attempt.epoch)]

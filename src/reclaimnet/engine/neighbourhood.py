@@ -26,6 +26,9 @@ class Timing:
     shelf_check: int = MINUTE
     """How often a shelf asks whether the jobs it keeps something for still live."""
 
+    role: int = 6 * SECOND
+    """A role whose holder does not renew it for this long goes to somebody else."""
+
     @property
     def given_up_after(self) -> int:
         return self.lease + self.margin

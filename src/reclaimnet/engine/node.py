@@ -7,6 +7,7 @@ it has heard of its neighbours, and, while it holds that role, the zone's dispat
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
+from reclaimnet.engine.airlock import Airlock
 from reclaimnet.engine.attempt import Attempt, Phase
 from reclaimnet.engine.dispatcher import Dispatcher
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood, Timing
@@ -28,6 +29,7 @@ from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Read, 
 from reclaimnet.model.probing import Ticket
 from reclaimnet.model.units import HOUR, MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobState, Writer, shape_of
+from reclaimnet.policy.arbitrate import Denied
 from reclaimnet.policy.cadence import Due, Stage
 from reclaimnet.policy.hazard import Experience, Forecast, learn, observe, pooled
 from reclaimnet.policy.place import Need
@@ -74,6 +76,7 @@ class Node:
         self.around = around or Neighbourhood(
             body.node, body.timing, uplink_bps=body.uplink_bps, topology=body.topology
         )
+        self.airlock = Airlock(body.node, suite, self.around, self.provider)
         self.dispatcher: Dispatcher | None = None
         self._beat_at = 0
         self.lease_until = 0
@@ -100,12 +103,15 @@ class Node:
 
     def handle(self, event: ev.Event, now: int) -> list[Order]:
         orders = self._react(event, now)
+        if isinstance(event, ev.PressureRead) and not orders and self._unmoved(now):
+            return []
         orders += self._sweep(now)
         orders += self._maybe_beat(now)
-        return orders
+        return self.airlock.escort(orders, self.attempts, now)
 
     def next_wake(self) -> int | None:
         times = [self._beat_at, self.provider.next_wake(), self.shelf.next_wake()]
+        times.append(self.airlock.next_wake())
         times += [attempt.next_wake() for attempt in self.attempts.values()]
         if self.dispatcher is not None:
             times.append(self.dispatcher.next_wake())
@@ -140,6 +146,7 @@ class Node:
             experience=self._row,
             lending_since=self.provider.lending_since,
             guest_bytes=self._guest_bytes(),
+            short_of_memory=self.airlock.short,
         )
 
     def _guest_bytes(self) -> int:
@@ -223,7 +230,9 @@ class Node:
                 return attempt.snapshot_taken(event, now) if attempt else []
             case ev.SaveFailed():
                 attempt = self._running(event.job, event.epoch)
-                return attempt.save_failed(event, now) if attempt else []
+                if attempt is None:
+                    return []
+                return attempt.save_failed(event, now) + self.airlock.save_failed(attempt, now)
             case ev.ProcessExited():
                 attempt = self._running(event.job, event.epoch)
                 return attempt.exited(event, now) if attempt else []
@@ -236,6 +245,8 @@ class Node:
                 return self._pulled(event, now)
             case ev.PullFailed():
                 return self._pull_failed(event, now)
+            case ev.PressureRead():
+                return self.airlock.read(event.reading, self.attempts, now)
             case ev.BeatHeard():
                 return self._beat_heard(event, now)
             case ev.BeatAcked():
@@ -335,7 +346,11 @@ class Node:
         orders: list[Order] = [answer]
         for job in sorted(self.attempts):
             attempt = self.attempts[job]
-            if attempt.notice is not None and self.provider.notice_for(job) is None:
+            notice = attempt.notice
+            if notice is None or notice.cause == Cause.PRESSURE:
+                # Memory is not the provider's to give back.
+                continue
+            if self.provider.notice_for(job) is None:
                 orders += attempt.stay(now)
         return orders
 
@@ -343,8 +358,14 @@ class Node:
 
     def _answer_probe(self, event: ev.ProbeArrived, now: int) -> Tell:
         self.provider.expire(now)
-        verdict = self.provider.arbitrate(event.probe, self.suite.arbitrate, now)
+        objection = self.airlock.objection(event.probe, now)
+        verdict = (
+            Denied(reasons=(objection,))
+            if objection
+            else self.provider.arbitrate(event.probe, self.suite.arbitrate, now)
+        )
         if isinstance(verdict, Ticket):
+            self.airlock.expect(event.probe, now)
             answer = ev.ProbeAnswered(probe=event.probe.id, node=self.body.node, ticket=verdict)
         else:
             answer = ev.ProbeAnswered(
@@ -396,6 +417,8 @@ class Node:
         self.attempts[record.id] = attempt
         self.provider.adopt(record.id, event.gpus, now)
         orders = attempt.adopt(now)
+        if event.suspended_at is not None:
+            orders += self.airlock.found(attempt, event.suspended_at, now)
         notice = self.provider.notice_for(record.id)
         return orders + (attempt.leave(notice, now) if notice else [])
 
@@ -425,9 +448,11 @@ class Node:
     def _pulled(self, event: ev.Pulled, now: int) -> list[Order]:
         self._measured(event.source, event.rate_bps)
         orders: list[Order] = []
-        if self.shelf.expects(event.job, event.manifest):
-            orders += self.shelf.pulled(event, now)
         attempt = self.attempts.get(event.job)
+        if self.shelf.expects(event.job, event.manifest):
+            in_use = attempt.record.checkpoints if attempt else ()
+            named = tuple(checkpoint.manifest for checkpoint in in_use)
+            orders += self.shelf.pulled(event, now, in_use=named)
         return orders + (attempt.pulled(event, now) if attempt else [])
 
     def _pull_failed(self, event: ev.PullFailed, now: int) -> list[Order]:
@@ -543,7 +568,8 @@ class Node:
         if self.dispatcher is None:
             return []
         gained = set(event.card.vacant) - set(before.vacant if before else ())
-        return self.dispatcher.vacancy(now) if gained else []
+        opened = before is not None and before.short_of_memory and not event.card.short_of_memory
+        return self.dispatcher.vacancy(now) if gained or opened else []
 
     def _beat_acked(self, event: ev.BeatAcked, now: int) -> list[Order]:
         lapsed = now >= self.lease_until
@@ -586,6 +612,7 @@ class Node:
         elif not was_lending and self.provider.offer is not None:
             self._loan_begins(now)
         orders += self.shelf.woke(now)
+        orders += self.airlock.woke(self.attempts, now)
         for job in [job for job, at in sorted(self._strays.items()) if now >= at]:
             self._strays[job] = now + STRAY_AGAIN
             orders.append(Read(job=job))
@@ -603,8 +630,10 @@ class Node:
                 self.provider.release(job)
             if attempt.phase == Phase.GONE:
                 del self.attempts[job]
-                self.shelf.found((job,), now)
-        return self._hold_leases() + self._plan_saves(now)
+                # Not at this very moment: the attempt may have ended because time passed.
+                self.shelf.found((job,), now + EARLY_BEAT)
+        orders = self.airlock.sweep(self.attempts, now)
+        return orders + self._hold_leases() + self._plan_saves(now)
 
     def _plan_saves(self, now: int) -> list[Order]:
         """Ask the cadence, jointly for all that share this node's uplink, when it could answer
@@ -648,10 +677,16 @@ class Node:
                 self._learn(now)
                 card = self.card()
             self._told = card
-            return [Beat(card=replace(card, beat=now, jobs=self._progress()))]
+            memory = self.airlock.gauge()
+            return [Beat(card=replace(card, beat=now, jobs=self._progress(), memory=memory))]
         if card is not self._told and card != self._told:
             self._beat_at = min(self._beat_at, now + EARLY_BEAT)
         return []
+
+    def _unmoved(self, now: int) -> bool:
+        """Nothing is due or to be told: readings come often, and most of them change nothing."""
+        told = self._told is not None and self._told.short_of_memory == self.airlock.short
+        return told and now < self._beat_at
 
     def _running(self, job: JobId, epoch: int) -> Attempt | None:
         attempt = self.attempts.get(job)

@@ -13,8 +13,11 @@ from reclaimnet.model.events import (
 )
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import Forget, Order, Pull, Read, Tell
+from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import ManifestId
 
+CHECK_SOON: Final = SECOND
+"""How soon it asks about a job it has only just learnt to keep something for."""
 MAX_PENDING: Final = 64
 """Copies being pulled at once; more are refused and asked of another node."""
 
@@ -42,8 +45,7 @@ class Shelf:
     def found(self, jobs: tuple[JobId, ...], now: int) -> None:
         """After a restart: what these copies are is learned from their records."""
         for job in jobs:
-            # Right after this moment: at this very one the node may have woken already.
-            self.kept.setdefault(job, _Kept(newest=None, before=None, check_at=now + 1))
+            self.kept.setdefault(job, _Kept(newest=None, before=None, check_at=now + CHECK_SOON))
 
     def asked(self, event: CopyAsked) -> list[Order]:
         if len(self._pending) >= MAX_PENDING:
@@ -61,14 +63,15 @@ class Shelf:
         self._pending[event.job, event.manifest] = event.source
         return [Pull(job=event.job, manifest=event.manifest, sources=(event.source,))]
 
-    def pulled(self, event: Pulled, now: int) -> list[Order]:
+    def pulled(self, event: Pulled, now: int, *, in_use: tuple[ManifestId, ...]) -> list[Order]:
+        """`in_use` is what an attempt on this very node goes on from, if there is one by now."""
         source = self._pending.pop((event.job, event.manifest))
         old = self.kept.get(event.job)
         before = old.newest if old and old.newest != event.manifest else None
         self.kept[event.job] = _Kept(
             newest=event.manifest, before=before, check_at=now + self._check_every
         )
-        keep = (event.manifest,) if before is None else (event.manifest, before)
+        keep = (event.manifest, *in_use) if before is None else (event.manifest, before, *in_use)
         held = CopyHeld(
             job=event.job,
             manifest=event.manifest,

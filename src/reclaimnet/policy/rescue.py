@@ -46,7 +46,8 @@ class Plight:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     precopy: bool
-    """Save and send once while the job runs, and only then stop it for the rest."""
+    """Have the destination hold a copy, and be ready to go on from it, while the job runs; and only
+    then stop the job for the rest."""
     stop_at: int | None
     """When the job stops for its last save; None: it goes on from an older checkpoint."""
     decision: Decision
@@ -99,12 +100,8 @@ def stand_still_least(plight: Plight) -> Plan:
             ),
         )
     transfer = bare - plight.save_cost - FIXED
-    precopy = (
-        not plight.fresh_copy
-        and plight.changed < PRECOPY_SHARE
-        and transfer > PRECOPY_WORTH
-        and 2 * needed < grace
-    )
+    worth_sending = plight.changed < PRECOPY_SHARE and transfer > PRECOPY_WORTH
+    precopy = (plight.fresh_copy or worth_sending) and 2 * needed < grace
     # The transfer takes place while the destination still loads.
     loading = 0 if plight.state_bytes is None else plight.loading
     # Running on must not eat what is there in case something goes wrong.

@@ -13,7 +13,14 @@ from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import Order, Tell, Write
 from reclaimnet.wire import event_to_dict, order_to_dict
 
-_NO_NEWS: Final = (ev.BeatHeard, ev.BeatAcked, ev.BeatChecked, ev.StepDone, ev.RecordSeen)
+_NO_NEWS: Final = (
+    ev.BeatHeard,
+    ev.BeatAcked,
+    ev.BeatChecked,
+    ev.StepDone,
+    ev.RecordSeen,
+    ev.PressureRead,
+)
 """Events that are only worth an entry if something was ordered because of them."""
 _NO_ORDER_OF_NOTE: Final = frozenset({"Beat", "HoldLease", "Read", "Check"})
 

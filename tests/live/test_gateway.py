@@ -20,7 +20,7 @@ from reclaimnet.apps.gateway_view import UNREACHABLE_AFTER, NodeState, View, sta
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, WithdrawRequest
 from reclaimnet.model.events import CancelAsked
-from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
+from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Progress
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState
 
@@ -375,13 +375,13 @@ async def until_listed(running: Running, node: str) -> None:
 
 def test_a_nodes_state_follows_from_its_card() -> None:
     ids = tuple(gpu.id for gpu in GPUS)
-    busy = (JobId("j-one"),)
+    jobs = (Progress(job=JobId("j-one"), epoch=1, step=7, at=0),)
     cases = [
         (Card(node=LAB), NodeState.RECLAIMED),
         (Card(node=LAB, gpus=GPUS, vacant=ids), NodeState.IDLE),
-        (Card(node=LAB, gpus=GPUS, vacant=ids[:1], busy=busy), NodeState.MIXED),
-        (Card(node=LAB, gpus=GPUS, busy=busy), NodeState.ALLOCATED),
-        (Card(node=LAB, gpus=GPUS, leaving=ids, busy=busy), NodeState.DRAINING),
+        (Card(node=LAB, gpus=GPUS, vacant=ids[:1], jobs=jobs), NodeState.MIXED),
+        (Card(node=LAB, gpus=GPUS, jobs=jobs), NodeState.ALLOCATED),
+        (Card(node=LAB, gpus=GPUS, leaving=ids, jobs=jobs), NodeState.DRAINING),
         (Card(node=LAB, gpus=GPUS, leaving=ids), NodeState.RECLAIMED),
         (Card(node=LAB, gpus=GPUS, leaving=ids[:1], vacant=ids[1:]), NodeState.IDLE),
     ]

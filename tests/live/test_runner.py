@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -77,7 +78,7 @@ class Bench:
         self.root = root
         self.reports = []
         self.runner = Runner(root, self.reports.append, **options)
-        self.runner.hold_lease(FOREVER)
+        self.runner.hold_lease(FOREVER, (JOB,))
 
     def all(self, kind, epoch=None):
         return [r for r in list(self.reports) if isinstance(r, kind) and epoch in (None, r.epoch)]
@@ -95,8 +96,9 @@ class Bench:
     def log(self, epoch=None):
         return b"".join(r.text for r in self.all(LogLines, epoch)).decode()
 
-    def start(self, spec, epoch=1, resume=None, restarts=0):
-        self.runner.start(JOB, epoch, spec, (GpuId("GPU-a"),), self.root, resume, restarts)
+    def start(self, spec, epoch=1, resume=None, restarts=0, changed=None):
+        gpus = (GpuId("GPU-a"),)
+        self.runner.start(JOB, epoch, spec, gpus, self.root, resume, restarts, changed)
 
     def close(self):
         self.runner.adopt()
@@ -280,6 +282,45 @@ def test_a_job_started_ahead_waits_for_its_state_and_then_goes_on_from_it(bench,
     assert state["trail"] == list(range(1, state["step"] + 1))
 
 
+ARRAYS = """
+    import time
+    import numpy as np
+    from reclaimnet import sdk
+    with sdk.job() as job:
+        state = job.restore(lambda: {"step": 0, "a": np.zeros(1_000_000), "b": np.ones(1000)})
+        while True:
+            time.sleep(0.002)
+            state["step"] += 1
+            state["a"][:100] += 1
+            job.step(state["step"], state)
+"""
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_a_job_read_ahead_is_brought_up_to_date(plain, tmp_path, told):
+    """If the runner can say what has changed since then; else all of it is read again."""
+    spec = script(tmp_path, ARRAYS)
+    plain.start(spec, epoch=1)
+    plain.wait_step(5)
+    plain.runner.save(JOB, 1, False)
+    laid_out = keep(plain.wait(Snapshot).path, tmp_path / "laid-out")
+    plain.runner.warm_up(JOB, 2, spec, (), tmp_path)
+    plain.runner.preload(JOB, 2, laid_out)
+    eventually(lambda: any(r.loaded for r in plain.all(Ready, epoch=2)), "the state read ahead")
+    plain.runner.save(JOB, 1, True)
+    snapshot = plain.wait(Snapshot, count=2)
+    for part in snapshot.path.iterdir():
+        (laid_out / part.name).write_bytes(part.read_bytes())
+    changed = [(0, 4096)] if told else None
+    plain.start(spec, epoch=2, resume=laid_out, restarts=1, changed=changed)
+    assert plain.wait(Stepped, epoch=2).step > snapshot.step
+    plain.runner.save(JOB, 2, False)
+    state, _ = image.load(plain.wait(Snapshot, epoch=2).path)
+    assert (state["a"][:100] == state["step"]).all()
+    assert not state["a"][100:].any()
+    assert (state["b"] == 1).all()
+
+
 def test_a_job_that_fails_while_it_waits_is_run_anew_when_it_is_needed(plain, tmp_path):
     spec = JobSpec(name="x", user="ada", command=("no-such-program",))
     plain.runner.warm_up(JOB, 1, spec, (), tmp_path)
@@ -449,6 +490,7 @@ def test_the_job_dies_with_its_minder_and_that_is_told(bench, tmp_path):
     os.kill(who["pid"], signal.SIGKILL)
     exited = bench.wait(Exited)
     assert "minder died" in exited.reason
+    assert exited.killed, "the job is not to blame for it"
     eventually(lambda: not any(alive(pid) for pid in pids), "the death of its daemons")
 
 
@@ -479,11 +521,11 @@ def test_the_freezer_of_version_1_does_when_version_2_is_not_there(tmp_path, mon
         bench.start(script(tmp_path, BROOD))
         pids = brood_of(bench.log)
         group = bench.runner._attempts[JOB, 1].group
-        bench.runner.hold_lease(time.monotonic_ns())
+        bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
         eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "the freezing")
-        bench.runner.hold_lease(FOREVER)
+        bench.runner.hold_lease(FOREVER, (JOB,))
         eventually(lambda: (group / "freezer.state").read_text() == "THAWED\n", "the thawing")
-        bench.runner.hold_lease(time.monotonic_ns())
+        bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
         eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "the freezing")
         bench.runner.end(JOB, 1)
         assert bench.wait(Exited).killed
@@ -520,7 +562,7 @@ def test_without_a_lease_the_job_stands_still_and_loses_nothing(bench, tmp_path,
         """
         bench.start(script(tmp_path, text, saving=Saving.NONE))
         eventually(lambda: len(bench.log()) > 50, "some output")
-    bench.runner.hold_lease(time.monotonic_ns())
+    bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
     eventually(lambda: bench.runner._attempts[JOB, 1].words[Word.STILL], "standing still")
     log, step = bench.root / f"{JOB}.1" / "log", bench.runner._attempts[JOB, 1].words
     before = (log.stat().st_size, step[Word.STEP])
@@ -528,7 +570,7 @@ def test_without_a_lease_the_job_stands_still_and_loses_nothing(bench, tmp_path,
     time.sleep(0.3)  # Not to wait for something, but to give it the chance to happen.
     assert (log.stat().st_size, step[Word.STEP]) == before
     assert cpu_ticks(bench) == cpu
-    bench.runner.hold_lease(FOREVER)
+    bench.runner.hold_lease(FOREVER, (JOB,))
     if knows_us:
         bench.wait_step(before[1] + 5)
         bench.runner.save(JOB, 1, False)
@@ -549,7 +591,7 @@ def cpu_ticks(bench):
 def test_a_job_that_stands_still_is_ended_all_the_same(bench, tmp_path):
     bench.start(script(tmp_path, BROOD))
     pids = brood_of(bench.log)
-    bench.runner.hold_lease(time.monotonic_ns())
+    bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
     eventually(lambda: bench.runner._attempts[JOB, 1].words[Word.STILL], "standing still")
     bench.runner.limit(JOB, 1, time.monotonic_ns())
     assert bench.wait(Exited).killed
@@ -566,14 +608,14 @@ AGENT = """
     from reclaimnet.model.work import JobSpec, Saving
     root, script, saving, lease_s, limit_s = Path(sys.argv[1]), *sys.argv[2:]
     runner = Runner(root, lambda report: print(type(report).__name__, flush=True))
-    runner.hold_lease(time.monotonic_ns() + int(float(lease_s) * SECOND))
+    runner.hold_lease(time.monotonic_ns() + int(float(lease_s) * SECOND), ("job-1",))
     spec = JobSpec(name="x", user="ada", command=(sys.executable, script), saving=Saving(saving))
     runner.start("job-1", 1, spec, (), root, None, 0)
     if float(limit_s):
         runner.limit("job-1", 1, time.monotonic_ns() + int(float(limit_s) * SECOND))
     while True:
         time.sleep(0.05)
-        runner.hold_lease(time.monotonic_ns() + int(float(lease_s) * SECOND))
+        runner.hold_lease(time.monotonic_ns() + int(float(lease_s) * SECOND), ("job-1",))
 """
 
 
@@ -642,7 +684,7 @@ def test_a_new_agent_finds_the_job_and_goes_on_with_it(root, tmp_path):
         (found,) = bench.runner.adopt()
         assert (found.job, found.epoch, found.exit) == (JOB, 1, None)
         assert found.step > 3
-        bench.runner.hold_lease(FOREVER)
+        bench.runner.hold_lease(FOREVER, (JOB,))
         bench.wait_step(found.step + 5)
         bench.runner.save(JOB, 1, True)
         state, _ = image.load(bench.wait(Snapshot).path)
@@ -743,8 +785,8 @@ def test_after_a_final_save_by_signal_the_script_can_go_on_here(plain):
     snapshot = plain.wait(Snapshot)
     assert snapshot.final
     # A lease that lapses and comes back does not let it go.
-    plain.runner.hold_lease(time.monotonic_ns())
-    plain.runner.hold_lease(FOREVER)
+    plain.runner.hold_lease(time.monotonic_ns(), (JOB,))
+    plain.runner.hold_lease(FOREVER, (JOB,))
     assert plain.runner.intact(snapshot)
     plain.runner.resume(JOB, 1)
     assert plain.wait(Exited).code == 0
@@ -823,9 +865,24 @@ def test_a_job_that_cannot_be_saved_says_so(plain, tmp_path):
 
 def test_a_save_that_nobody_answers_fails_in_the_end(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(runner_module, "SAVE_PATIENCE", SECOND // 5)
-    plain.start(script(tmp_path, "import time; time.sleep(1000)"))
+    text = """
+        import time
+        from reclaimnet import sdk
+        with sdk.job() as job:
+            job.restore({})
+            print("restored", flush=True)
+            time.sleep(1000)
+    """
+    plain.start(script(tmp_path, text))
+    eventually(lambda: "restored" in plain.log(), "the restore")
     plain.runner.save(JOB, 1, False)
     assert "job.step" in plain.wait(SaveFailed).reason
+
+
+def test_a_script_that_never_called_the_sdk_is_told_how_to_be_submitted(plain, tmp_path):
+    plain.start(script(tmp_path, "import time; time.sleep(1000)"))
+    plain.runner.save(JOB, 1, False)
+    assert "--saving signal" in plain.wait(SaveFailed).reason
 
 
 def test_what_was_left_half_made_is_removed(root):
@@ -844,3 +901,25 @@ def test_a_flood_of_output_is_skipped_not_kept(plain, tmp_path):
     plain.wait(Exited)
     assert plain.log().endswith("end\n")
     assert len(plain.log()) == 300 * 100_000 + 4 or "bytes of log skipped" in plain.log()
+
+
+def test_a_limit_stands_when_it_has_been_asked_for_however_busy_the_runner_is(bench, tmp_path):
+    bench.start(script(tmp_path, COUNTER))
+    bench.wait_step(1)
+    busy, go_on = threading.Event(), threading.Event()
+    bench.runner._do(lambda: (busy.set(), go_on.wait(PATIENCE_S)))
+    assert busy.wait(PATIENCE_S)
+    try:
+        at = time.monotonic_ns() + 3600 * SECOND
+        bench.runner.limit(JOB, 1, at)
+        assert open_page(bench.root / f"{JOB}.1" / "page")[Word.END_AT] == at
+    finally:
+        go_on.set()
+
+
+def test_a_limit_counts_for_an_attempt_that_is_still_to_come(bench, tmp_path):
+    bench.runner.limit(JOB, 1, time.monotonic_ns())
+    bench.start(script(tmp_path, COUNTER))
+    exited = bench.wait(Exited)
+    assert exited.killed
+    assert not bench.all(Started)

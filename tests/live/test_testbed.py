@@ -11,7 +11,16 @@ import pytest
 
 from reclaimnet.adapters.linux import tc, tc_netns, testbed
 from reclaimnet.adapters.linux.testbed import Campus, Rack
-from reclaimnet.apps.testbed import down, parse_config, parse_rate, read_config, up
+from reclaimnet.apps.guard_client import GuardClient
+from reclaimnet.apps.testbed import (
+    RUN_DIR,
+    down,
+    parse_config,
+    parse_rate,
+    read_config,
+    run_guard,
+    running,
+)
 from reclaimnet.errors import BadConfig, NotFound, UsageError
 
 pytestmark = [
@@ -111,7 +120,7 @@ def test_fifty_four_hosts_are_up_and_down_again(tmp_path) -> None:
         '[[rack]]\nname = "b"\nhosts = 27\nuplink = "1gbit"\n'
     )
     started = time.monotonic()
-    with up(read_config(file)) as bed:
+    with running(read_config(file)) as bed:
         took = time.monotonic() - started
         assert len(bed.hosts) == 54
         assert carry(bed, "a27", "b27", lane=True) == b"hello"
@@ -157,6 +166,21 @@ def test_an_address_that_is_taken_is_refused() -> None:
         with pytest.raises(UsageError, match="inside the testbed's network"):
             testbed.up(other, f"{MARK}x"[-8:])
         assert testbed.marks().count(MARK) == 1
+
+
+@pytest.mark.needs("bpf")
+def test_guards_of_a_testbed_go_with_it_after_a_crash(bed) -> None:
+    sockets = {host: run_guard(bed, host, terms={"guests": 2}) for host in ("a1", "b1")}
+    guest = bed.run("a1", ["sleep", "1000"], lane=True)
+    with GuardClient(sockets["a1"]) as client:
+        group = Path(client.ask("open", guest="job", pids=[guest.pid])["cgroup"])
+        assert client.ask("status")["can"] == {"kill_switch": True, "cgroup": True, "shape": True}
+    assert str(guest.pid) in (group / "cgroup.procs").read_text().split()
+    down(MARK)
+    assert guest.wait(timeout=5) == -9
+    assert not group.exists()
+    assert not (RUN_DIR / MARK).exists()
+    assert MARK not in Path("/proc/self/mounts").read_text()
 
 
 @pytest.mark.parametrize(

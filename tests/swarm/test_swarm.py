@@ -11,7 +11,7 @@ from reclaimnet.sim.process import Work
 from reclaimnet.sim.world import Faults, SimWorld
 from tests.swarm.campus import Promises, campus, offer, spec
 
-SEEDS = 200
+SEEDS = 60
 # Seeds that once broke a promise.
 KEPT: tuple[int, ...] = ()
 

@@ -21,7 +21,7 @@ from reclaimnet import wire
 from reclaimnet.apps import cli
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
-from reclaimnet.model.units import MINUTE, SECOND
+from reclaimnet.model.units import GIB, MINUTE, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState
 
 SRC = Path(cli.__file__).parents[2]
@@ -129,6 +129,15 @@ def test_a_refused_token_says_where_to_set_it(
     monkeypatch.setenv("RECLAIMNET_GATEWAY__TOKEN", "wrong")
     assert person.types("ps") == 77
     assert "RECLAIMNET_GATEWAY__TOKEN" in person.err
+
+
+def test_a_garbled_token_is_refused_before_it_is_sent(
+    gateway: FakeGateway, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECLAIMNET_GATEWAY__TOKEN", "half\nhalf")
+    assert person.types("ps") == 78
+    assert "RECLAIMNET_GATEWAY__TOKEN" in person.err
+    assert gateway.asked == []
 
 
 def test_an_address_that_is_none_is_refused(home: Path, person: Person) -> None:
@@ -491,7 +500,9 @@ class FakeApp:
                     "gpus": 2,
                     "lend": True,
                     "notice": 20 * SECOND,
+                    "vault_quota": 64 * GIB,
                     "detach": True,
+                    "suite": "standby",
                 },
             ),
         ),
@@ -584,7 +595,8 @@ def test_completion_scripts_are_for_rn(person: Person) -> None:
 
 def test_nothing_heavy_is_imported_for_help_and_ps(gateway: FakeGateway) -> None:
     gateway.jobs = [a_job("job-1")]
-    heavy = "{'numpy', 'nats', 'litestar', 'uvicorn', 'cryptography', 'rich', 'asyncio', 'blake3'}"
+    heavy = {"numpy", "nats", "litestar", "uvicorn", "cryptography", "rich", "asyncio", "blake3"}
+    heavy |= {"reclaimnet.wire", "reclaimnet.model.events"}
     program = (
         "import sys; from reclaimnet.apps.cli import run_command; "
         "codes = [run_command(['--help']), run_command(['ps'])]; "

@@ -1,19 +1,21 @@
 """Programs of ours in the background: started detached, ended by pid and start time."""
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from reclaimnet.errors import Unavailable
+from reclaimnet.errors import Unavailable, UsageError
 
 READY_POLL_S: Final = 0.05
+CHILD_END_S: Final = 10.0
 LOG_TAIL_BYTES: Final = 2000
 
 
@@ -24,8 +26,25 @@ class Daemon:
     """The kernel's start time: with the pid it names the process for ever."""
 
 
-def note_self(pid_file: Path) -> None:
-    """Write down who we are, so that others can end us."""
+@contextlib.contextmanager
+def the_only_one(pid_file: Path, what: str) -> Iterator[None]:
+    """Only one process at a time gets inside; it is written down, so that others can end it."""
+    lock = os.open(pid_file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(f"{what} runs here already; stop it first with `rn down`") from error
+        _note_self(pid_file)
+        try:
+            yield
+        finally:
+            pid_file.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _note_self(pid_file: Path) -> None:
     pid = os.getpid()
     fields = {"pid": pid, "started": _started(pid)}
     temporary = pid_file.with_suffix(".tmp")
@@ -55,7 +74,7 @@ def spawn(
     Raises Unavailable with the end of its log if it exits or takes too long; then it is ended.
     """
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with log.open("ab") as output:
+    with log.open("ab") as output, _interrupts_noted() as interrupts:
         begin = output.tell()
         child = subprocess.Popen(
             argv,
@@ -65,21 +84,58 @@ def spawn(
             start_new_session=True,
             env=env,
         )
+    try:
+        if interrupts:
+            raise KeyboardInterrupt
+        _await_ready(child, ready, log=log, begin=begin, patience_s=patience_s)
+    except BaseException:
+        # Also when we are interrupted: nobody else knows of it yet.
+        _end_child(child)
+        raise
+    # From here on it is known by its pid; whoever ends it may be another process.
+    child.returncode = 0
+    return child.pid
+
+
+@contextlib.contextmanager
+def _interrupts_noted() -> Iterator[list[int]]:
+    """Ctrl-C inside does not raise, which could lose a child that has just been started."""
+    noted: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _await_ready(
+    child: "subprocess.Popen[bytes]",
+    ready: Callable[[], bool],
+    *,
+    log: Path,
+    begin: int,
+    patience_s: float,
+) -> None:
     until = time.monotonic() + patience_s
-    while not ready():
+    while child.poll() is not None or not ready():
         if child.poll() is not None:
             raise Unavailable(f"it ended at once; its log {log} ends with: {_tail(log, begin)}")
         if time.monotonic() > until:
-            child.kill()
-            child.wait()
             raise Unavailable(
                 f"it was not ready after {patience_s:.0f} s; its log {log} ends with: "
                 f"{_tail(log, begin)}"
             )
         time.sleep(READY_POLL_S)
-    # From here on it is known by its pid; whoever ends it may be another process.
-    child.returncode = 0
-    return child.pid
+
+
+def _end_child(child: "subprocess.Popen[bytes]") -> None:
+    """It may have started something itself, so it is asked first."""
+    child.terminate()
+    try:
+        child.wait(CHILD_END_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def end(daemon: Daemon, *, patience_s: float) -> None:

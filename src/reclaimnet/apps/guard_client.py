@@ -10,6 +10,7 @@ from reclaimnet.errors import Forbidden, Unavailable
 
 DEFAULT_SOCKET: Final = Path("/run/reclaimnet/guard.sock")
 ANSWER_SECONDS: Final = 5.0
+_MAX_GIVEN: Final = 1
 _READ_BYTES: Final = 64 << 10
 
 
@@ -25,6 +26,7 @@ class GuardClient:
             self._socket.close()
             raise Unavailable(f"No guard answers at {path}: is it running?") from error
         self._buffer = b""
+        self._given: list[int] = []
 
     def ask(
         self, verb: str, *, sockets: Sequence[socket.socket] = (), **request: Any
@@ -37,7 +39,8 @@ class GuardClient:
             else:
                 self._socket.sendall(line)
             while b"\n" not in self._buffer:
-                data = self._socket.recv(_READ_BYTES)
+                data, given, _, _ = socket.recv_fds(self._socket, _READ_BYTES, _MAX_GIVEN)
+                self._given += given
                 if not data:
                     raise Unavailable("The guard has closed the connection.")
                 self._buffer += data
@@ -49,6 +52,11 @@ class GuardClient:
             raise Forbidden(found["error"])
         return found
 
+    def listen(self, port: int = 0) -> socket.socket:
+        """A listening socket in the guests' lane, where the kill switch and the shaper see it."""
+        self.ask("listen", port=port)
+        return socket.socket(fileno=self._given.pop())
+
     def close(self) -> None:
         self._socket.close()
 
@@ -57,3 +65,22 @@ class GuardClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def samples(status: dict[str, Any]) -> list[tuple[str, dict[str, str], float]]:
+    """The guard's counters as metrics: name, labels, value."""
+    counted = {"lane": status["counts"]["lane"]}
+    counted |= {guest["guest"]: guest["counts"] for guest in status["guests"]}
+    found: list[tuple[str, dict[str, str], float]] = [
+        ("reclaimnet_guard_guests", {}, len(status["guests"])),
+        ("reclaimnet_guard_halted", {}, float(status["halted"])),
+    ]
+    for guest, counts in sorted(counted.items()):
+        for key, count in counts.items():
+            direction, verdict = key.split("_")
+            labels = {"guest": guest, "direction": direction, "verdict": verdict}
+            found += [
+                (f"reclaimnet_edge_{unit}_total", labels, float(count[unit]))
+                for unit in ("packets", "bytes")
+            ]
+    return found

@@ -1,18 +1,33 @@
 """`rn testbed`: a campus of network namespaces from a file, and every trace of it removed."""
 
+import contextlib
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
+import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Final
 
-from reclaimnet.adapters.linux import testbed
+import reclaimnet
+from reclaimnet.adapters.linux import bpfload, testbed
 from reclaimnet.adapters.linux.testbed import Campus, Rack, Testbed
-from reclaimnet.errors import BadConfig, NotFound
+from reclaimnet.apps.guard_client import GuardClient
+from reclaimnet.apps.guard_processes import members, prepare_cgroups, remove_group, write_control
+from reclaimnet.errors import BadConfig, NotFound, Unavailable
 
 DEFAULT_MARK: Final = "campus"
+RUN_DIR: Final = Path("/run/reclaimnet/testbed")
+"""What guards of testbeds keep, by mark and host, so that `down` finds it after a crash."""
+_READY_SECONDS: Final = 20.0
+_POLL_SECONDS: Final = 0.02
+_END_SECONDS: Final = 5.0
 
 _RATE_UNITS: Final = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 _TOP_KEYS: Final = frozenset({"mark", "network", "lanes", "lower_effort", "management", "rack"})
@@ -34,7 +49,131 @@ def up(config: TestbedConfig) -> Testbed:
 
 def down(mark: str | None = None) -> int:
     """Remove the testbed with this mark, or all of them; the number of namespaces removed."""
-    return sum(testbed.down(one) for one in ([mark] if mark is not None else testbed.marks()))
+    kept = [path.name for path in RUN_DIR.glob("*")]
+    removed = 0
+    for one in [mark] if mark is not None else sorted({*testbed.marks(), *kept}):
+        removed += testbed.down(one)
+        _remove_guards(one)
+    return removed
+
+
+@contextlib.contextmanager
+def running(config: TestbedConfig) -> Iterator[Testbed]:
+    """A testbed for as long as a block runs, guards and all."""
+    bed = up(config)
+    try:
+        yield bed
+    finally:
+        bed.down()
+        _remove_guards(bed.mark)
+
+
+def run_guard(
+    bed: Testbed,
+    host: str,
+    *,
+    agent_uid: int = 0,
+    terms: Mapping[str, int] | None = None,
+    lease: str = "1s",
+) -> Path:
+    """Start a guard on a host, with its lane; returns the socket it listens on."""
+    folder = RUN_DIR / bed.mark / host
+    folder.mkdir(parents=True)
+    cgroups = prepare_cgroups(None)
+    lane = bed.hosts[host].lane
+    settings: dict[str, Any] = {
+        "agent_uid": agent_uid,
+        "socket": str(folder / "guard.sock"),
+        "state": str(folder / "state"),
+        "pins": str(folder / "pins"),
+        "lease": lease,
+    }
+    if cgroups is not None:
+        group = cgroups / _group_name(bed.mark, host)
+        group.mkdir()
+        settings["cgroup"] = str(group)
+    if lane is not None:
+        settings |= {"lane": testbed.LANE_INTERFACE, "lane_netns": str(lane), "uplinks": ["eth0"]}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    lines += ["[terms]", *(f"{key} = {value}" for key, value in (terms or {}).items())]
+    file = folder / "guard.toml"
+    file.write_text("\n".join(lines) + "\n")
+    file.chmod(0o600)
+    source = str(Path(reclaimnet.__file__).parents[1])
+    with (folder / "guard.log").open("wb") as log:
+        process = bed.run(
+            host,
+            [sys.executable, "-m", "reclaimnet.apps.guard", str(file)],
+            env={**os.environ, "PYTHONPATH": source},
+            stderr=log,
+        )
+    _wait_for_guard(process, folder)
+    return folder / "guard.sock"
+
+
+def run_agent(
+    bed: Testbed, host: str, *, nats_url: str, nats_token: str, gpus: int, env: Mapping[str, str]
+) -> "subprocess.Popen[Any]":
+    """Start an agent on a host, under a guard of its own, that lends what it has and serves
+    checkpoints from its lane. Its log is `agent.log` in the folder of its guard."""
+    guard = run_guard(bed, host)
+    source = str(Path(reclaimnet.__file__).parents[1])
+    argv = [sys.executable, "-m", "reclaimnet.apps.cli", "agent", "--name", host]
+    argv += ["--join", nats_url, "--gpus", str(gpus), "--lend", "--notice", "20s"]
+    argv += ["--guard", str(guard)]
+    lane_address = bed.hosts[host].lane_address
+    argv += ["--address", str(lane_address)] if lane_address is not None else []
+    with (guard.parent / "agent.log").open("wb") as log:
+        return bed.run(
+            host,
+            argv,
+            env={**env, "PYTHONPATH": source, "RECLAIMNET_NATS__TOKEN": nats_token},
+            stdout=log,
+            stderr=log,
+        )
+
+
+def _wait_for_guard(process: "subprocess.Popen[Any]", folder: Path) -> None:
+    end = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            GuardClient(folder / "guard.sock").close()
+        except Unavailable:
+            time.sleep(_POLL_SECONDS)
+        else:
+            return
+    said = (folder / "guard.log").read_text().strip()
+    raise Unavailable(f"The guard on {folder.name} did not start: {said or 'it said nothing'}")
+
+
+def _remove_guards(mark: str) -> None:
+    """The processes are gone with their namespaces; this is what they leave on the machine."""
+    cgroups = prepare_cgroups(None)
+    for folder in sorted((RUN_DIR / mark).glob("*")):
+        if (folder / "pins").is_mount():
+            bpfload.drop_bpffs(folder / "pins")
+        shutil.rmtree(folder)
+        group = None if cgroups is None else cgroups / _group_name(mark, folder.name)
+        if group is not None and group.exists():
+            _end_group(group)
+    if (RUN_DIR / mark).exists():
+        (RUN_DIR / mark).rmdir()
+    if cgroups is not None and not any(path.is_dir() for path in cgroups.iterdir()):
+        cgroups.rmdir()
+
+
+def _end_group(group: Path) -> None:
+    end = time.monotonic() + _END_SECONDS
+    while members(group):
+        write_control(group / "cgroup.kill", "1")
+        if time.monotonic() > end:
+            raise Unavailable(f"Processes in {group} do not end: look at them first.")
+        time.sleep(_POLL_SECONDS)
+    remove_group(group)
+
+
+def _group_name(mark: str, host: str) -> str:
+    return f"{testbed.PREFIX}-{mark}-{host}"
 
 
 def read_config(path: Path) -> TestbedConfig:

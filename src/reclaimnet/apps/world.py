@@ -6,36 +6,54 @@ Everything here runs on one event loop; what takes long runs in threads and retu
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, assert_never
 
 from reclaimnet import journal
 from reclaimnet.adapters.linux import runner as rn
+from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
+from reclaimnet.adapters.linux.minder import NICE, hurry
+from reclaimnet.adapters.linux.pressure import Watch
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.campus import Campus, Refused
-from reclaimnet.adapters.tls.ca import node_of
-from reclaimnet.adapters.vault.store import Source, Vault
-from reclaimnet.adapters.vault.transfer import pull
+from reclaimnet.adapters.tls.ca import GATEWAY, node_of
+from reclaimnet.adapters.vault.assembly import Assembly, changed_chunks
+from reclaimnet.adapters.vault.store import CHUNK_BYTES, Saved, Source, Vault
+from reclaimnet.adapters.vault.transfer import PullResult, pull
 from reclaimnet.apps import bundle
+from reclaimnet.apps.guarded import Guarded
 from reclaimnet.engine.node import Node
-from reclaimnet.errors import Damaged, ReclaimNetError, Unavailable
+from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
+from reclaimnet.model.pressure import MAX_AGE, Pressure
 from reclaimnet.model.units import SECOND
-from reclaimnet.model.work import JobSpec, ManifestId, Saving
+from reclaimnet.model.work import JobRecord, JobSpec, Manifest, ManifestId, Saving
+from reclaimnet.sdk.image import IMAGE
 
 WORKERS: Final = 8
 """Saves, pulls and restores under way at once on this node."""
 LOG_QUEUE: Final = 1024
 """Pieces of output waiting to be sent; what comes on top is dropped, and the log says so."""
 MAY_READ_PATIENCE_S: Final = 3.0
+START_AGAIN_S: Final = 1.0
+"""A job that could not be started is kept for so long, lest it come back at once, for ever."""
+HERE: Final = Path()
+SCRATCH: Final = ("work", "resume", "output")
+"""The folders of a node in which every attempt has one of its own while it lives."""
+OUTPUT: Final = Path(".rn-output")
+"""Where a checkpoint holds what the job had written into its output directory."""
+LOADED_PATIENCE_S: Final = 10.0
+"""How long a job that was started ahead may take to read what is laid out for it."""
 TELLING_RATE_BYTES: Final = 1 << 20
 """Less than this says nothing about a path's rate."""
 
@@ -71,10 +89,23 @@ class LiveWorld:
         vault: Vault,
         client: ssl.SSLContext,
         clock: Clock,
+        guard: Guarded | None = None,
+        memory: Path | None = None,
     ) -> None:
+        """`memory` is the group in which guests' memory is accounted; None means below our own."""
         self.node = node
         self.mind = mind
-        self.runner = Runner(folder / "run", self._on_report_from_thread)
+        guests = memory or find_memory()
+        # A process is in one cgroup: the guard's, if there is a guard.
+        self.runner = Runner(
+            folder / "run",
+            self._on_report_from_thread,
+            outputs=(folder / "output").absolute(),
+            cgroups=guard is None,
+            gate=guard.admit if guard is not None else None,
+            memory=guests,
+        )
+        self._guard = guard
         self._folder = folder
         self._campus = campus
         self._vault = vault
@@ -82,16 +113,23 @@ class LiveWorld:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pool = ThreadPoolExecutor(WORKERS, "reclaimnet-work")
+        # This thread decides and must not wait for those it stops; what takes long is no hurry.
+        usual = os.getpriority(os.PRIO_PROCESS, 0)
+        self._pool = ThreadPoolExecutor(WORKERS, "reclaimnet-work", hurry, (usual,))
         self._alarm: asyncio.TimerHandle | None = None
         self._cards: dict[NodeId, Card] = {}
         self._answers: dict[str, asyncio.Future[od.Answer]] = {}
         self._pulls: dict[tuple[JobId, ManifestId], threading.Event] = {}
         self._preparing: dict[tuple[JobId, int], asyncio.Task[Path]] = {}
+        self._wanted: dict[tuple[JobId, int], ManifestId | None] = {}
+        """Attempts that were ordered and not ended since: no other process is ever started. With
+        what each is to go on from, once that is decided."""
+        self._laid_out: dict[tuple[JobId, int], _LaidOut] = {}
         self._saving: dict[tuple[JobId, int], asyncio.Task[None]] = {}
-        self._assembled: dict[tuple[JobId, int], ManifestId] = {}
         self._specs: dict[tuple[JobId, int], JobSpec] = {}
         self._newest: dict[JobId, ManifestId] = {}
+        """The last one saved here; no record may name it yet."""
+        self._vaulting: dict[JobId, asyncio.Lock] = {}
         self._invited: dict[JobId, set[NodeId]] = {}
         self._logs: asyncio.Queue[tuple[JobId, int, bytes]] = asyncio.Queue(LOG_QUEUE)
         self._log_dropped = 0
@@ -100,6 +138,16 @@ class LiveWorld:
         self.after_owner_event: Callable[[], None] = lambda: None
         """Called after the provider has spoken and before they are answered."""
         self._spawn(self._send_logs())
+        protect_self()
+        hurry(NICE)
+        self._sensor = Sensor(guests, clock.now)
+        self._pressure_due = False
+        self.watch = Watch(
+            self._read_memory,
+            self._on_pressure_from_thread,
+            waited_for=lambda: bool(mind.airlock.holds),
+            root=guests,
+        )
 
     # --- events in -------------------------------------------------------------------------
 
@@ -139,6 +187,8 @@ class LiveWorld:
 
     def may_read(self, common_name: str, job: JobId) -> bool:
         """From the chunk server's threads: only nodes that this job is, or was asked to be, on."""
+        if common_name == GATEWAY:
+            return True
         peer = node_of(common_name)
         if peer is None:
             return False
@@ -183,21 +233,35 @@ class LiveWorld:
                 self._spawn(self._check(order.node))
             case od.HoldLease():
                 self.runner.hold_lease(self._clock.monotonic(order.until), order.jobs)
+                if self._guard is not None:
+                    self._guard.renew(order.jobs, order.until)
             case od.WarmUp():
+                self._wanted.setdefault((order.job, order.epoch), None)
                 self._spawn(self._warm_up(order))
             case od.Start():
+                self._wanted[order.job, order.epoch] = order.manifest
                 self._spawn(self._start(order))
             case od.Save():
                 self.runner.save(order.job, order.epoch, order.final)
             case od.Resume():
                 self.runner.resume(order.job, order.epoch)
+            case od.Suspend():
+                self.runner.suspend(order.job, order.epoch, push_out=order.push_out)
+            case od.Unsuspend():
+                self.runner.unsuspend(order.job, order.epoch)
             case od.Warn():
                 self.runner.warn(order.job, order.epoch, order.notice)
             case od.Limit():
                 at = None if order.at is None else self._clock.monotonic(order.at)
                 self.runner.limit(order.job, order.epoch, at)
+                if self._guard is not None:
+                    self._guard.limit(order.job, order.epoch, order.at)
             case od.End():
-                self._spawn(self._end(order))
+                # Also what is only being prepared ends here.
+                self._wanted.pop((order.job, order.epoch), None)
+                if self._guard is not None:
+                    self._guard.end(order.job, order.epoch)
+                self.runner.end(order.job, order.epoch)
             case od.Pull():
                 self._spawn(self._pull(order))
             case od.Forget():
@@ -212,7 +276,9 @@ class LiveWorld:
         match event:
             case ev.CopyAsked(job=job):
                 self._invited.setdefault(job, set()).add(order.to)
-            case ev.TicketRedeemed(record=record) | ev.HandoverOffered(record=record):
+            case ev.TicketRedeemed(record=record, source=self.node):
+                self._invited.setdefault(record.id, set()).add(order.to)
+            case ev.HandoverOffered(record=record):
                 self._invited.setdefault(record.id, set()).add(order.to)
             case _:
                 pass
@@ -282,45 +348,90 @@ class LiveWorld:
         # Only a head start: if it cannot be had, Start says what is wrong.
         with contextlib.suppress(ReclaimNetError, OSError):
             workdir = await self._prepared(order.job, order.epoch, order.spec)
-            self.runner.warm_up(order.job, order.epoch, order.spec, order.gpus, workdir)
+            if (order.job, order.epoch) in self._wanted:
+                self.runner.warm_up(order.job, order.epoch, order.spec, order.gpus, workdir)
+                laid_out = self._place(order.job, order.epoch)
+                laid_out.warm = True
+                self._preload(order.job, order.epoch, laid_out)
 
     async def _start(self, order: od.Start) -> None:
         try:
             workdir = await self._prepared(order.job, order.epoch, order.spec)
-            resume = await self._restored(order) if order.manifest else None
         except (ReclaimNetError, OSError) as error:
-            self._could_not_start(order, str(error))
+            await self._could_not_start(order, error)
             return
-        self.runner.start(
-            order.job, order.epoch, order.spec, order.gpus, workdir, resume, order.restarts
-        )
+        try:
+            resume = changed = None
+            if order.manifest is not None:
+                resume, changed = await self._restored(order, order.manifest)
+                output = self.runner.output_of(order.job, order.epoch)
+                await self._in_thread(_move_files, resume / OUTPUT, output)
+        except (Damaged, NotFound) as error:
+            assert order.manifest is not None, "there was something to restore"
+            self._pull_failed(order.job, order.manifest, error)
+            return
+        except (ReclaimNetError, OSError) as error:
+            await self._could_not_start(order, error)
+            return
+        if (order.job, order.epoch) in self._wanted:
+            self.runner.start(
+                order.job,
+                order.epoch,
+                order.spec,
+                order.gpus,
+                workdir,
+                resume,
+                order.restarts,
+                changed,
+            )
 
-    async def _restored(self, order: od.Start) -> Path:
-        """The checkpoint as files; what was laid out ahead of time is only brought up to date."""
-        assert order.manifest is not None, "there is something to restore"
-        folder = self._resume_dir(order.job, order.epoch)
-        base = self._assembled.pop((order.job, order.epoch), None)
-        if base is None:
-            await self._in_thread(_fresh_folder, folder)
-        if base != order.manifest:
-            await self._in_thread(self._vault.assemble, order.manifest, folder, base)
-        return folder
+    async def _restored(
+        self, order: od.Start, manifest: ManifestId
+    ) -> tuple[Path, list[tuple[int, int]] | None]:
+        """The checkpoint as files; what was laid out ahead of time is only brought up to date.
+        With what of it has changed since the process read it, if it did."""
+        laid_out = self._place(order.job, order.epoch)
+        async with laid_out.lock:
+            if (order.job, order.epoch) in self._wanted:
+                before = laid_out.assembly.holds
+                await self._in_thread(self._bring, laid_out.assembly, manifest)
+                laid_out.note_changes(before)
+            return laid_out.assembly.into, laid_out.changed_ranges()
 
-    def _could_not_start(self, order: od.Start, reason: str) -> None:
-        _log.warning("%s could not be started: %s", order.job, reason)
-        self._preparing.pop((order.job, order.epoch), None)
+    def _bring(self, assembly: Assembly, manifest: ManifestId) -> None:
+        if assembly.holds is None:
+            _fresh_folder(assembly.into)
+        if assembly.holds is None or assembly.holds != self._vault.manifest(manifest):
+            self._vault.bring(assembly, manifest)
+
+    def _place(self, job: JobId, epoch: int) -> "_LaidOut":
+        key = (job, epoch)
+        if key not in self._laid_out:
+            self._laid_out[key] = _LaidOut(Assembly(self._resume_dir(job, epoch)))
+        return self._laid_out[key]
+
+    def _preload(self, job: JobId, epoch: int, laid_out: "_LaidOut") -> None:
+        """Once there is something to read and somebody to read it."""
+        if laid_out.warm and laid_out.assembly.holds is not None and not laid_out.told:
+            laid_out.told = True
+            self.runner.preload(job, epoch, laid_out.assembly.into)
+
+    async def _could_not_start(self, order: od.Start, error: Exception) -> None:
+        _log.warning("%s could not be started: %s", order.job, error)
+        # Files that are gone will not come back; anything else may be better elsewhere or later.
+        hopeless = isinstance(error, NotFound | Damaged)
+        if not hopeless:
+            await asyncio.sleep(START_AGAIN_S)
         exited = ev.ProcessExited(
-            job=order.job, epoch=order.epoch, code=1, killed=True, reason=reason
+            job=order.job,
+            epoch=order.epoch,
+            code=NotFound.exit_code if hopeless else 1,
+            killed=not hopeless,
+            reason=f"could not be started: {error}",
         )
         self.deliver(exited)
-
-    async def _end(self, order: od.End) -> None:
-        """Also what was only being prepared ends here."""
-        key = (order.job, order.epoch)
-        preparing = self._preparing.get(key)
-        if preparing is not None and not preparing.done():
-            preparing.cancel()
-        self.runner.end(order.job, order.epoch)
+        # A process that was started ahead may be waiting for its state in vain.
+        await self.scrub(order.job, order.epoch)
 
     def _on_report_from_thread(self, report: rn.RunnerReport) -> None:
         with contextlib.suppress(RuntimeError):
@@ -331,7 +442,8 @@ class LiveWorld:
             return
         match report:
             case rn.Ready():
-                pass
+                if report.loaded:
+                    self._place(report.job, report.epoch).loaded.set()
             case rn.Started():
                 self.deliver(ev.ProcessStarted(job=report.job, epoch=report.epoch))
             case rn.Stepped():
@@ -347,39 +459,78 @@ class LiveWorld:
                     ev.SaveFailed(job=report.job, epoch=report.epoch, reason=report.reason)
                 )
             case rn.Exited():
-                self._spawn(self._exited(report))
+                self.exited(report)
             case rn.LogLines():
                 self._log_lines(report)
             case _:
                 assert_never(report)
+
+    def _read_memory(self) -> Pressure:
+        return self._sensor.read(self.runner.memory())
+
+    def _on_pressure_from_thread(self, reading: Pressure) -> None:
+        if not self._pressure_due:
+            self._pressure_due = True
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._on_pressure, reading)
+
+    def _on_pressure(self, reading: Pressure) -> None:
+        self._pressure_due = False
+        if self._clock.now() - reading.at > MAX_AGE:
+            # We were busy: what it says is no longer so.
+            reading = self._read_memory()
+        self.deliver(ev.PressureRead(reading=reading))
 
     async def _keep(self, report: rn.Snapshot, before: "asyncio.Task[None] | None") -> None:
         """Bring a snapshot from shared memory into the vault."""
         if before is not None:
             await asyncio.wait([before])
         job, epoch = report.job, report.epoch
-        saving = self._specs[job, epoch].saving
-        try:
-            parts = await self._in_thread(_parts, report.path)
-            saved = await self._in_thread(
-                lambda: self._vault.save(
-                    job,
-                    epoch=epoch,
-                    step=report.step,
-                    saving=saving,
-                    taken_at=self._clock.now(),
-                    parts=parts,
-                    base=self._newest.get(job),
-                )
-            )
-        except (ReclaimNetError, OSError) as error:
-            self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=str(error)))
+        spec = self._specs.get((job, epoch))
+        if spec is None:
+            # Left by an attempt before us that is not ours to go on with.
             return
+        # Somebody waits for a last state: it may be fetched before it is durable here. Until the
+        # handover is done, the process stands by with all of it.
+        hurry = report.final and spec.saving is Saving.SDK
+        named: list[Saved] = []
+
+        def on_named(saved: Saved) -> None:
+            named.append(saved)
+            self._loop.call_soon_threadsafe(self._snapshot_taken, report, saved)
+
+        async with self._vaulting.setdefault(job, asyncio.Lock()):
+            try:
+                parts = await self._in_thread(self._state_and_output, report)
+                saved = await self._in_thread(
+                    lambda: self._vault.save(
+                        job,
+                        epoch=epoch,
+                        step=report.step,
+                        saving=spec.saving,
+                        taken_at=self._clock.now(),
+                        parts=parts,
+                        base=self._newest.get(job),
+                        on_named=on_named if hurry else None,
+                    )
+                )
+            except (ReclaimNetError, OSError) as error:
+                if named:
+                    # Who fetches it may have it all by now; if not, they say so.
+                    _log.warning("the last state of %s is not durable here: %s", job, error)
+                else:
+                    self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=str(error)))
+                return
+            self._newest[job] = saved.manifest
+            if not named:
+                self._snapshot_taken(report, saved)
+
+    def _snapshot_taken(self, report: rn.Snapshot, saved: Saved) -> None:
+        job, epoch = report.job, report.epoch
         if not self.runner.intact(report):
             reason = "the job saved again before this save was read"
             self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=reason))
             return
-        self._newest[job] = saved.manifest
         self.deliver(
             ev.SnapshotTaken(
                 job=job,
@@ -392,12 +543,21 @@ class LiveWorld:
             )
         )
 
+    def _state_and_output(self, report: rn.Snapshot) -> list[Source]:
+        """What a job has written so far belongs to its state: it moves, and goes back, with it."""
+        output = self.runner.output_of(report.job, report.epoch)
+        return [*_parts(report.path), *_parts(output, prefix=OUTPUT)]
+
+    def exited(self, report: rn.Exited) -> None:
+        self._spawn(self._exited(report))
+
     async def _exited(self, report: rn.Exited) -> None:
         """After its last snapshot, since that may be why it exited."""
         key = (report.job, report.epoch)
         saving = self._saving.pop(key, None)
         if saving is not None:
             await asyncio.wait([saving])
+        kept = await self._kept_output(report) if report.code == 0 and not report.killed else None
         self.deliver(
             ev.ProcessExited(
                 job=report.job,
@@ -405,26 +565,77 @@ class LiveWorld:
                 code=report.code,
                 killed=report.killed,
                 reason=report.reason,
+                output=kept.manifest if kept else None,
+                output_bytes=kept.size if kept else 0,
             )
         )
         await self.scrub(report.job, report.epoch)
 
+    async def _kept_output(self, report: rn.Exited) -> Saved | None:
+        """What a completed job left for its user, if anything."""
+        try:
+            parts = await self._in_thread(_parts, self.runner.output_of(report.job, report.epoch))
+            if not parts:
+                return None
+            saved: Saved = await self._in_thread(
+                lambda: self._vault.save(
+                    report.job,
+                    epoch=report.epoch,
+                    step=0,
+                    saving=Saving.NONE,
+                    taken_at=self._clock.now(),
+                    parts=parts,
+                )
+            )
+        except (ReclaimNetError, OSError) as error:
+            text = f"--- the output could not be kept: {error} ---\n".encode()
+            self._log_lines(rn.LogLines(job=report.job, epoch=report.epoch, text=text))
+            return None
+        return saved
+
     async def scrub(self, job: JobId, epoch: int) -> None:
         """Leave nothing of an attempt on the owner's machine but its checkpoints."""
         self.runner.scrub(job, epoch)
+        if self._guard is not None:
+            self._guard.forget(job, epoch)
         key = (job, epoch)
+        self._wanted.pop(key, None)
         preparing = self._preparing.pop(key, None)
         if preparing is not None:
-            preparing.cancel()
+            # What is half unpacked cannot be removed for good.
             await asyncio.wait([preparing])
-        self._assembled.pop(key, None)
+        output = self.runner.output_of(job, epoch)
+        async with self._place(job, epoch).lock:
+            for folder in (self._workdir(job, epoch), self._resume_dir(job, epoch), output):
+                await self._in_thread(_remove_folder, folder)
+        self._laid_out.pop(key, None)
         self._specs.pop(key, None)
-        for folder in (self._workdir(job, epoch), self._resume_dir(job, epoch)):
-            await self._in_thread(_remove_folder, folder)
+        if not any(other == job for other, _ in self._specs):
+            self._newest.pop(job, None)
 
-    def adopted(self, job: JobId, epoch: int, spec: JobSpec) -> None:
-        """An attempt that outlived the agent before us."""
-        self._specs[job, epoch] = spec
+    async def adopt(self, records: Iterable[JobRecord]) -> list[rn.Found]:
+        """The attempts that outlived the agent before us. Of any other nothing is left after."""
+        held = {(r.id, r.epoch): r.spec for r in records if r.holder == self.node}
+        # Known before they are looked at: one may have saved or exited while nobody watched.
+        self._specs.update(held)
+        found: list[rn.Found] = await self._in_thread(self.runner.adopt)
+        ours = []
+        for attempt in found:
+            key = (attempt.job, attempt.epoch)
+            if key in held and not attempt.warm:
+                ours.append(attempt)
+            else:
+                self.runner.end(*key)
+                await self.scrub(*key)
+        keys = {(attempt.job, attempt.epoch) for attempt in ours}
+        for key in held.keys() - keys:
+            self._specs.pop(key, None)
+        names = {f"{job}.{epoch}" for job, epoch in keys}
+        for place in SCRATCH:
+            for folder in (self._folder / place).glob("*"):
+                if folder.name not in names:
+                    await self._in_thread(_remove_folder, folder)
+        return ours
 
     # --- transfers -------------------------------------------------------------------------
 
@@ -441,33 +652,22 @@ class LiveWorld:
             if (card := self._cards.get(node)) is not None
             and (address := card.address) != Address()
         }
-        began = time.monotonic_ns()
+        place = self._expected(order.job)
         try:
-            result = await self._in_thread(
-                lambda: pull(
-                    self._vault,
-                    manifest=order.manifest,
-                    job=order.job,
-                    sources=list(sources),
-                    context=self._client,
-                    stop=stop,
+            async with contextlib.nullcontext() if place is None else place[1].lock:
+                began = time.monotonic_ns()
+                result, assembled = await self._in_thread(
+                    self._pull_now, order, list(sources), stop, place
                 )
-            )
+                took = max(time.monotonic_ns() - began, 1)
         except (ReclaimNetError, OSError) as error:
             del self._pulls[key]
-            self.deliver(
-                ev.PullFailed(
-                    job=order.job,
-                    manifest=order.manifest,
-                    reason=str(error),
-                    damaged=isinstance(error, Damaged),
-                )
-            )
+            self._pull_failed(order.job, order.manifest, error)
             return
         del self._pulls[key]
-        took = max(time.monotonic_ns() - began, 1)
         telling = result.moved_bytes >= TELLING_RATE_BYTES and len(order.sources) == 1
-        await self._lay_out(order)
+        if place is not None and assembled:
+            await self._get_ready(*place)
         self.deliver(
             ev.Pulled(
                 job=order.job,
@@ -480,25 +680,66 @@ class LiveWorld:
             )
         )
 
-    async def _lay_out(self, order: od.Pull) -> None:
-        """For a job on its way here: its last state but one, ready to be brought up to date."""
-        for (job, epoch), spec in list(self._specs.items()):
-            if job != order.job or spec.saving is not Saving.SDK:
-                continue
-            folder, key = self._resume_dir(job, epoch), (job, epoch)
-            base = self._assembled.pop(key, None)
-            with contextlib.suppress(ReclaimNetError, OSError):
-                if base is None:
-                    await self._in_thread(_fresh_folder, folder)
-                await self._in_thread(self._vault.assemble, order.manifest, folder, base)
-                self._assembled[key] = order.manifest
+    def _pull_failed(self, job: JobId, manifest: ManifestId, error: Exception) -> None:
+        damaged = isinstance(error, Damaged)
+        self.deliver(ev.PullFailed(job=job, manifest=manifest, reason=str(error), damaged=damaged))
+
+    def _expected(self, job: JobId) -> "tuple[tuple[JobId, int], _LaidOut] | None":
+        """Where a job on its way here is laid out as its chunks come, ready to be brought up to
+        date with the last of them."""
+        for key, spec in self._specs.items():
+            if key[0] == job and spec.saving is Saving.SDK and key in self._wanted:
+                return key, self._place(*key)
+        return None
+
+    def _pull_now(
+        self,
+        order: od.Pull,
+        sources: list[Address],
+        stop: threading.Event,
+        place: "tuple[tuple[JobId, int], _LaidOut] | None",
+    ) -> tuple[PullResult, bool]:
+        """Whether it was laid out, too: not once it is decided what the attempt goes on from, since
+        it may be reading that."""
+        laid_out = None
+        if place is not None and self._wanted.get(place[0], "") in (None, order.manifest):
+            laid_out = place[1]
+            if laid_out.assembly.holds is None:
+                _fresh_folder(laid_out.assembly.into)
+        before = None if laid_out is None else laid_out.assembly.holds
+        result = pull(
+            self._vault,
+            manifest=order.manifest,
+            job=order.job,
+            sources=sources,
+            context=self._client,
+            stop=stop,
+            assembly=None if laid_out is None else laid_out.assembly,
+        )
+        if laid_out is None:
+            return result, False
+        laid_out.note_changes(before)
+        return result, laid_out.assembly.holds is not None
+
+    async def _get_ready(self, key: tuple[JobId, int], laid_out: "_LaidOut") -> None:
+        """The process that waits for this state reads what is there of it. The first time, whoever
+        asked for the state is answered only then: it is what they wait for."""
+        self._preload(*key, laid_out)
+        if not laid_out.awaited and key in self._wanted and self._wanted[key] is None:
+            laid_out.awaited = True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOADED_PATIENCE_S):
+                    await laid_out.loaded.wait()
 
     async def _forget(self, order: od.Forget) -> None:
-        with contextlib.suppress(ReclaimNetError, OSError):
-            await self._in_thread(self._vault.forget, order.job, order.keep)
+        async with self._vaulting.setdefault(order.job, asyncio.Lock()):
+            newest = self._newest.get(order.job)
+            keep = (*order.keep, newest) if order.keep and newest else order.keep
+            with contextlib.suppress(ReclaimNetError, OSError):
+                await self._in_thread(self._vault.forget, order.job, keep)
         if not order.keep:
-            self._invited.pop(order.job, None)
-            self._newest.pop(order.job, None)
+            for known in (self._invited, self._newest, self._vaulting):
+                known.pop(order.job, None)
 
     # --- logs ------------------------------------------------------------------------------
 
@@ -536,6 +777,7 @@ class LiveWorld:
         for task in (*self._tasks, *self._preparing.values()):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._preparing.values(), return_exceptions=True)
+        await asyncio.to_thread(self.watch.close)
         await asyncio.to_thread(self.runner.close)
         await asyncio.to_thread(self._pool.shutdown)
 
@@ -558,13 +800,61 @@ class LiveWorld:
             )
 
 
-def _parts(folder: Path) -> list[Source]:
+@dataclass(slots=True, eq=False)
+class _LaidOut:
+    """The state of an attempt that has not started yet, as files."""
+
+    assembly: Assembly
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Two checkpoints written into one folder would be neither."""
+    warm: bool = False
+    """A process was started that can read ahead."""
+    told: bool = False
+    """It was told to."""
+    loaded: asyncio.Event = field(default_factory=asyncio.Event)
+    awaited: bool = False
+    changed: set[int] | None = field(default_factory=set)
+    """Chunks of the image that were written after that; None if it cannot be told."""
+
+    def note_changes(self, before: Manifest | None) -> None:
+        """What is held has been brought up to date from what was held before."""
+        after = self.assembly.holds
+        if not self.told or self.changed is None:
+            return
+        if before is None or after is None:
+            self.changed = None
+        else:
+            for part in after.parts:
+                if part.name == IMAGE:
+                    earlier = next((old for old in before.parts if old.name == IMAGE), None)
+                    self.changed.update(changed_chunks(earlier, part))
+
+    def changed_ranges(self) -> list[tuple[int, int]] | None:
+        """Offset and length; None if nothing was read ahead, or all has to be read again."""
+        if not self.told or self.changed is None:
+            return None
+        return [(index * CHUNK_BYTES, CHUNK_BYTES) for index in sorted(self.changed)]
+
+
+def _parts(folder: Path, prefix: Path = HERE) -> list[Source]:
     """Every file below, by its relative name."""
     return [
-        Source(name=str(path.relative_to(folder)), path=path, mode=path.stat().st_mode & 0o777)
+        Source(
+            name=str(prefix / path.relative_to(folder)),
+            path=path,
+            mode=path.stat().st_mode & 0o777,
+        )
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.is_symlink()
     ]
+
+
+def _move_files(source: Path, target: Path) -> None:
+    """What the job had written when it was saved; a head start may have written something else."""
+    _fresh_folder(target)
+    if source.is_dir():
+        for entry in source.iterdir():
+            shutil.move(entry, target / entry.name)
 
 
 def _fresh_folder(folder: Path) -> None:

@@ -21,8 +21,8 @@ from reclaimnet.policy.suite import Suite
 WIDTH: Final = 16
 """Searches under way at once."""
 SHORTEST_WAIT: Final = 500 * MILLISECOND
-LONGEST_WAIT: Final = 5 * SECOND
-"""A job that found no place is tried again after a wait that doubles between these."""
+"""A job that found no place is tried again after a wait that doubles from this on, up to the
+campus's `longest_wait`."""
 CHECK_AGAIN: Final = SECOND
 """How soon the store is asked again about a silent node, should it not answer."""
 CLAIM_PATIENCE: Final = 5 * SECOND
@@ -184,7 +184,7 @@ class Dispatcher:
             redeemed = TicketRedeemed(ticket=prober.ticket, record=waiting.record)
             return [Tell(to=prober.ticket.node, event=redeemed)]
         waiting.try_at = now + waiting.wait
-        waiting.wait = min(2 * waiting.wait, LONGEST_WAIT)
+        waiting.wait = min(2 * waiting.wait, self.around.timing.longest_wait)
         reason = "Resources: " + ("; ".join(prober.refused[:4]) or "no node lends anything")
         if reason == waiting.record.reason:
             return []

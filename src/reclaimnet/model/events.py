@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from reclaimnet.model.market import Card, Cause, GpuId, JobId, NodeId, NoticeId, Offer
+from reclaimnet.model.pressure import Pressure
 from reclaimnet.model.probing import Probe, ProbeId, Ticket
 from reclaimnet.model.work import JobRecord, ManifestId, Writer
 
@@ -28,6 +29,8 @@ class ReclaimAsked:
     """None means the grace of the terms; 0 means now."""
     cause: Cause = Cause.RECLAIM
     reason: str = ""
+    replaces: NoticeId | None = None
+    """A notice that runs already and gets this deadline instead, be it later or earlier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +129,8 @@ class CopyHeld:
     node: NodeId
     rate_bps: int = 0
     """What the way to the node carried; 0 if unknown."""
+    moved_bytes: int | None = None
+    """How much of it the node did not have yet; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +234,9 @@ class ProcessExited:
     code: int
     killed: bool = False
     reason: str = ""
+    output: ManifestId | None = None
+    """What it left in its output directory is in this node's vault."""
+    output_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +245,8 @@ class ProcessFound:
 
     record: JobRecord
     gpus: tuple[GpuId, ...]
+    suspended_at: int | None = None
+    """Since when the airlock holds it; None if it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +283,13 @@ class PullFailed:
 
 
 # --- the node itself -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PressureRead:
+    """The node's memory was looked at."""
+
+    reading: Pressure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +360,7 @@ Event = (
     | CopiesFound
     | Pulled
     | PullFailed
+    | PressureRead
     | BeatHeard
     | BeatChecked
     | BeatAcked

@@ -77,8 +77,8 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Run the job, from the checkpoint if there is one. Answered by ProcessStarted, or by
-    ProcessExited if it could not be."""
+    """Run the job, from the checkpoint if there is one. Answered by ProcessStarted, by
+    PullFailed if the checkpoint turns out damaged, or by ProcessExited if it could not be."""
 
     job: JobId
     epoch: int
@@ -104,6 +104,22 @@ class Save:
 class Resume:
     """Let a process that waits after a final save go on."""
 
+    job: JobId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspend:
+    """Every process of the attempt stands still, whoever is alive and whatever lease it has, until
+    `Unsuspend`. If `push_out`, its memory is moved to swap meanwhile."""
+
+    job: JobId
+    epoch: int
+    push_out: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsuspend:
     job: JobId
     epoch: int
 
@@ -175,6 +191,8 @@ Order = (
     | Start
     | Save
     | Resume
+    | Suspend
+    | Unsuspend
     | Warn
     | Limit
     | End

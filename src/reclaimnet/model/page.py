@@ -6,7 +6,7 @@ order; each word has exactly one writer, so there is nothing to lock. Times call
 nanoseconds of CLOCK_MONOTONIC, which all processes of one machine share; 0 means "none".
 """
 
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import Final
 
 PAGE_BYTES: Final = 4096
@@ -18,6 +18,7 @@ AT_ONCE: Final = 1
 """A monotonic time that has always passed."""
 
 
+@unique
 class Word(IntEnum):
     """Where each word is."""
 
@@ -53,6 +54,13 @@ class Word(IntEnum):
     """Monotonic."""
     ROTATION_BOUND = 42
     """Nanoseconds that one iteration waits at most."""
+
+    SUSPENDED_AT = 40
+    """Monotonic; since then the airlock holds the attempt: the minder keeps all processes stopped,
+    whatever the lease. 0: it does not. A word of its own, so that neither a renewed lease nor an
+    agent's death lets the attempt run."""
+    GATE = 41
+    """0: the minder waits before it starts the command, so that the guard can house it first."""
 
     # Written by the job.
     STATE = 16
@@ -96,6 +104,9 @@ class PageState(IntEnum):
     """It has loaded, and waits for GO."""
     RUNNING = 2
     FINISHED = 3
+    LOADED = 4
+    """As READY, and it has read the state that was laid out ahead: what will have changed is all
+    that is left to read."""
 
 
 SLOTS: Final = 2

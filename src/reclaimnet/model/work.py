@@ -21,6 +21,7 @@ class JobState(StrEnum):
     RUNNING = "RUNNING"
     CHECKPOINTING = "CHECKPOINTING"
     MIGRATING = "MIGRATING"
+    COMPLETING = "COMPLETING"
     SUSPENDED = "SUSPENDED"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
@@ -41,6 +42,7 @@ _STATE_CODES: Final = {
     JobState.RUNNING: "R",
     JobState.CHECKPOINTING: "CK",
     JobState.MIGRATING: "MG",
+    JobState.COMPLETING: "CG",
     JobState.SUSPENDED: "S",
     JobState.COMPLETED: "CD",
     JobState.FAILED: "F",
@@ -76,6 +78,10 @@ class JobSpec:
     gpus: int = 1
     priority: int = 0
     """Higher goes first."""
+    memory_bytes: int = 0
+    """The most its processes may use together; 0 means what the node has."""
+    group: str = ""
+    """Jobs of one user and one such name are suspended, resumed and released together."""
     saving: Saving = Saving.SDK
     env: tuple[tuple[str, str], ...] = ()
     bundle: str | None = None
@@ -145,6 +151,8 @@ class JobRecord:
     checkpoints: tuple[Checkpoint, ...] = ()
     """Newest first, bounded by KEPT_CHECKPOINTS."""
     standby: NodeId | None = None
+    output: Checkpoint | None = None
+    """What the job left in its output directory, once it has completed."""
     step: int = 0
     """The last step the holder has seen done."""
     last_step_at: int | None = None
@@ -154,6 +162,12 @@ class JobRecord:
     moves: int = 0
     steps_lost: int = 0
     downtime: int = 0
+    save_pause: int | None = None
+    """How long it stood still for its last save; None if it was never saved."""
+    load_time: int = 0
+    """How long its process took to load where it was last started cold."""
+    changed: float | None = None
+    """The share of its state that was new to whoever held the copy before; None if unknown."""
 
     @property
     def newest(self) -> Checkpoint | None:
@@ -171,10 +185,12 @@ class Shape:
     gpus: int
     user: str = ""
     gpu_memory_bytes: int = 0
+    memory_bytes: int = 0
+    """0 if it did not say."""
 
 
 def shape_of(spec: JobSpec) -> Shape:
-    return Shape(gpus=spec.gpus, user=spec.user)
+    return Shape(gpus=spec.gpus, user=spec.user, memory_bytes=spec.memory_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

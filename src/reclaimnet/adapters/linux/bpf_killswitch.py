@@ -4,20 +4,16 @@ import contextlib
 import ctypes
 import errno
 import os
-import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
 from reclaimnet.adapters.linux import bpfload
-from reclaimnet.adapters.linux.tc_netns import inside
-from reclaimnet.errors import NotFound, Unavailable
+from reclaimnet.adapters.linux.tc_netns import IPRoute, NetlinkError, inside, interface_index
+from reclaimnet.errors import Unavailable
 
 # As in bpf/killswitch.h.
 SLOTS: Final = 256
@@ -33,11 +29,15 @@ SOURCE: Final = Path(__file__).parent / "bpf" / "killswitch.bpf.c"
 DEFAULT_CACHE: Final = Path("/var/cache/reclaimnet")
 
 _KILL_MAPS: Final = ("rn_slots", "rn_counts", "rn_ifaces", "rn_cgroups")
-_HOOKS: Final = (
-    ("out", "rn_out", bpfload.ATTACH_TCX_INGRESS),
-    ("in", "rn_in", bpfload.ATTACH_TCX_EGRESS),
+_VETH_HOOKS: Final = (
+    ("rn_out", bpfload.ATTACH_TCX_INGRESS),
+    ("rn_in", bpfload.ATTACH_TCX_EGRESS),
 )
-_CLSACT_PARENT: Final = {"out": 0xFFFFFFF2, "in": 0xFFFFFFF3}
+_UPLINK_HOOKS: Final = (("rn_out", bpfload.ATTACH_TCX_EGRESS),)
+_CLSACT_PARENT: Final = {
+    bpfload.ATTACH_TCX_INGRESS: 0xFFFFFFF2,
+    bpfload.ATTACH_TCX_EGRESS: 0xFFFFFFF3,
+}
 _CLSACT_PRIO: Final = 0x524E
 """Tells our filters from others' on the same interface: "RN" in ASCII."""
 _ETH_P_ALL: Final = 3
@@ -75,7 +75,7 @@ class KillSwitch:
         """Open what is pinned, or load it anew and pin it."""
         self._pins = pins
         self._links: dict[str, int] = {}
-        self._clsact: dict[str, tuple[Path | None, int]] = {}
+        self._clsact: dict[tuple[int, int], Path | None] = {}
         object_file = bpfload.compiled(SOURCE, cache=cache)
         self._object = bpfload.read_object(object_file.read_bytes())
         self.resumed = pins is not None and (pins / "rn_slots").exists()
@@ -144,37 +144,18 @@ class KillSwitch:
         shared: bool = False,
         tcx: bool = True,
     ) -> None:
-        """Watch both directions of an interface. Doing it again changes only what it means.
+        """Watch both directions on the host's side of a guests' veth.
 
         With `shared`, guests are told apart by cgroup, and `slot` is for what belongs to none of
-        them (FOREIGN: the owner's, never touched).
+        them (FOREIGN: the owner's, never touched). Doing it again changes only what it means.
         """
-        index = inside(netns, lambda: _interface_index(interface))
-        self._maps["rn_ifaces"].put(struct.pack("<I", index), struct.pack("<II", slot, int(shared)))
-        for direction, program, attach in _HOOKS:
-            name = f"link-{index}-{direction}"
-            if name in self._links or self._reopen(name):
-                continue
-            fd = self._program(program, bpfload.PROG_SCHED_CLS)
-            try:
-                if not tcx:
-                    raise OSError(errno.EINVAL, "tcx is not wanted")
-                create = _link_creator(fd, index, attach)
-                self._hold(name, inside(netns, create))
-            except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                    raise Unavailable(
-                        f"The kill switch cannot be put on {interface}: {error.strerror}."
-                    ) from error
-                self._attach_clsact(netns, index, direction, fd)
+        self._attach(_VETH_HOOKS, interface, netns, slot, shared=shared, tcx=tcx)
 
-    def detach(self, interface: str, *, netns: Path | None = None) -> None:
-        index = inside(netns, lambda: _interface_index(interface))
-        for direction, _, _ in _HOOKS:
-            self._release(f"link-{index}-{direction}")
-            if self._clsact.pop(f"{index}-{direction}", None) is not None:
-                inside(netns, _filter_remover(index, direction))
-        self._maps["rn_ifaces"].drop(struct.pack("<I", index))
+    def attach_uplink(self, interface: str, *, netns: Path | None = None, tcx: bool = True) -> None:
+        """Watch what leaves by an interface of the host itself, for guests that live outside a
+        lane. They are known by cgroup; whatever is not theirs passes. What the interface's own
+        queue already holds still leaves."""
+        self._attach(_UPLINK_HOOKS, interface, netns, FOREIGN, shared=True, tcx=tcx)
 
     def admit(self, cgroup: Path, slot: int) -> None:
         """Sockets that open in this cgroup (or below) from now on belong to the slot."""
@@ -222,16 +203,46 @@ class KillSwitch:
 
     def remove(self) -> None:
         """Take the kill switch off every interface and forget it."""
-        for key, (netns, index) in list(self._clsact.items()):
-            with contextlib.suppress(NetlinkError, OSError):
-                inside(netns, _filter_remover(index, key.rpartition("-")[2]))
-            del self._clsact[key]
+        for (index, attach), netns in self._clsact.items():
+            with contextlib.suppress(NetlinkError, OSError):  # gone with its interface
+                inside(netns, _filter_remover(index, attach))
+        self._clsact.clear()
         if self._pins is not None:
             for pin in [*self._pins.glob("link-*"), *(self._pins / name for name in _KILL_MAPS)]:
                 pin.unlink(missing_ok=True)
         self.close()
 
     # --- details
+
+    def _attach(
+        self,
+        hooks: Sequence[tuple[str, int]],
+        interface: str,
+        netns: Path | None,
+        slot: int,
+        *,
+        shared: bool,
+        tcx: bool,
+    ) -> None:
+        index = inside(netns, lambda: interface_index(interface))
+        self._maps["rn_ifaces"].put(struct.pack("<I", index), struct.pack("<II", slot, int(shared)))
+        for program, attach in hooks:
+            name = f"link-{index}-{attach}"
+            if name in self._links or self._reopen(name, index):
+                continue
+            fd = self._program(program, bpfload.PROG_SCHED_CLS)
+            try:
+                if not tcx:
+                    raise OSError(errno.EINVAL, "tcx is not wanted")
+                self._hold(name, inside(netns, _link_creator(fd, index, attach)))
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                    raise Unavailable(
+                        f"The kill switch cannot be put on {interface}: {error.strerror}."
+                    ) from error
+                # Kernels before 6.6 know no tcx. A filter needs no pin: it stays by itself.
+                inside(netns, _filter_adder(index, attach, fd, program))
+                self._clsact[index, attach] = netns
 
     def _program(self, name: str, kind: int) -> int:
         if name not in self._programs:
@@ -249,10 +260,16 @@ class KillSwitch:
         if self._pins is not None:
             bpfload.pin_link(link, self._pins / name)
 
-    def _reopen(self, name: str) -> bool:
+    def _reopen(self, name: str, index: int) -> bool:
+        """Take a pinned link up again, unless its interface is gone and the number used anew."""
         if self._pins is None or not (self._pins / name).exists():
             return False
-        self._links[name] = bpfload.open_link(self._pins / name)
+        link = bpfload.open_link(self._pins / name)
+        if bpfload.link_interface(link) != index:
+            os.close(link)
+            (self._pins / name).unlink()
+            return False
+        self._links[name] = link
         return True
 
     def _release(self, name: str) -> None:
@@ -262,35 +279,34 @@ class KillSwitch:
         if link is not None:
             os.close(link)
 
-    def _attach_clsact(self, netns: Path | None, index: int, direction: str, fd: int) -> None:
-        """Kernels before 6.6 know no tcx. A filter needs no pin: it stays until it is removed."""
 
-        def attach() -> None:
-            with IPRoute() as route:
-                for arguments in (
-                    {"command": "add", "kind": "clsact", "index": index},
-                    {
-                        "command": "add-filter",
-                        "kind": "bpf",
-                        "index": index,
-                        "handle": 1,
-                        "parent": _CLSACT_PARENT[direction],
-                        "prio": _CLSACT_PRIO,
-                        "protocol": _ETH_P_ALL,
-                        "fd": fd,
-                        "name": f"rn_{direction}",
-                        "direct_action": True,
-                    },
-                ):
-                    try:
-                        route.tc(**arguments)
-                    except NetlinkError as error:
-                        # Ours from before a restart: it still reads the pinned maps.
-                        if error.code != errno.EEXIST:
-                            raise
+class NoSwitch:
+    """The same words with nothing behind them, for machines on which no interface is watched."""
 
-        inside(netns, attach)
-        self._clsact[f"{index}-{direction}"] = (netns, index)
+    resumed = False
+
+    def set_lease(self, slot: int, until: int) -> None: ...
+
+    def set_deadline(self, slot: int, at: int) -> None: ...
+
+    def stop(self, slot: int) -> None: ...
+
+    def deadline(self, slot: int) -> int:
+        return NEVER
+
+    def counts(self, slot: int) -> Counts:
+        none = Count(packets=0, bytes=0)
+        return Counts(out_passed=none, out_dropped=none, in_passed=none, in_dropped=none)
+
+    def admit(self, cgroup: Path, slot: int) -> None: ...
+
+    def dismiss(self, cgroup_id: int, slot: int) -> None: ...
+
+    def forget(self, cgroup_id: int) -> None: ...
+
+    def close(self) -> None: ...
+
+    def remove(self) -> None: ...
 
 
 class Observer:
@@ -311,7 +327,7 @@ class Observer:
             license_text=found.license,
         )
         try:
-            index = inside(netns, lambda: _interface_index(interface))
+            index = inside(netns, lambda: interface_index(interface))
             create = _link_creator(program, index, bpfload.ATTACH_TCX_INGRESS)
             self._link = inside(netns, create)
         finally:
@@ -347,18 +363,39 @@ def _create_map(name: str, spec: bpfload.MapSpec) -> bpfload.Map:
         ) from error
 
 
-def _interface_index(interface: str) -> int:
-    try:
-        return socket.if_nametoindex(interface)
-    except OSError as error:
-        raise NotFound(f"There is no network interface {interface} here.") from error
-
-
 def _link_creator(program: int, index: int, attach: int) -> Callable[[], int]:
     return lambda: bpfload.create_link(program, target=index, attach=attach)
 
 
-def _filter_remover(index: int, direction: str) -> Callable[[], None]:
+def _filter_adder(index: int, attach: int, fd: int, name: str) -> Callable[[], None]:
+    def add() -> None:
+        with IPRoute() as route:
+            for arguments in (
+                {"command": "add", "kind": "clsact", "index": index},
+                {
+                    "command": "add-filter",
+                    "kind": "bpf",
+                    "index": index,
+                    "handle": 1,
+                    "parent": _CLSACT_PARENT[attach],
+                    "prio": _CLSACT_PRIO,
+                    "protocol": _ETH_P_ALL,
+                    "fd": fd,
+                    "name": name,
+                    "direct_action": True,
+                },
+            ):
+                try:
+                    route.tc(**arguments)
+                except NetlinkError as error:
+                    # Ours from before a restart: it still reads the pinned maps.
+                    if error.code != errno.EEXIST:
+                        raise
+
+    return add
+
+
+def _filter_remover(index: int, attach: int) -> Callable[[], None]:
     def remove() -> None:
         with IPRoute() as route:
             route.tc(
@@ -366,7 +403,7 @@ def _filter_remover(index: int, direction: str) -> Callable[[], None]:
                 "bpf",
                 index,
                 handle=0,
-                parent=_CLSACT_PARENT[direction],
+                parent=_CLSACT_PARENT[attach],
                 prio=_CLSACT_PRIO,
                 protocol=_ETH_P_ALL,
             )

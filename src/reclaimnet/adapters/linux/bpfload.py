@@ -27,6 +27,7 @@ _MAP_DELETE: Final = 3
 _PROG_LOAD: Final = 5
 _OBJ_PIN: Final = 6
 _OBJ_GET: Final = 7
+_GET_INFO: Final = 15
 _LINK_CREATE: Final = 28
 
 PROG_SCHED_CLS: Final = 3
@@ -43,6 +44,8 @@ _SYSCALL_NUMBER: Final = {
 }
 _ATTR_BYTES: Final = 144
 _LOG_BYTES: Final = 1 << 18
+_LINK_INFO_BYTES: Final = 64
+_LINK_INFO_IFINDEX: Final = 16
 _PSEUDO_MAP_FD: Final = 1
 _R_BPF_64_64: Final = 1
 _BPF_FS_MAGIC: Final = 0xCAFE4A11
@@ -321,6 +324,13 @@ def pin_link(link: int, path: Path) -> None:
 
 def open_link(path: Path) -> int:
     return _get_pinned(path)
+
+
+def link_interface(link: int) -> int:
+    """The interface that a tcx link is on; 0 if that is gone, and the link does nothing."""
+    info = ctypes.create_string_buffer(_LINK_INFO_BYTES)
+    bpf(_GET_INFO, struct.pack("<IIQ", link, _LINK_INFO_BYTES, ctypes.addressof(info)))
+    return int(struct.unpack_from("<I", info.raw, _LINK_INFO_IFINDEX)[0])
 
 
 def possible_cpus() -> int:

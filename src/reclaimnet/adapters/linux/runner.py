@@ -42,6 +42,7 @@ from typing import Any, Final
 
 import reclaimnet
 from reclaimnet.adapters.linux import cgroup, minder
+from reclaimnet.adapters.linux.memory import V2, MemoryGroup, make_memory_group
 from reclaimnet.adapters.linux.page import make_page, open_page
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.market import GpuId, JobId, Notice
@@ -62,6 +63,11 @@ SAVE_PATIENCE: Final = 300 * SECOND
 """A save that is not answered for so long has failed."""
 CATCH_PATIENCE: Final = 10 * SECOND
 """A process may not have come to installing its handler yet."""
+MAX_OOM_SCORE: Final = 1000
+MIN_OOM_SCORE: Final = 300
+OOM_SCORE_STEP: Final = 50
+"""One step of priority: should the kernel choose after all, it chooses in our rank, but always a
+guest before anything of the owner's."""
 ORPHAN_ROUNDS: Final = 50
 CATCH_EVERY: Final = 200 * MILLISECOND
 COPY_TRIES: Final = 3
@@ -81,10 +87,12 @@ _MINDER: Final = Path(minder.__file__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A job that was started ahead has loaded, and waits for its state."""
+    """A job that was started ahead waits for its state. If `loaded`, it has read what `preload`
+    gave it."""
 
     job: JobId
     epoch: int
+    loaded: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +165,8 @@ class Found:
     step: int
     warm: bool
     waiting: bool
+    suspended_at: int | None
+    """Since when the airlock holds it."""
     exit: Exited | None
 
 
@@ -183,6 +193,8 @@ class _Attempt:
     dir: Path
     images: Path
     group: Path | None
+    memory: Path | None
+    """The group that accounts for its memory."""
     words: memoryview
     minder: int = 0
     pidfd: int = -1
@@ -190,8 +202,8 @@ class _Attempt:
     main: int = 0
     """The command's pid, once it runs."""
     warm: bool = False
-    ready: bool = False
-    """Ready was reported."""
+    ready: PageState = PageState.UNKNOWN
+    """The state that Ready was reported for last."""
     gone: bool = False
     """The minder has exited."""
     over: bool = False
@@ -219,8 +231,20 @@ class Runner:
     """One per agent; `root` holds the run directories and must be on a local file system."""
 
     def __init__(
-        self, root: Path, on: Callable[[RunnerReport], None], *, cgroups: bool = True
+        self,
+        root: Path,
+        on: Callable[[RunnerReport], None],
+        *,
+        cgroups: bool = True,
+        memory: Path | None = None,
+        outputs: Path | None = None,
+        gate: Callable[[JobId, int, int], None] | None = None,
     ) -> None:
+        """Output directories are made below `outputs` and stay there; without it, they are part
+        of the run directories and go with them. `gate` is called with the pid that all processes
+        of an attempt will descend from, before there are any; if it raises, there will be none.
+        `memory` is where attempts' memory groups are made; without it, what version 2 groups
+        offer is used if they do."""
         root.mkdir(parents=True, exist_ok=True)
         self._root = root.resolve()
         self._lock = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -230,14 +254,23 @@ class Runner:
             os.close(self._lock)
             raise Unavailable(f"another agent uses {root}; stop it first") from error
         self._on = on
+        self._outputs = outputs
+        self._gate = gate
         self._parent = cgroup.find_parent() if cgroups else None
+        self._memory = memory
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
         self._leases: dict[JobId, int] = {}
+        self._ends: dict[tuple[JobId, int], int] = {}
+        """When attempts end, those to come included; under `_ending`, as it changes any time."""
+        self._ending = threading.Lock()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._copier = ThreadPoolExecutor(2, thread_name_prefix="reclaimnet-copier")
+        self._nice = os.getpriority(os.PRIO_PROCESS, 0)
+        self._copier = ThreadPoolExecutor(
+            2, "reclaimnet-copier", initializer=minder.hurry, initargs=(self._nice,)
+        )
         self._closing = False
         self._closed = False
         self._door = threading.Lock()
@@ -263,10 +296,22 @@ class Runner:
         workdir: Path,
         resume: Path | None,
         restarts: int,
+        changed: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         """Run the job, from the checkpoint in the directory `resume` if there is one. For
-        Saving.SDK the job reads it itself: keep it until the first Stepped or Exited."""
-        self._do(lambda: self._start(job, epoch, spec, gpus, workdir, resume, restarts))
+        Saving.SDK the job reads it itself: keep it until the first Stepped or Exited. `changed`
+        are the ranges of its image that were written since `preload`; None if that is unknown."""
+        self._do(lambda: self._start(job, epoch, spec, gpus, workdir, resume, restarts, changed))
+
+    def preload(self, job: JobId, epoch: int, source: Path) -> None:
+        """Let a job that was started ahead read the checkpoint in the directory `source`, which
+        may be brought up to date meanwhile. Answered by Ready, if the job comes to it."""
+
+        def tell(attempt: _Attempt) -> None:
+            text = json.dumps({"from": str(source.resolve())})
+            minder.write_whole(str(attempt.dir / "preload"), text)
+
+        self._do_for(job, epoch, tell)
 
     def save(self, job: JobId, epoch: int, final: bool) -> None:
         """Answered by Snapshot or SaveFailed, unless Exited comes first."""
@@ -280,35 +325,60 @@ class Runner:
         self._do_for(job, epoch, lambda attempt: self._warn(attempt, notice))
 
     def limit(self, job: JobId, epoch: int, at_monotonic_ns: int | None) -> None:
-        """The attempt ends at that time, whoever is alive then; None lifts the limit."""
-
-        def set_limit(attempt: _Attempt) -> None:
-            if attempt.words[Word.END_AT] != AT_ONCE:
-                attempt.words[Word.END_AT] = at_monotonic_ns or 0
-                self._nudge(attempt)
-
-        self._do_for(job, epoch, set_limit)
+        """The attempt, be it still to come, ends at that time, whoever is alive then; None lifts
+        the limit. It stands when this returns: the owner has been promised it."""
+        self._set_end(job, epoch, at_monotonic_ns or 0)
 
     def end(self, job: JobId, epoch: int) -> None:
         """End every process of the attempt now and free its memory. Answered by Exited, even if
         there is no such attempt."""
 
-        def end_now(attempt: _Attempt) -> None:
-            attempt.words[Word.END_AT] = AT_ONCE
-            self._nudge(attempt)
-
         def answer_for_none() -> None:
             if (job, epoch) not in self._attempts:
+                self._ends.pop((job, epoch), None)
                 reason = "there was no process"
                 self._on(Exited(job=job, epoch=epoch, code=137, killed=True, reason=reason))
 
+        self._set_end(job, epoch, AT_ONCE)
         self._do(answer_for_none)
-        self._do_for(job, epoch, end_now)
 
     def hold_lease(self, until_monotonic_ns: int, jobs: Sequence[JobId]) -> None:
         """The attempts of these jobs, those to come included, may make progress until then, and
         stand still afterwards."""
         self._do(lambda: self._hold_lease(until_monotonic_ns, jobs))
+
+    def suspend(self, job: JobId, epoch: int, *, push_out: bool = False) -> None:
+        """Every process stands still, whatever the lease, until `unsuspend`; if `push_out`, its
+        memory is moved to swap."""
+
+        def stop(attempt: _Attempt) -> None:
+            if not attempt.words[Word.SUSPENDED_AT]:
+                attempt.words[Word.SUSPENDED_AT] = time.monotonic_ns()
+                self._nudge(attempt)
+            if push_out and attempt.memory is not None:
+                self._copier.submit(MemoryGroup(attempt.memory).push_out)
+
+        self._do_for(job, epoch, stop)
+
+    def unsuspend(self, job: JobId, epoch: int) -> None:
+        def go_on(attempt: _Attempt) -> None:
+            attempt.words[Word.SUSPENDED_AT] = 0
+            self._nudge(attempt)
+
+        self._do_for(job, epoch, go_on)
+
+    def still(self, job: JobId, epoch: int) -> bool:
+        """Whether its processes are stopped."""
+        attempt = self._attempts.get((job, epoch))
+        return attempt is not None and attempt.words[Word.STILL] != 0
+
+    def memory(self) -> dict[tuple[JobId, int], tuple[Path | None, int]]:
+        """The memory group and the first process of each attempt that is not over."""
+        return {
+            key: (attempt.memory, attempt.main)
+            for key, attempt in list(self._attempts.items())
+            if not attempt.over
+        }
 
     def intact(self, snapshot: Snapshot) -> bool:
         """Whether what was read from the snapshot up to now is what was saved."""
@@ -327,6 +397,11 @@ class Runner:
         found: Future[list[Found]] = Future()
         self._do(lambda: found.set_result(self._adopt()))
         return found.result(timeout=CALL_PATIENCE_S)
+
+    def output_of(self, job: JobId, epoch: int) -> Path:
+        """The attempt's output directory."""
+        name = f"{job}.{epoch}"
+        return self._root / name / "output" if self._outputs is None else self._outputs / name
 
     def scrub(self, job: JobId, epoch: int) -> None:
         """Remove all that is left of an attempt that is over."""
@@ -366,6 +441,7 @@ class Runner:
         self._do(run)
 
     def _run(self) -> None:
+        minder.hurry(minder.NICE)
         while not self._closing:
             busy = any(not attempt.over for attempt in self._attempts.values())
             for key, _ in self._selector.select(POLL / SECOND if busy else None):
@@ -376,6 +452,17 @@ class Runner:
             for attempt in list(self._attempts.values()):
                 if not attempt.over and attempt.waiting_orders is None:
                     self._safely(functools.partial(self._look, attempt, now))
+
+    def _set_end(self, job: JobId, epoch: int, at: int) -> None:
+        """From the caller's thread: ours may be busy, and the agent may be killed next."""
+        with self._ending:
+            if self._ends.get((job, epoch)) == AT_ONCE:
+                return
+            self._ends[job, epoch] = at
+            attempt = self._attempts.get((job, epoch))
+            if attempt is not None:
+                attempt.words[Word.END_AT] = at
+        self._do_for(job, epoch, self._nudge)
 
     def _safely(self, action: Callable[[], None]) -> None:
         """One attempt's trouble must not leave the others without their lease."""
@@ -427,25 +514,36 @@ class Runner:
         workdir: Path,
         resume: Path | None,
         restarts: int,
+        changed: Sequence[tuple[int, int]] | None,
     ) -> None:
         attempt = self._attempts.get((job, epoch))
         if attempt is None:
             attempt = self._make(job, epoch, spec, gpus, workdir, resume=resume, restarts=restarts)
             if attempt is None:
                 return
-            self._allow(attempt, resume, restarts)
+            self._allow(attempt, resume, restarts, changed)
             if resume is not None and spec.saving is Saving.SIGNAL:
                 self._restore_directory(attempt, resume)
             else:
                 self._launch(attempt)
         elif attempt.warm and not attempt.over:
             attempt.warm = False
-            self._allow(attempt, resume, restarts)
+            self._allow(attempt, resume, restarts, changed)
             if attempt.main:
                 self._on(Started(job=job, epoch=epoch))
 
-    def _allow(self, attempt: _Attempt, resume: Path | None, restarts: int) -> None:
-        text = {"from": None if resume is None else str(resume.resolve()), "restarts": restarts}
+    def _allow(
+        self,
+        attempt: _Attempt,
+        resume: Path | None,
+        restarts: int,
+        changed: Sequence[tuple[int, int]] | None,
+    ) -> None:
+        text = {
+            "from": None if resume is None else str(resume.resolve()),
+            "restarts": restarts,
+            "changed": changed,
+        }
         minder.write_whole(str(attempt.dir / "resume"), json.dumps(text))
         attempt.words[Word.GO] = 1
 
@@ -473,13 +571,17 @@ class Runner:
             self._refuse(job, epoch, error)
             return None
         try:
-            for part in ("checkpoint", "output", "lib"):
+            for part in ("checkpoint", "lib"):
                 (directory / part).mkdir()
+            self.output_of(job, epoch).mkdir(parents=True, exist_ok=True)
             # Whatever Python the job uses, it finds the SDK, and nothing else of the agent's.
             (directory / "lib" / "reclaimnet").symlink_to(Path(reclaimnet.__file__).parent)
             os.mkfifo(directory / "bell", 0o600)
             images = self._images(name)
-            group = None if self._parent is None else cgroup.make_group(self._parent, name)
+            group = None
+            if self._parent is not None:
+                group = cgroup.make_group(self._parent, self._group_name(name))
+            memory = self._memory_group(name, group, spec.memory_bytes)
             words = make_page(directory / "page")
             attempt = _Attempt(
                 job=job,
@@ -489,9 +591,11 @@ class Runner:
                 dir=directory,
                 images=images,
                 group=group,
+                memory=memory,
                 words=words,
             )
             words[Word.LEASE_UNTIL] = self._leases.get(job, 0)
+            words[Word.GATE] = self._gate is None
             env = self._environment(attempt, spec, resume, restarts)
             text = {
                 "job": job,
@@ -503,6 +607,10 @@ class Runner:
                 "env": env,
                 "images": str(images),
                 "group": None if group is None else str(group),
+                "memory": None if memory is None else str(memory),
+                "memory_limit": spec.memory_bytes,
+                "nice": self._nice,
+                "oom_score": _oom_score(spec.priority),
                 "boot": _boot_id(),
                 "words": {word.name: int(word) for word in Word},
                 "at_once": AT_ONCE,
@@ -512,7 +620,9 @@ class Runner:
             self._remove(name)
             self._refuse(job, epoch, error)
             return None
-        self._attempts[job, epoch] = attempt
+        with self._ending:
+            words[Word.END_AT] = self._ends.get((job, epoch), 0)
+            self._attempts[job, epoch] = attempt
         return attempt
 
     def _refuse(self, job: JobId, epoch: int, error: Exception) -> None:
@@ -522,11 +632,27 @@ class Runner:
     def _remove(self, name: str) -> None:
         """All that an attempt of that name has, or may have, on this machine."""
         if self._parent is not None:
-            cgroup.end_group(self._parent / (cgroup.MARK + name))
+            cgroup.end_group(self._parent / (cgroup.MARK + self._group_name(name)))
+        if self._memory is not None:
+            MemoryGroup(self._memory / (cgroup.MARK + self._group_name(name))).remove()
         shutil.rmtree(self._image_root / name, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._image_root.rmdir()
         shutil.rmtree(self._root / name, ignore_errors=True)
+
+    def _memory_group(self, name: str, group: Path | None, limit: int) -> Path | None:
+        """Version 2 knows one group for everything; version 1 one for each controller."""
+        if group is not None and (group / V2.usage).exists():
+            if limit and not MemoryGroup(group).set_limit(limit):
+                raise OSError(f"it cannot be limited to {limit} bytes of memory")
+            return group
+        if self._memory is None:
+            return None
+        if self._gate is not None and (self._memory / V2.usage).exists():
+            # The guard's group is the one it is in, and there it can be in no other.
+            return None
+        made = make_memory_group(self._memory, self._group_name(name), limit)
+        return None if made is None else made.path
 
     def _environment(
         self, attempt: _Attempt, spec: JobSpec, resume: Path | None, restarts: int
@@ -548,7 +674,7 @@ class Runner:
             "RN_CHECKPOINT_DIR": str(attempt.checkpoint),
             "RN_RESUME_FROM": "" if resume is None else str(source),
             "RN_NOTICE_FILE": str(attempt.dir / "notice.json"),
-            "RN_OUTPUT_DIR": str(attempt.dir / "output"),
+            "RN_OUTPUT_DIR": str(self.output_of(attempt.job, attempt.epoch)),
             "CUDA_VISIBLE_DEVICES": ",".join(attempt.gpus),
             "SLURM_JOB_ID": attempt.job,
             "SLURM_RESTART_COUNT": str(restarts),
@@ -568,8 +694,15 @@ class Runner:
 
     @property
     def _image_root(self) -> Path:
-        digest = hashlib.blake2b(str(self._root).encode(), digest_size=8).hexdigest()
-        return SHARED_MEMORY / f"reclaimnet-{os.getuid()}-{digest}"
+        return SHARED_MEMORY / f"reclaimnet-{os.getuid()}-{self._digest}"
+
+    def _group_name(self, name: str) -> str:
+        """Two agents of one machine may hold the same epoch ready, one after the other."""
+        return f"{self._digest}-{name}"
+
+    @property
+    def _digest(self) -> str:
+        return hashlib.blake2b(str(self._root).encode(), digest_size=8).hexdigest()
 
     def _restore_directory(self, attempt: _Attempt, resume: Path) -> None:
         attempt.waiting_orders = []
@@ -588,6 +721,9 @@ class Runner:
             order()
 
     def _launch(self, attempt: _Attempt) -> None:
+        if 0 < attempt.words[Word.END_AT] <= time.monotonic_ns():
+            self._exited(attempt, 128 + signal.SIGKILL, True, "its time here was over")
+            return
         try:
             pid = self._spawn_minder(attempt)
         except OSError as error:
@@ -595,6 +731,20 @@ class Runner:
             return
         # Our own child that nobody has waited for: its pid cannot have been recycled.
         self._watch(attempt, pid, os.pidfd_open(pid))
+        if self._gate is not None:
+            asked = self._copier.submit(self._gate, attempt.job, attempt.epoch, pid)
+            asked.add_done_callback(lambda done: self._do(lambda: self._admit(attempt, done)))
+
+    def _admit(self, attempt: _Attempt, done: Future[None]) -> None:
+        if attempt.over:
+            return
+        error = done.exception()
+        if error is None:
+            attempt.words[Word.GATE] = 1
+        else:
+            self._log(attempt, f"--- it may not run here: {error} ---\n".encode())
+            attempt.words[Word.END_AT] = AT_ONCE
+        self._nudge(attempt)
 
     def _spawn_minder(self, attempt: _Attempt) -> int:
         with (attempt.dir / "minder.err").open("wb") as err:
@@ -628,6 +778,8 @@ class Runner:
     # --- steering ---------------------------------------------------------------------------
 
     def _hold_lease(self, until: int, jobs: Sequence[JobId]) -> None:
+        now = time.monotonic_ns()
+        self._leases = {job: held for job, held in self._leases.items() if held > now}
         self._leases.update(dict.fromkeys(jobs, until))
         for attempt in self._attempts.values():
             if attempt.job in jobs and not attempt.over:
@@ -644,6 +796,12 @@ class Runner:
                 self._took(attempt, attempt.checkpoint, attempt.taken_mark, final=True)
             case Saving.NONE:
                 self._save_failed(attempt, "this job cannot be saved: it was submitted so")
+            case Saving.SDK if words[Word.STATE] == PageState.UNKNOWN:
+                self._save_failed(
+                    attempt,
+                    "the script has not called the SDK so far; if it never does, submit it with "
+                    "--saving signal or --saving none",
+                )
             case Saving.SDK:
                 wanted = words[Word.SAVE_WANTED] + 1
                 if final:
@@ -699,9 +857,11 @@ class Runner:
         if not attempt.main:
             self._see_main(attempt)
         words = attempt.words
-        if attempt.warm and not attempt.ready and words[Word.STATE] == PageState.READY:
-            attempt.ready = True
-            self._on(Ready(job=attempt.job, epoch=attempt.epoch))
+        state = words[Word.STATE]
+        if attempt.warm and state != attempt.ready and state in (PageState.READY, PageState.LOADED):
+            attempt.ready = PageState(state)
+            loaded = state == PageState.LOADED
+            self._on(Ready(job=attempt.job, epoch=attempt.epoch, loaded=loaded))
         step_at = words[Word.STEP_AT]
         if step_at != attempt.step_at and not attempt.warm:
             attempt.step_at = step_at
@@ -793,7 +953,8 @@ class Runner:
         except (OSError, ValueError, KeyError):
             self._end_orphans(attempt)
             why = _text(attempt.dir / "minder.err").strip().splitlines()[-1:]
-            code, killed = 128 + signal.SIGKILL, False
+            # Not the job's fault: the machine went down, or memory ran out.
+            code, killed = 128 + signal.SIGKILL, True
             reason = " ".join(["its minder died before it did", *why])
         if attempt.saving is Saving.SIGNAL and not killed:
             code, reason = self._see_leaving(attempt, code, reason)
@@ -956,13 +1117,16 @@ class Runner:
                 dir=file.parent,
                 images=Path(text["images"]),
                 group=None if text["group"] is None else Path(text["group"]),
+                memory=Path(text["memory"]) if text.get("memory") else None,
                 words=words,
                 warm=not words[Word.GO],
                 failed_seen=words[Word.SAVE_FAILED],
                 taken_mark=_mark(file.parent / "checkpoint"),
             )
             attempt.step_at = words[Word.STEP_AT]
-            self._attempts[attempt.job, attempt.epoch] = attempt
+            with self._ending:
+                self._ends[attempt.job, attempt.epoch] = words[Word.END_AT]
+                self._attempts[attempt.job, attempt.epoch] = attempt
             found.append(self._find(attempt, same_boot=text["boot"] == _boot_id()))
         return found
 
@@ -975,7 +1139,8 @@ class Runner:
             pid, fd, attempt.main = pidfd
             self._watch(attempt, pid, fd)
         else:
-            attempt.over = True
+            attempt.over = attempt.gone = True
+            self._see_log(attempt)
             unseen = attempt.words[Word.SAVE_COUNT] != attempt.words[Word.SAVE_SEEN]
             if unseen and attempt.images.exists():
                 self._see_image(attempt)
@@ -991,22 +1156,32 @@ class Runner:
             step=attempt.words[Word.STEP],
             warm=attempt.warm,
             waiting=bool(attempt.words[Word.WAITING] or attempt.words[Word.HOLD]),
+            suspended_at=attempt.words[Word.SUSPENDED_AT] or None,
             exit=exited,
         )
 
     def _scrub(self, job: JobId, epoch: int) -> None:
         attempt = self._attempts.get((job, epoch))
         if attempt is None:
+            self._ends.pop((job, epoch), None)
             return
         if not attempt.over:
             attempt.scrub = True
-            attempt.words[Word.END_AT] = AT_ONCE
-            self._nudge(attempt)
+            self._set_end(job, epoch, AT_ONCE)
             return
-        del self._attempts[job, epoch]
+        with self._ending:
+            del self._attempts[job, epoch]
+            self._ends.pop((job, epoch), None)
         if attempt.group is not None:
             cgroup.end_group(attempt.group)
+        if attempt.memory is not None:
+            MemoryGroup(attempt.memory).remove()
         self._remove(attempt.dir.name)
+
+
+def _oom_score(priority: int) -> int:
+    score = minder.GUEST_OOM_SCORE - OOM_SCORE_STEP * priority
+    return min(max(score, MIN_OOM_SCORE), MAX_OOM_SCORE)
 
 
 def _subfolders(path: Path) -> list[Path]:

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
-from reclaimnet.adapters.linux.tc_netns import inside
-from reclaimnet.errors import NotFound, Unavailable, UsageError
+from reclaimnet.adapters.linux.tc_netns import IPRoute, NetlinkError, inside, interface_index
+from reclaimnet.errors import Unavailable, UsageError
 
 MAJOR: Final = 0x524E
 """The handle of our qdiscs, "RN" in ASCII: how we know them again after a crash."""
@@ -93,7 +90,7 @@ class Shaper:
         """Take charge of an interface that `install` has prepared."""
         self.interface = interface
         self._netns = netns
-        self._index = inside(netns, lambda: _interface_index(interface))
+        self._index = inside(netns, lambda: interface_index(interface))
         self._socket = inside(netns, _netlink_socket)
         self._sequence = 0
         self._rates: dict[int, int] = {}
@@ -114,32 +111,13 @@ class Shaper:
         With `guests_only`, unmarked packets are scavengers. With `lower_effort`, packets that
         carry that DSCP are. Refuses if somebody else's qdisc is there; ours is replaced.
         """
-        if rate < _MIN_RATE:
-            raise UsageError(f"{interface}: a rate of {rate} bytes a second is too low to shape.")
+        _check_rate(interface, rate)
         shaper = cls(interface, netns=netns)
         try:
+            owner = check_free(interface, netns=netns)
             default = SCAVENGER if guests_only else BACKGROUND
-            inside(netns, lambda: _replace_root(shaper._index, interface, default))
-            burst = _burst(rate)
-            shaper._change(ROOT, rate=rate, ceil=rate, prio=0, parent=0, burst=burst, create=True)
-            shaper._change(
-                BACKGROUND,
-                rate=round(rate * _BACKGROUND_SHARE),
-                ceil=rate,
-                prio=_PRIO_BACKGROUND,
-                quantum=_BACKGROUND_QUANTUM,
-                burst=burst,
-                create=True,
-            )
-            shaper._change(
-                SCAVENGER,
-                rate=max(_MIN_RATE, round(rate * _SCAVENGER_SHARE)),
-                ceil=rate,
-                prio=_PRIO_SCAVENGER,
-                quantum=_BORROWER_QUANTUM,
-                burst=_MIN_BURST,
-                create=True,
-            )
+            inside(netns, lambda: _replace_root(shaper._index, interface, default, owner))
+            shaper._frame(rate, _NLM_CREATE)
             for minor, limit in ((BACKGROUND, _BACKGROUND_QUEUE), (SCAVENGER, _SCAVENGER_QUEUE)):
                 shaper._bound_queue(minor, limit)
             if lower_effort:
@@ -148,6 +126,11 @@ class Shaper:
             shaper.close()
             raise
         return shaper
+
+    def set_link_rate(self, rate: int) -> None:
+        """Hold the interface to another rate, with all that goes through it."""
+        _check_rate(self.interface, rate)
+        self._frame(rate, 0)
 
     def open(self, minor: int, rate: int) -> None:
         """A class for one transfer, held to `rate` bytes a second."""
@@ -204,33 +187,43 @@ class Shaper:
     # --- details
 
     def _transfer_message(self, minor: int, rate: int, flags: int) -> bytes:
-        rate = max(rate, TRICKLE) if rate > 0 else _MIN_RATE
+        """HTB lets a class have its `rate` even if that is more than its parent has. So a transfer
+        owns next to nothing and borrows up to its pace: together they stay within the link."""
+        ceil = max(rate, TRICKLE) if rate > 0 else _MIN_RATE
         options = self._options(
-            rate=rate,
-            ceil=rate,
+            rate=min(ceil, TRICKLE),
+            ceil=ceil,
             prio=_PRIO_TRANSFER,
             quantum=_BORROWER_QUANTUM,
-            burst=_burst(rate),
+            burst=_burst(ceil),
         )
         return self._message(_RTM_NEWTCLASS, flags, class_id(minor), class_id(ROOT), options)
 
-    def _change(
-        self,
-        minor: int,
-        *,
-        rate: int,
-        ceil: int,
-        prio: int,
-        burst: int,
-        quantum: int = _BACKGROUND_QUANTUM,
-        parent: int = ROOT,
-        create: bool = False,
-    ) -> None:
-        options = self._options(rate=rate, ceil=ceil, prio=prio, quantum=quantum, burst=burst)
-        flags = _NLM_CREATE if create else 0
-        self._send(
-            [self._message(_RTM_NEWTCLASS, flags, class_id(minor), class_id(parent), options)]
+    def _frame(self, rate: int, flags: int) -> None:
+        """The classes that are always there."""
+        burst = _burst(rate)
+        root = self._options(rate=rate, ceil=rate, prio=0, quantum=_BACKGROUND_QUANTUM, burst=burst)
+        background = self._options(
+            rate=round(rate * _BACKGROUND_SHARE),
+            ceil=rate,
+            prio=_PRIO_BACKGROUND,
+            quantum=_BACKGROUND_QUANTUM,
+            burst=burst,
         )
+        scavenger = self._options(
+            rate=max(_MIN_RATE, round(rate * _SCAVENGER_SHARE)),
+            ceil=rate,
+            prio=_PRIO_SCAVENGER,
+            quantum=_BORROWER_QUANTUM,
+            burst=_MIN_BURST,
+        )
+        for minor, parent, options in (
+            (ROOT, 0, root),
+            (BACKGROUND, ROOT, background),
+            (SCAVENGER, ROOT, scavenger),
+        ):
+            above = class_id(parent)
+            self._send([self._message(_RTM_NEWTCLASS, flags, class_id(minor), above, options)])
 
     def _options(self, *, rate: int, ceil: int, prio: int, quantum: int, burst: int) -> bytes:
         def ratespec(value: int) -> bytes:
@@ -295,7 +288,7 @@ class Shaper:
 
 def qdisc_owner(interface: str, *, netns: Path | None = None) -> str:
     """Whose the root qdisc is: "kernel", "ours", or its kind if it is somebody else's."""
-    index = inside(netns, lambda: _interface_index(interface))
+    index = inside(netns, lambda: interface_index(interface))
     return inside(netns, lambda: _owner(index))
 
 
@@ -314,13 +307,18 @@ def _owner(index: int) -> str:
     return "kernel"
 
 
-def _replace_root(index: int, interface: str, default: int) -> None:
-    owner = _owner(index)
+def check_free(interface: str, *, netns: Path | None = None) -> str:
+    """Refuse an interface that somebody else shapes; else whose the root qdisc is."""
+    owner = qdisc_owner(interface, netns=netns)
     if owner not in ("kernel", "ours"):
         raise UsageError(
             f"{interface} already has a {owner} qdisc that is not ours: remove it "
             f"(tc qdisc del dev {interface} root) or choose another interface."
         )
+    return owner
+
+
+def _replace_root(index: int, interface: str, default: int, owner: str) -> None:
     with IPRoute() as route:
         if owner == "ours":
             route.tc("del", "htb", index, handle=MAJOR << 16)
@@ -356,6 +354,11 @@ def _class_count(message: Any) -> tuple[int, ClassCount]:
     return message["handle"] & 0xFFFF, count
 
 
+def _check_rate(interface: str, rate: int) -> None:
+    if rate < _MIN_RATE:
+        raise UsageError(f"{interface}: a rate of {rate} bytes a second is too low to shape.")
+
+
 def _burst(rate: int) -> int:
     return min(_MAX_BURST, max(_MIN_BURST, round(rate * _BURST_SECONDS)))
 
@@ -363,13 +366,6 @@ def _burst(rate: int) -> int:
 def _attribute(kind: int, value: bytes) -> bytes:
     head = struct.pack("<HH", 4 + len(value), kind)
     return (head + value).ljust((4 + len(value) + 3) & ~3, b"\0")
-
-
-def _interface_index(interface: str) -> int:
-    try:
-        return socket.if_nametoindex(interface)
-    except OSError as error:
-        raise NotFound(f"There is no network interface {interface} here.") from error
 
 
 def _netlink_socket() -> socket.socket:

@@ -13,12 +13,9 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any, Final
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
 from reclaimnet.adapters.linux import tc_netns
 from reclaimnet.adapters.linux.tc import Shaper
-from reclaimnet.adapters.linux.tc_netns import inside
+from reclaimnet.adapters.linux.tc_netns import IPRoute, NetlinkError, inside
 from reclaimnet.errors import BadConfig, Unavailable, UsageError
 
 PREFIX: Final = "rntb"

@@ -28,8 +28,10 @@ from typing import Final
 
 import msgspec
 
+from reclaimnet.adapters.vault.assembly import Assembly
 from reclaimnet.adapters.vault.delta import Codec
 from reclaimnet.adapters.vault.pace import Pace
+from reclaimnet.adapters.vault.slots import chunk_buffer
 from reclaimnet.adapters.vault.store import (
     CHUNK_BYTES,
     MAX_MANIFEST_BYTES,
@@ -132,7 +134,10 @@ class ChunkServer:
         may_read: MayRead,
         pace: Pace | None = None,
         max_connections: int = MAX_CONNECTIONS,
+        listener: socket.socket | None = None,
     ) -> None:
+        """`listener` is a socket that listens already, for example in another namespace; `host` is
+        then only the address it is known under."""
         self._vault = vault
         self._context = context
         self._host = host
@@ -144,7 +149,7 @@ class ChunkServer:
         self._connections: dict[threading.Thread, socket.socket] = {}
         self._peers: dict[str, int] = {}
         self._stop = threading.Event()
-        self._listener: socket.socket | None = None
+        self._listener = listener
         self._accepting: threading.Thread | None = None
 
     @property
@@ -159,10 +164,11 @@ class ChunkServer:
 
     def start(self) -> None:
         try:
-            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-            self._listener = socket.create_server(
-                (self._host, self._port), family=family, backlog=BACKLOG
-            )
+            if self._listener is None:
+                family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+                self._listener = socket.create_server(
+                    (self._host, self._port), family=family, backlog=BACKLOG
+                )
         except OSError as error:
             raise Unavailable(
                 f"chunks cannot be served on {self._host}:{self._port} ({error.strerror}); "
@@ -310,11 +316,12 @@ class _Sender:
         self._stream = stream
         self._bases = bases
         self._codec = Codec()
-        self._buffer = memoryview(bytearray(CHUNK_BYTES))
-        self._base_buffer = memoryview(bytearray(CHUNK_BYTES if bases else 0))
+        self._buffer = chunk_buffer()
+        self._base_buffer = chunk_buffer()
         self._link_cost = 0.0
         self._codec_cost = ASSUMED_CODEC_COST
-        self._gain = 0.0
+        self._share: float | None = None
+        """What deltas take of the bytes they stand for, once one was made."""
         self._asked = 0
 
     def send(self, chunk: ChunkId, *, verify: bool) -> None:
@@ -345,16 +352,18 @@ class _Sender:
         delta = self._codec.encode(data, self._base_buffer[:length])
         cost = (time.monotonic() - started) / max(1, len(data))
         self._codec_cost = _smoothed(self._codec_cost, cost)
-        self._gain = _smoothed(self._gain, len(delta) / max(1, len(data)))
+        share = len(delta) / max(1, len(data))
+        self._share = share if self._share is None else _smoothed(self._share, share)
         return delta if len(delta) < WORTHWHILE * len(data) else None
 
     def _pays(self) -> bool:
-        """The codec works while the socket's buffer drains, so it pays if it is the faster of the
-        two and deltas turn out small. Chunks go plain until the link has shown what it does."""
+        """It pays if the link is spared more time than the codec takes. To be the faster of the two
+        is not enough: the receiver has to unpack, too, and on a busy machine it is the codec itself
+        that makes the link look slow. Chunks go plain until the link has shown what it does."""
         self._asked += 1
-        return self._codec_cost < self._link_cost and (
-            self._gain < WORTHWHILE or self._asked % RETRY_DELTA_EVERY == 0
-        )
+        if self._share is None or self._asked % RETRY_DELTA_EVERY == 0:
+            return self._codec_cost < self._link_cost
+        return self._codec_cost < self._link_cost * (1 - self._share)
 
 
 def _smoothed(value: float, sample: float) -> float:
@@ -386,15 +395,25 @@ def pull(
     on_progress: Callable[[int, int], None] | None = None,
     stop: threading.Event | None = None,
     pace: Pace | None = None,
+    assembly: Assembly | None = None,
 ) -> PullResult:
     """Fetch what the vault misses of a checkpoint, from as many sources as there are.
 
     When this returns, the checkpoint is here, verified and durable. When it raises, what came
     stays for the next try, unless there was no room. `on_progress` gets the bytes that are here
-    and those there will be, from any of the threads, one call at a time.
+    and those there will be, from any of the threads, one call at a time. The `assembly` is brought
+    up to it as the chunks come; its `holds` says whether that worked out.
     """
-    already = _whole(vault, manifest, job)
+    try:
+        already = _whole(vault, manifest, job)
+    except Damaged:
+        if not sources:
+            raise
+        already = None
     if already is not None:
+        if assembly is not None and assembly.holds != already:
+            with _Assembling(assembly, already) as assembling:
+                assembling.finish(vault)
         return PullResult(manifest=already, moved_bytes=0)
     return _Puller(
         vault=vault,
@@ -405,17 +424,47 @@ def pull(
         on_progress=on_progress,
         stop=stop or threading.Event(),
         pace=pace or Pace(),
+        assembly=assembly,
     ).run(max(1, connections))
 
 
 def _whole(vault: Vault, identity: ManifestId, job: JobId) -> Manifest | None:
     try:
         manifest = vault.manifest(identity)
-    except (NotFound, Damaged):
+    except NotFound:
         return None
     if manifest.job != job:
         raise Forbidden(f"checkpoint {identity[:12]} is not one of job {job}")
     return manifest if not vault.missing(manifest) else None
+
+
+class _Assembling:
+    """An assembly as a pull sees it: only a head start, whose failure must not stop the pull."""
+
+    def __init__(self, assembly: Assembly, manifest: Manifest) -> None:
+        self._assembly = assembly
+        self._failed = False
+        self._attempt(lambda: assembly.begin(manifest))
+
+    def __enter__(self) -> "_Assembling":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._assembly.abandon()
+
+    def write(self, chunk: ChunkId, data: bytes | memoryview) -> None:
+        self._attempt(lambda: self._assembly.write(chunk, data))
+
+    def finish(self, vault: Vault) -> None:
+        self._attempt(lambda: self._assembly.finish(vault.read_into))
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            step()
+        except (OSError, ReclaimNetError):
+            self._failed = True
 
 
 class _Broken(Exception):
@@ -447,8 +496,11 @@ class _Puller:
         on_progress: Callable[[int, int], None] | None,
         stop: threading.Event,
         pace: Pace,
+        assembly: Assembly | None,
     ) -> None:
         self._vault = vault
+        self._assembly = assembly
+        self._assembling: _Assembling | None = None
         self._identity = identity
         self._job = job
         self._origins = [_Origin(address=address) for address in sources]
@@ -486,7 +538,12 @@ class _Puller:
             with self._vault.hold([*self._places, *needed_bases]) as hold:
                 self._prepare(manifest)
                 self._vault.stage(data, self._identity)
-                self._run_connections(stream, origin, hold, connections)
+                if self._assembly is None:
+                    self._run_connections(stream, origin, hold, connections)
+                else:
+                    with _Assembling(self._assembly, manifest) as self._assembling:
+                        self._run_connections(stream, origin, hold, connections)
+                        self._assembling.finish(self._vault)
                 self._vault.put_manifest(data, self._identity)
         finally:
             stream.close()
@@ -512,17 +569,24 @@ class _Puller:
     ) -> None:
         first = self._origins.index(origin)
         count = min(connections, len(self._todo))
-        with ThreadPoolExecutor(max(1, count), "chunk-pull") as pool:
-            try:
-                workers = [
-                    pool.submit(self._work, stream if number == 0 else None, first + number, hold)
-                    for number in range(count)
-                ]
-                for worker in workers:
-                    worker.result()
-            except BaseException:
-                self._interrupted = True
-                raise
+        opened: Stream | None = stream
+        # A chunk that turns out damaged is left to do again after the connections have ended; each
+        # round either does one or gives a source up.
+        while self._todo and self._next_origin(first) is not None:
+            with ThreadPoolExecutor(count, "chunk-pull") as pool:
+                try:
+                    workers = [
+                        pool.submit(
+                            self._work, opened if number == 0 else None, first + number, hold
+                        )
+                        for number in range(count)
+                    ]
+                    for worker in workers:
+                        worker.result()
+                except BaseException:
+                    self._interrupted = True
+                    raise
+            opened = None
         if isinstance(self._failure, VaultFull):
             self._vault.unstage(self._identity)
         if self._failure is not None:
@@ -533,23 +597,19 @@ class _Puller:
 
     def _work(self, stream: Stream | None, turn: int, hold: Hold) -> None:
         """Pull over one connection after the other, until nothing is left or nobody has it."""
-        try:
-            while (origin := self._next_origin(turn)) is not None:
-                turn += 1
-                try:
-                    if stream is None:
-                        stream, _ = self._open(origin, send=False)
-                    self._pull_from(stream, origin, hold)
-                    continue
-                except _Broken:
-                    self._stop.wait(RETRY_S * 2**origin.failures)
-                finally:
-                    if stream is not None:
-                        stream.close()
-                        stream = None
-        except ReclaimNetError as error:
-            with self._lock:
-                self._failure = self._failure or error
+        buffer = chunk_buffer()
+        while (origin := self._next_origin(turn)) is not None:
+            turn += 1
+            try:
+                if stream is None:
+                    stream, _ = self._open(origin, send=False)
+                self._pull_from(stream, origin, buffer, hold)
+            except _Broken:
+                self._stop.wait(RETRY_S * 2**origin.failures)
+            finally:
+                if stream is not None:
+                    stream.close()
+                    stream = None
 
     def _over(self) -> bool:
         return self._stop.is_set() or self._interrupted or self._failure is not None
@@ -612,13 +672,14 @@ class _Puller:
                 connection.close()
                 raise
 
-    def _pull_from(self, stream: Stream, origin: _Origin, hold: Hold) -> None:
+    def _pull_from(self, stream: Stream, origin: _Origin, buffer: memoryview, hold: Hold) -> None:
+        """Ask ahead, receive, verify and store: all in this thread, since handing chunks to others
+        costs more than it gains. While it stores, the kernel receives, and other connections go on.
+        """
         asked: deque[int] = deque()
-        buffer = memoryview(bytearray(CHUNK_BYTES))
-        codec = Codec()
         try:
             with self._blaming(origin):
-                while not self._over():
+                while not self._over() and origin.given_up is None:
                     while len(asked) < WINDOW and (place := self._take(origin)) is not None:
                         asked.append(place)
                         stream.send(_WANT, _WANT_BODY.pack(place, place in self._suspect))
@@ -626,8 +687,7 @@ class _Puller:
                         return
                     kind, length = stream.receive_header(_FROM_SERVER)
                     stream.receive_into(buffer[:length])
-                    self._take_in(asked[0], kind, buffer[:length], origin, codec, hold)
-                    asked.popleft()
+                    self._take_in(asked.popleft(), kind, buffer[:length], origin, hold)
         finally:
             with self._lock:
                 self._todo.extendleft(reversed(asked))
@@ -642,39 +702,50 @@ class _Puller:
             return None
 
     def _take_in(
-        self,
-        place: int,
-        kind: int,
-        payload: memoryview,
-        origin: _Origin,
-        codec: Codec,
-        hold: Hold,
+        self, place: int, kind: int, payload: memoryview, origin: _Origin, hold: Hold
     ) -> None:
+        try:
+            if kind == _ABSENT:
+                self._note_absent(place, origin)
+            else:
+                self._keep(place, kind, payload, hold)
+                with self._lock:
+                    origin.failures = 0
+        except (Damaged, NotFound) as error:
+            with self._lock:
+                self._todo.append(place)
+                again = place in self._suspect
+                self._suspect.add(place)
+            if again:
+                self._give_up(origin, Damaged(f"sent a damaged chunk twice: {error}"))
+        except ReclaimNetError as error:
+            # Our own vault is full or broken: no source can help.
+            with self._lock:
+                self._todo.append(place)
+                self._failure = self._failure or error
+
+    def _note_absent(self, place: int, origin: _Origin) -> None:
+        with self._lock:
+            origin.absent.add(place)
+            self._todo.append(place)
+        if len(origin.absent) > MAX_ABSENT:
+            self._give_up(origin, NotFound("it lacks much of the checkpoint"))
+
+    def _keep(self, place: int, kind: int, payload: memoryview, hold: Hold) -> None:
         chunk = self._places[place]
         size = self._sizes[chunk]
-        if kind == _ABSENT:
-            with self._lock:
-                origin.absent.add(place)
-                self._todo.append(place)
-            if len(origin.absent) > MAX_ABSENT:
-                raise NotFound("the source lacks much of the checkpoint")
-            return
-        try:
-            data: bytes | memoryview = payload
-            if kind == _DELTA:
-                data = codec.decode(payload, self._vault.read(self._bases[chunk]), size=size)
-            if len(data) != size:
-                raise Damaged(f"chunk {chunk[:12]} came with {len(data)} bytes instead of {size}")
-            self._vault.put(chunk, data, hold)
-        except (Damaged, NotFound, KeyError) as error:
-            with self._lock:
-                if place in self._suspect:
-                    raise Damaged(f"the source sent a damaged chunk twice: {error}") from error
-                self._suspect.add(place)
-                self._todo.appendleft(place)
-            return
+        data: bytes | memoryview = payload
+        if kind == _DELTA:
+            base = self._bases.get(chunk)
+            if base is None:
+                raise Damaged(f"chunk {chunk[:12]} came as a delta on nothing")
+            data = Codec().decode(payload, self._vault.read(base), size=size)
+        if len(data) != size:
+            raise Damaged(f"chunk {chunk[:12]} came with {len(data)} bytes instead of {size}")
+        self._vault.put(chunk, data, hold)
+        if self._assembling is not None:
+            self._assembling.write(chunk, data)
         with self._lock:
-            origin.failures = 0
             self._moved += len(payload)
             self._here += size
         self._tell(PROGRESS_S)

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pyroute2 import IPRoute
-
 from reclaimnet.adapters.linux import tc_netns, testbed
 from reclaimnet.adapters.linux.bpf_killswitch import ALL, NEVER, KillSwitch, Observer, now
 from reclaimnet.adapters.linux.tc import FIRST_TRANSFER, Shaper, class_id
 from reclaimnet.apps.bench import edge_traffic
-from reclaimnet.errors import Unavailable
+from reclaimnet.errors import Unavailable, UsageError
 
 LINK_RATE: Final = 125_000_000
 """1 Gbit/s, in bytes a second."""
@@ -49,7 +47,8 @@ _FIFO_PRIORITY: Final = 10
 
 def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
     """Flip under a 1 Gbit/s flow; the last packet is taken on the receiver's wire."""
-    assert trace is None, "this bench replays nothing"
+    if trace is not None:
+        raise UsageError("This bench makes its own traffic: it takes no trace.")
     rng = random.Random(seed)
     flips = _QUICK_FLIPS if quick else _FLIPS
     congestion = [name for name in CONGESTION if name in _available_congestion()]
@@ -85,9 +84,9 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
     }
 
 
-def show(report: dict[str, Any]) -> None:
-    """A table for people, on standard error."""
-    out = sys.stderr
+def render(report: dict[str, Any]) -> None:
+    """A table for people."""
+    out = sys.stdout
     out.write(f"{'':14}{'flips':>6}{'flip p50':>11}{'p99':>9}{'last packet p50':>18}{'p99':>10}\n")
     for contender, row in report["results"].items():
         out.write(
@@ -263,7 +262,7 @@ def set_retransmit_floor(netns: Path, network: str, floor_ms: int) -> None:
     """Let TCP try again soon after a stop, so that the next flip need not wait for it."""
 
     def change() -> None:
-        with IPRoute() as route:
+        with tc_netns.IPRoute() as route:
             index = route.link_lookup(ifname=testbed.GUEST_INTERFACE)[0]
             route.route(
                 "replace",

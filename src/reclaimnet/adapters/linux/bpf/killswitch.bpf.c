@@ -13,6 +13,9 @@
 #define TC_PASS (-1) /* TC_ACT_UNSPEC: whoever comes next decides */
 #define TC_DROP 2    /* TC_ACT_SHOT */
 #define ETH_BYTES 14
+#define ETH_ARP 0x0806
+#define ETH_IP4 0x0800
+#define ETH_IP6 0x86dd
 #define IP4_BYTES 20
 #define IP6_BYTES 40
 #define UDP_BYTES 8
@@ -41,7 +44,7 @@ static long (*const load_bytes)(const void *skb, __u32 at, void *to, __u32 size)
  * network header starts: after Ethernet for tc, at once for a cgroup. */
 INLINE __u64 wire_bytes(struct __sk_buff *skb, __u32 segments, __u32 l2)
 {
-	__u32 ip = skb->protocol == __builtin_bswap16(0x86dd) ? IP6_BYTES : IP4_BYTES;
+	__u32 ip = skb->protocol == __builtin_bswap16(ETH_IP6) ? IP6_BYTES : IP4_BYTES;
 	__u32 transport = UDP_BYTES;
 	__u8 protocol = 0, offset = 0;
 
@@ -89,7 +92,9 @@ SEC("tc/out") int rn_out(struct __sk_buff *skb)
 	if (!iface)
 		return TC_PASS;
 	slot = iface->slot;
-	if (iface->shared) {
+	if (iface->shared && skb->protocol == __builtin_bswap16(ETH_ARP)) {
+		slot = RN_ALL; /* neighbours are found for all guests, by nobody's socket */
+	} else if (iface->shared) {
 #pragma unroll
 		for (int level = 1; level <= RN_LEVELS; level++) {
 			__u64 id = skb_ancestor(skb, level);
@@ -150,7 +155,7 @@ SEC("tc/observe") int rn_observe(struct __sk_buff *skb)
 	__u32 key = 0;
 	struct rn_seen *seen = lookup(&rn_seen, &key);
 
-	if (seen && skb->protocol == __builtin_bswap16(0x0800)) {
+	if (seen && skb->protocol == __builtin_bswap16(ETH_IP4)) {
 		seen->last = boot_ns();
 		__sync_fetch_and_add(&seen->packets, skb->gso_segs > 1 ? skb->gso_segs : 1);
 		__sync_fetch_and_add(&seen->bytes, wire_bytes(skb, skb->gso_segs, ETH_BYTES));

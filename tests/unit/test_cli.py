@@ -503,6 +503,8 @@ class FakeApp:
                     "vault_quota": 64 * GIB,
                     "detach": True,
                     "suite": "standby",
+                    "guard": None,
+                    "address": None,
                 },
             ),
         ),
@@ -513,7 +515,7 @@ class FakeApp:
         ),
         (
             ["bench", "loss", "--seed", "7", "--quick"],
-            "bench",
+            "bench.registry",
             ("run", ("loss",), {"json": False, "seed": 7, "quick": True, "trace": None}),
         ),
         (

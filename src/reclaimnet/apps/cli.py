@@ -179,7 +179,7 @@ def _config(ctx: click.Context | None = None, *, state: str | None = None) -> Co
 
 SECTIONS: Final = {
     "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
-    "Owners": ("lend", "reclaim", "nodes", "agent"),
+    "Owners": ("lend", "reclaim", "nodes", "top", "agent"),
     "Operators": ("up", "down", "guard", "doctor", "config", "completion"),
     "Researchers": ("demo", "bench", "sim", "chain", "testbed"),
 }
@@ -561,6 +561,20 @@ def agent(
         guard=guard,
         address=address,
     )
+
+
+@command("rn top")
+@json_option
+def top(as_json: bool) -> None:
+    """Show the memory of every node, its pressure, and who is suspended, why and until when."""
+    from reclaimnet.apps import top as memory
+
+    cards = [node.card for node in Gateway(_config()).nodes()]
+    if as_json:
+        _print_json(nodes=memory.data(cards))
+        return
+    for line in memory.lines(cards):
+        click.echo(line)
 
 
 @command("rn doctor")

@@ -566,7 +566,10 @@ def agent(
 @command("rn top")
 @json_option
 def top(as_json: bool) -> None:
-    """Show the memory of every node, its pressure, and who is suspended, why and until when."""
+    """Show the memory of every node, and who is suspended.
+
+    For each job that the airlock holds: why, and until when.
+    """
     from reclaimnet.apps import top as memory
 
     cards = [node.card for node in Gateway(_config()).nodes()]
@@ -626,9 +629,9 @@ def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None) 
     return _app("bench.registry", "run")(name, json=as_json, seed=seed, quick=quick, trace=trace)
 
 
-@cli.group()
+@cli.group(epilog="\b\nExample:\n  rn chain sim boosted --trace past.txt")
 def chain() -> None:
-    """Long services on a batch cluster: when to submit the next job of a chain."""
+    """When to submit the next job of a chain on a batch cluster."""
 
 
 @chain.command("policies")
@@ -725,7 +728,7 @@ def chain_sim(
         click.echo(f"{key:<22}{value}")
 
 
-@cli.group()
+@cli.group(epilog="\b\nExample:\n  rn testbed up campus.toml\n  rn testbed down")
 def testbed() -> None:
     """A campus of network namespaces on this machine (root)."""
 

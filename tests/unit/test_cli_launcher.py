@@ -115,11 +115,11 @@ def test_extras_come_when_needed_and_stay(checkout: Checkout) -> None:
     checkout.rn("sim")
     checkout.rn("agent")
     checkout.rn("demo", "--testbed")
-    assert checkout.extras == ["", "[edge,sim]"]
+    assert checkout.extras == ["", "[sim]"]
     with (checkout.place / "constraints.txt").open("a") as file:
         file.write("something==1.0\n")
     checkout.rn("ps")
-    assert checkout.extras == ["", "[edge,sim]", "[edge,sim]"]
+    assert checkout.extras == ["", "[sim]", "[sim]"]
     assert checkout.log.count("venv") == 1
 
 
@@ -147,7 +147,7 @@ def test_torch_comes_only_where_nothing_may_be_skipped(checkout: Checkout) -> No
     assert out == f"test: {checkout.place}/.venv -k vault\n"
     checkout.env["RN_REQUIRE_ALL"] = "1"
     checkout.rn("test")
-    assert checkout.extras == ["[dev,edge,learn,sim]", "[dev,edge,learn,sim,torch]"]
+    assert checkout.extras == ["[dev,learn,sim]", "[dev,learn,sim,torch]"]
 
 
 def test_what_was_interrupted_is_made_anew(checkout: Checkout) -> None:

@@ -227,7 +227,7 @@ def cli(ctx: click.Context, gateway: str | None, state: str | None) -> None:
     "rn run --gpus 1 -- python train.py --epochs 10\nid=$(rn run -d -- python train.py)",
     context_settings={"allow_interspersed_args": False},
 )
-@click.option("--gpus", type=click.IntRange(1, 1024), default=1, show_default=True)
+@click.option("--gpus", type=click.IntRange(1, 64), default=1, show_default=True)
 @click.option("--name", help="What to call it; otherwise it is called like the script.")
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher goes first.")
 @click.option(
@@ -337,6 +337,9 @@ def logs(follow: bool, job: str) -> int:
         _copy_out(follow_on(gateway, record.id) if follow else gateway.logs(record.id))
     except KeyboardInterrupt:
         return _detached(record)
+    ended = gateway.job(record.id)
+    if ended.state == JobState.FAILED:
+        _say(f"{ended.spec.name} is FAILED ({cli_tables.printable(ended.reason)}).")
     return 0
 
 
@@ -354,7 +357,8 @@ def fetch(job: str, directory: Path | None) -> None:
     record = gateway.find(job)
     target = directory or Path(record.spec.name)
     count = bundle.unpack_output(gateway.output(record.id), target)
-    _say(f"{count} file{'s' * (count != 1)} of {record.spec.name} are in {target}/.")
+    noun = "1 file" if count == 1 else f"{count} files"
+    _say(f"{noun} of {record.spec.name} went into {target}/.")
 
 
 @command("rn cancel train\nrn cancel 8f3a 91c0")
@@ -832,7 +836,7 @@ def _app(module: str, function: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"this needs the package {error.name}, which is not installed; run it as ./rn in a "
-            "checkout, which installs it, or pip install 'reclaimnet[edge,sim]'"
+            "checkout, which installs it, or pip install 'reclaimnet[sim]'"
         ) from error
     handed: Callable[..., Any] = getattr(found, function)
     return handed
@@ -855,6 +859,7 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
 def _stay_with(gateway: Gateway, record: JobRecord, *, show_log: bool, as_json: bool) -> int:
     _say(f"{record.spec.name} is submitted as {record.id}; Ctrl-C leaves it running.")
     try:
+        _await_start(gateway, record)
         if show_log:
             # With --json, standard output is for the record alone.
             _copy_out(follow_on(gateway, record.id), to_stderr=as_json)
@@ -873,6 +878,16 @@ def _stay_with(gateway: Gateway, record: JobRecord, *, show_log: bool, as_json: 
         f"{ended.steps_lost} steps lost."
     )
     return _exit_code(ended)
+
+
+def _await_start(gateway: Gateway, record: JobRecord) -> None:
+    """A job that waits says why, as soon as that is known and whenever it changes."""
+    said = ""
+    while (now := gateway.job(record.id)).state in (JobState.PENDING, JobState.CONFIGURING):
+        if now.reason and now.reason != said and now.state == JobState.PENDING:
+            said = now.reason
+            _say(f"{now.spec.name} waits: {cli_tables.printable(said)}.")
+        time.sleep(POLL_S)
 
 
 def _await_end(gateway: Gateway, record: JobRecord) -> JobRecord:

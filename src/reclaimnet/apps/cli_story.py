@@ -14,7 +14,7 @@ from reclaimnet.model import events
 from reclaimnet.model.market import Cause
 from reclaimnet.model.orders import Explain, Start, Warn
 from reclaimnet.model.units import SECOND, show_duration, show_size
-from reclaimnet.model.work import REQUEUE_EXIT_CODE, Decision, JobRecord, JobState
+from reclaimnet.model.work import REQUEUE_EXIT_CODE, Decision, JobRecord, JobState, never_saved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,8 @@ def headline(record: JobRecord) -> str:
     """Where the job stands now, in one sentence."""
     where = f" on {record.holder}" if record.holder and not record.state.terminal else ""
     lost = f"lost {_count(record.steps_lost, 'step')}"
+    if never_saved(record):
+        lost = "lost all it had done before its last start, since it was never saved"
     moved = f"moved {_count(record.moves, 'time')}" if record.moves else "never moved"
     reason = f" ({record.reason})" if record.reason else ""
     return (

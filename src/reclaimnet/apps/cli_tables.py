@@ -6,7 +6,7 @@ from typing import Final
 from reclaimnet.apps.client import Node
 from reclaimnet.model.market import Gpu
 from reclaimnet.model.units import SECOND, show_duration, show_size
-from reclaimnet.model.work import JobRecord
+from reclaimnet.model.work import JobRecord, never_saved
 
 _LEFT: Final = "<"
 _RIGHT: Final = ">"
@@ -29,7 +29,7 @@ def job_table(jobs: Sequence[JobRecord], *, now: int, width: int | None) -> list
             str(job.spec.gpus),
             str(job.step),
             str(job.moves),
-            str(job.steps_lost),
+            _lost(job),
             # Clocks of two machines differ: a job is never younger than new.
             show_duration(max(0, (job.ended_at or now) - job.submitted_at)),
             reason_of(job),
@@ -61,6 +61,10 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
             length += 1
         short[full] = full[:length]
     return short
+
+
+def _lost(job: JobRecord) -> str:
+    return "all" if never_saved(job) else str(job.steps_lost)
 
 
 def node_lines(nodes: Sequence[Node], *, now: int, width: int | None) -> list[str]:

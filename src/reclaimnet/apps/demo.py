@@ -217,6 +217,7 @@ class _Story:
         self.gateway = gateway
         self.jobs = jobs
         self.lines: list[str] = []
+        self.tell: Callable[[str], None] = lambda line: None
         self.records: list[JobRecord] = []
         self.nodes: list[Node] = []
 
@@ -267,12 +268,16 @@ class _Story:
     def _reclaim(self, node: str, *, notice: int, why: str) -> None:
         request = ReclaimRequest(grace=notice * SECOND, reason=why)
         reply = self.gateway.ask(node, request)
-        self.lines.append(f"[bold]{node}[/] is taken back: {why}. {reply.text}")
+        self._note(f"[bold]{node}[/] is taken back: {why}. {reply.text}")
 
     def _lend(self, node: str) -> None:
         self._wait(lambda: self._is_free(node), f"{node} to be free")
         reply = self.gateway.ask(node, LendRequest(notice=20 * SECOND))
-        self.lines.append(f"[bold]{node}[/] is idle again. {reply.text}")
+        self._note(f"[bold]{node}[/] is idle again. {reply.text}")
+
+    def _note(self, line: str) -> None:
+        self.lines.append(line)
+        self.tell(line)
 
     def _is_free(self, node: str) -> bool:
         return any(seen.card.node == node and not seen.card.gpus for seen in self.nodes)
@@ -285,9 +290,8 @@ class _Story:
 def _shown(console: Console, story: _Story) -> Iterator[None]:
     """A live picture on a terminal; a few lines otherwise."""
     if not console.is_terminal:
+        story.tell = console.print
         yield
-        for line in story.lines:
-            console.print(line)
         return
     stop = threading.Event()
     with Live(console=console, refresh_per_second=8, transient=True) as live:

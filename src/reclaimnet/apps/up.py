@@ -70,8 +70,12 @@ def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> i
     sys.stderr.write(
         f"The campus is up at {left['gateway_url']}; `rn down` ends it.\n"
         f"Lend this machine:     rn agent --detach && rn lend\n"
-        f"Lend another machine:  rn agent --join {left['nats_url']} --token-file FILE\n"
-        f"                       (FILE is a copy of {token_file})\n"
+        + (
+            "Lend another machine:  start the campus with `rn up --listen ADDRESS` instead\n"
+            if listen in ("127.0.0.1", "::1", "localhost")
+            else f"Lend another machine:  rn agent --join {left['nats_url']} --token-file FILE\n"
+            f"                       (FILE is a copy of {token_file})\n"
+        )
     )
     return 0
 

@@ -135,6 +135,8 @@ class Attempt:
         self._start_at = 0
         self._loads_ahead = False
         self.due_at: int | None = None
+        self._save_after = 0
+        """Not before then, after a save that failed."""
         self._verdict: JobState | None = None
         """What the job becomes when its process is gone, if we are the ones who end it."""
         self.suspended = False
@@ -345,7 +347,7 @@ class Attempt:
             self._explain(
                 "from where does it go on?",
                 f"step {step}" if checkpoint else "the beginning",
-                f"{lost} steps are lost" if lost else "nothing is lost",
+                _loss(lost, begun=self.epoch > 1, saved=checkpoint is not None),
             )
         )
         orders.append(
@@ -458,7 +460,7 @@ class Attempt:
         if self.phase != Phase.RUNNING or event.epoch != self.epoch:
             return []
         self._saving = False
-        self.due_at = now + SAVE_AGAIN
+        self._save_after = now + SAVE_AGAIN
         if self.departure is not None:
             return self.departure.save_failed(event, now)
         self._releasing = ""
@@ -845,7 +847,8 @@ class Attempt:
             times.append(self._finish_by)
         if self._may_save() and self.due_at is not None:
             # A state that could not leave the node is worth little: one copy at a time.
-            times.append(max(self.due_at, self._copy_by) if self._copying else self.due_at)
+            due_at = max(self.due_at, self._save_after)
+            times.append(max(due_at, self._copy_by) if self._copying else due_at)
         if self.departure is not None:
             times.append(self.departure.next_wake())
         if self.notice is not None and self.phase == Phase.FETCHING:
@@ -872,7 +875,7 @@ class Attempt:
             orders += self._store(self.record, now)
         if self.departure is not None:
             orders += self.departure.woke(now)
-        elif self._may_save() and self.due_at is not None and now >= self.due_at:
+        elif self._save_is_due(now):
             if self._copying is not None and now < self._copy_by:
                 return orders
             self._copying = None
@@ -881,6 +884,10 @@ class Attempt:
                 orders += self._change(now, state=JobState.CHECKPOINTING)
             orders.append(Save(job=self.job, epoch=self.epoch, final=False))
         return orders
+
+    def _save_is_due(self, now: int) -> bool:
+        due = self.due_at is not None and now >= max(self.due_at, self._save_after)
+        return due and self._may_save()
 
     def _may_save(self) -> bool:
         return (
@@ -898,6 +905,14 @@ class Attempt:
                 question=question, chosen=chosen, reasons=(reason,) if reason else ()
             ),
         )
+
+
+def _loss(steps: int, *, begun: bool, saved: bool) -> str:
+    if not begun:
+        return "it has not run yet"
+    if not saved:
+        return "it was never saved, so all it had done is lost"
+    return f"{steps} steps are lost" if steps else "nothing is lost"
 
 
 def may_claim(record: JobRecord, node: NodeId) -> bool:

@@ -273,11 +273,17 @@ class Provider:
             self.version += 1
 
     def expire(self, now: int) -> None:
-        """What time ends: tickets, and the loan of GPUs whose deadline has passed."""
+        """What time ends: tickets, and the loan of GPUs whose deadline has passed. GPUs that all
+        guests have left are their provider's at once."""
         if any(now >= ticket.expires for ticket in self.tickets.values()):
             self.version += 1
             self.tickets = {key: t for key, t in self.tickets.items() if now < t.expires}
-        over = [notice for notice in self.notices.values() if now >= notice.deadline]
+        in_use = {gpu for contract in self.contracts.values() for gpu in contract.gpus}
+        over = [
+            notice
+            for notice in self.notices.values()
+            if now >= notice.deadline or not in_use & set(notice.gpus)
+        ]
         for notice in over:
             self.version += 1
             del self.notices[notice.id]

@@ -174,6 +174,11 @@ class JobRecord:
         return self.checkpoints[0] if self.checkpoints else None
 
 
+def never_saved(record: JobRecord) -> bool:
+    """It was started again, and from the beginning."""
+    return record.moves > 0 and not record.checkpoints and record.output is None
+
+
 KEPT_CHECKPOINTS: Final = 2
 """The newest, and the one before it in case the newest turns out damaged."""
 

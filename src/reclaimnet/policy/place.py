@@ -183,6 +183,8 @@ def objection_to(need: Need, candidate: Candidate) -> str:
     if not need.vacant_now:
         if card.deadline is not None:
             return "is being reclaimed"
+        if not card.gpus:
+            return "lends nothing"
         if card.shelf_bytes < need.state_bytes:
             return "has no room for the checkpoint"
         return ""

@@ -658,6 +658,8 @@ class Runner:
         self, attempt: _Attempt, spec: JobSpec, resume: Path | None, restarts: int
     ) -> dict[str, str]:
         env = _kept_environment()
+        # `python` is the agent's, which has numpy and the SDK, unless the job says otherwise.
+        env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
         env["PYTHONUNBUFFERED"] = "1"
         env["WANDB_RUN_ID"] = attempt.job
         env["WANDB_RESUME"] = "allow"

@@ -587,7 +587,9 @@ def _known(p: Piece, counter: Counter, took: Sequence[int]) -> Rhythm:
             f"talks {talk / 1e6:.1f} ms, declared {p.rhythm.period / 1e6:.0f} and "
             f"{declared.length / 1e6:.0f} ms, confidence {found.confidence:.2f}"
         )
-    talk = min(talk, period)
+    # However rough the samples: so many bytes take at least this long at the job's rate.
+    each = (counter.counts[-1] - counter.counts[0]) / p.iterations
+    talk = min(max(talk, round(each / (declared.demand * GOODPUT) * SECOND)), period)
     burst = Burst(start=period - talk, length=talk, demand=declared.demand)
     return replace(p.rhythm, period=period, bursts=(burst,))
 

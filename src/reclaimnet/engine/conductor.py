@@ -136,12 +136,17 @@ class Conductor:
     def gaps(self, link: Link, *, now: int) -> tuple[tuple[Gap, ...], int, int]:
         """Where transfers fit between the bursts: gaps, the round's length, and when a round
         begins next. Without a round, one gap is the whole link."""
-        for one in self.plan.rounds:
-            if any(fit.link == link.id for fit in one.fits) and one.rotations:
-                origin = self._origins[one.rotations[0].job]
-                return gaps(one, link), one.length, now + (origin - now) % one.length
-        whole = Gap(start=0, length=1, rate=link.room)
-        return (whole,), 1, now
+        one = self.round_on(link)
+        if one is None or not one.rotations:
+            return (Gap(start=0, length=1, rate=link.room),), 1, now
+        origin = self._origins[one.rotations[0].job]
+        return gaps(one, link), one.length, now + (origin - now) % one.length
+
+    def round_on(self, link: Link) -> Round | None:
+        """The round that the link is part of."""
+        return next(
+            (one for one in self.plan.rounds if any(fit.link == link.id for fit in one.fits)), None
+        )
 
     def clock_error(self, node: NodeId, now: int) -> int:
         """How far off a node's clock may be by now; 0 if it was never asked, as our own is not."""
@@ -359,12 +364,6 @@ class Conductor:
     def _offset(self, node: NodeId) -> int:
         clock = self.clocks.get(node)
         return 0 if clock is None else clock.offset
-
-    def round_on(self, link: Link) -> Round | None:
-        """The round that the link is part of."""
-        return next(
-            (one for one in self.plan.rounds if any(fit.link == link.id for fit in one.fits)), None
-        )
 
 
 def _took(player: _Player) -> list[int]:

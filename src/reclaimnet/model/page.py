@@ -47,12 +47,12 @@ class Word(IntEnum):
     """1: the job was told to leave by SIGTERM, so that its exit does not mean that it is done."""
     LOG_READ = 11
     """How many bytes of the file `log` were reported."""
-    ROTATION_PERIOD = 40
+    ROTATION_PERIOD = 56
     """Nanoseconds; 0: iterations begin when they like. Written last, and 0 before the next two
     change: iterations begin at ROTATION_ANCHOR + k · ROTATION_PERIOD."""
-    ROTATION_ANCHOR = 41
+    ROTATION_ANCHOR = 57
     """Monotonic."""
-    ROTATION_BOUND = 42
+    ROTATION_BOUND = 58
     """Nanoseconds that one iteration waits at most."""
 
     SUSPENDED_AT = 40
@@ -82,12 +82,12 @@ class Word(IntEnum):
     """The SAVE_WANTED that failed last; file `save-failed` says why."""
     WAITING = 26
     """The sequence number of the final save after which the job waits."""
-    ITERATION = 48
+    ITERATION = 60
     """How many iterations have begun; the next two words tell about the last of them, and are
     written before it."""
-    ITERATION_READY_AT = 49
+    ITERATION_READY_AT = 61
     """Monotonic; when it could have begun."""
-    ITERATION_AT = 50
+    ITERATION_AT = 62
     """Monotonic; when it began, later than that if it had to wait."""
 
     # Written by the minder.

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from reclaimnet.model.rhythm import Burst, Rhythm
 from reclaimnet.model.units import MILLISECOND, SECOND
 
+SAMPLING: Final = 5 * MILLISECOND
+"""How often a counter is worth reading: periods are tens of milliseconds and up."""
 LEAST_PERIODS: Final = 3
 """Fewer repetitions than this are no rhythm yet."""
 LEAST_CONFIDENCE: Final = 0.45
@@ -231,7 +233,3 @@ def _runs(talks: NDArray[np.bool_]) -> list[tuple[int, int]]:
     edges = np.diff(np.concatenate(([0], turned, [0])))
     starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
     return [(int((a + turn) % len(talks)), int(b - a)) for a, b in zip(starts, ends, strict=True)]
-
-
-SAMPLING: Final = 5 * MILLISECOND
-"""How often a counter is worth reading: periods are tens of milliseconds and up."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -906,7 +906,7 @@ def _describe(
     slack = placing.slack
     gap = (placing.classes[-1] - placing.bound) / (slots * UNIT)
     worst = max(rotations, key=lambda one: one.padding)
-    reasons: list[Any] = [
+    reasons = [
         f"{len(rotations)} jobs in a round of {show_duration(draft.length)}; "
         f"the worst score is {min(f.score for f in fits):.3f}, "
         f"every burst may end {slack / 1e6:.1f} ms late",

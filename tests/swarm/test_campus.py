@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.market import JobId, Maintenance, NodeId
 from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import JobState, Saving
 from tests.swarm.campus import WORK, Promises, campus, offer, spec
@@ -234,3 +234,56 @@ def test_a_destination_does_not_wait_for_a_source_that_died() -> None:
     world.crash_machine(node)
     world.run(45 * SECOND)
     assert world.store.records[J].holder not in (None, node)
+
+
+def test_a_copy_moves_on_when_the_node_that_keeps_it_is_reclaimed() -> None:
+    world = campus()
+    Promises(world)
+    world.submit(J, spec("train"), replace(WORK, steps=600))
+    world.run(36 * SECOND)
+    record = world.store.records[J]
+    keeper, node = record.standby, record.holder
+    assert keeper is not None
+    assert node is not None
+    world.reclaim(keeper, grace=5 * SECOND)
+    world.run(45 * SECOND)
+    newest = world.store.records[J].newest
+    assert newest is not None
+    assert set(newest.holders) - {node, keeper}
+    assert world.store.records[J].standby not in (None, keeper)
+
+
+def test_declared_hours_end_a_loan_with_notice_and_begin_it_again() -> None:
+    world = campus(nodes=2, gpus=1)
+    promises = Promises(world)
+    node = NodeId("n0")
+    maintenance = Maintenance(begins=60 * SECOND, ends=120 * SECOND)
+    planned = offer("n0", 1)
+    planned = replace(planned, terms=replace(planned.terms, maintenance=(maintenance,)))
+    world.lend(node, planned)
+    promises.deadlines[planned.gpus[0].id] = maintenance.begins
+    world.submit(J, spec("a"), WORK)
+    world.submit(JobId("j2"), spec("b"), WORK)
+    world.run(119 * SECOND)
+    assert world.machines[node].mind.provider.offer is None
+    del promises.deadlines[planned.gpus[0].id]
+    world.run(4 * MINUTE)
+    assert world.machines[node].mind.provider.offer == planned
+    for job in (J, JobId("j2")):
+        record = world.store.records[job]
+        assert (record.state, record.steps_lost) == (JobState.COMPLETED, 0)
+
+
+def test_a_notice_can_be_given_another_deadline() -> None:
+    world = campus(nodes=2, gpus=1)
+    Promises(world)
+    world.submit(J, spec("a"), WORK)
+    world.submit(JobId("j2"), spec("b"), WORK)
+    world.run(20 * SECOND)
+    node = holder(world)
+    world.reclaim(node, grace=30 * SECOND)
+    (notice,) = world.machines[node].mind.provider.notices
+    world.reclaim(node, grace=300 * SECOND, replaces=notice)
+    world.run(3 * MINUTE)
+    record = world.store.records[J]
+    assert (record.state, record.moves, record.steps_lost) == (JobState.COMPLETED, 0, 0)

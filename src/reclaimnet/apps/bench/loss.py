@@ -34,7 +34,7 @@ T_95: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
-    days, seeds = (2.0, 3) if quick else (60.0, 10)
+    days, seeds = (2.0, 3) if quick else (30.0, 10)
     orders: tuple[Which | None, ...] = (None,)
     if trace is not None:
         orders = tuple(Which)

@@ -629,7 +629,7 @@ def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
     window_s = SIM_WINDOW / SECOND
     arriving = []
     for index in range(SIM_ZONE):
-        plan = loads(seed * 7 + index, SIM_NODE_BYTES, window_s, lows=24, share=0.03)
+        plan = loads(seed * 7 + index, SIM_NODE_BYTES, window_s, lows=16, share=0.03)
         for load in plan:
             name = f"{seed}-{index}-{load.name}"
             tally.ranks[JobId(name)] = load.rank

@@ -166,12 +166,21 @@ class Tally:
     suspensions: int = 0
     lost_s: float = 0.0
     episodes: list[float] = field(default_factory=list)
+    away: list[float] = field(default_factory=list)
     out_since: dict[JobId, int] = field(default_factory=dict)
     """Since when a job does not run for want of memory."""
+    undecided: dict[JobId, int] = field(default_factory=dict)
+    """Since when a job neither runs nor has left."""
 
     def running(self, now: int, job: JobId) -> None:
         self.started.add(job)
+        self.decided(now, job)
         since = self.out_since.pop(job, None)
+        if since is not None:
+            self.away.append((now - since) / SECOND)
+
+    def decided(self, now: int, job: JobId) -> None:
+        since = self.undecided.pop(job, None)
         if since is not None:
             self.episodes.append((now - since) / SECOND)
 
@@ -179,7 +188,7 @@ class Tally:
         """The job no longer runs, for want of memory, while the others do."""
         if job in self.out_since:
             return
-        self.out_since[job] = now
+        self.out_since[job] = self.undecided[job] = now
         mine = PRIORITIES[self.ranks[job]]
         self.inversions += any(PRIORITIES[self.ranks[other]] < mine for other in others)
 
@@ -231,6 +240,8 @@ def note(
     tally.suspensions += len(kinds.get("Suspend", set()))
     for job in sorted(stopped):
         tally.stopped(now, job, others)
+    if isinstance(event, ev.ProcessExited):
+        tally.decided(now, event.job)
     if isinstance(event, ev.ProcessStarted):
         tally.running(now, event.job)
     for job in kinds.get("Unsuspend", set()) - mind.airlock.holds.keys():
@@ -264,7 +275,8 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
             "saved_every_s": SAVE_EVERY / SECOND,
             "episode_bound_s": EPISODE / SECOND,
             "survived": "never ended before its own end, not even after it was saved",
-            "episode": "from the moment a job is stopped or ended until it runs again",
+            "episode": "from the moment a job is stopped or ended until it runs again or has left",
+            "away": "the same until it runs again, however long it waits in the queue",
             "stop_ms": "from a reading to the moment the process stands still, seen every 10 ms",
             "react_ms": "the same from the reading before, so an upper bound from the crossing on",
             "used_fraction": f"mean from the first moment above {SATURATED} on",
@@ -286,7 +298,7 @@ def render(result: dict[str, Any]) -> None:
         (f"{simulated['nodes']} simulated nodes", simulated["results"]),
     ):
         table = Table(title=title)
-        heads = ("", "high", "mid", "low", "inversions", "used", "episode p99", "work lost")
+        heads = ("", "high", "mid", "low", "inversions", "used", "episode p99", "away p99", "lost")
         for head in heads:
             table.add_column(head, justify="right" if head else "left")
         for name, row in rows.items():
@@ -297,6 +309,7 @@ def render(result: dict[str, Any]) -> None:
                 str(row["inversions"]),
                 f"{100 * row['used_fraction']:.1f} %",
                 f"{row['episode_p99_s']:.2f} s",
+                f"{row['away_p99_s']:.2f} s",
                 f"{row['work_lost_s']:.1f} s",
             )
         console.print(table)
@@ -520,12 +533,14 @@ async def _sample(
 
 
 def _result(tally: Tally, samples: _Samples, now: int) -> dict[str, Any]:
-    episodes = tally.episodes + [(now - since) / SECOND for since in tally.out_since.values()]
+    episodes = tally.episodes + [(now - since) / SECOND for since in tally.undecided.values()]
+    away = tally.away + [(now - since) / SECOND for since in tally.out_since.values()]
     return {
         "survived_by_priority": tally.survived(),
         "inversions": tally.inversions,
         "used_fraction": round(sum(samples.used) / max(len(samples.used), 1), 4),
         "episode_p99_s": round(_p99(episodes), 3),
+        "away_p99_s": round(_p99(away), 3),
         "work_lost_s": round(tally.lost_s, 2),
         "ended": len(tally.ended),
         "suspensions": tally.suspensions,
@@ -581,11 +596,13 @@ def _simulated(survive: Survive, seed: int, nodes: int) -> dict[str, Any]:
         total.suspensions += tally.suspensions
         total.lost_s += tally.lost_s
         total.episodes += tally.episodes
+        total.away += tally.away
     return {
         "survived_by_priority": total.survived(),
         "inversions": total.inversions,
         "used_fraction": round(filled / max(capacity, 1), 4),
         "episode_p99_s": round(_p99(total.episodes), 3),
+        "away_p99_s": round(_p99(total.away), 3),
         "work_lost_s": round(total.lost_s, 1),
         "ended": len(total.ended),
         "suspensions": total.suspensions,

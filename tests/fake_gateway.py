@@ -123,7 +123,8 @@ class _Handler(BaseHTTPRequestHandler):
         record = JobRecord(
             id=JobId(f"job-{len(fake.jobs) + 1}"), spec=JobSpec(**fields), submitted_at=1
         )
-        fake.jobs.append(record)
+        # There is a place for every job here, at once.
+        fake.jobs.append(replace(record, state=JobState.RUNNING))
         if fake.end_submitted:
             state, code = fake.end_submitted
             fake.jobs[-1] = replace(record, state=state, exit_code=code, ended_at=2, step=40)

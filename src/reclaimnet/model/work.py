@@ -175,8 +175,9 @@ class JobRecord:
 
 
 def never_saved(record: JobRecord) -> bool:
-    """It was started again, and from the beginning."""
-    return record.moves > 0 and not record.checkpoints and record.output is None
+    """It was started again from the beginning, and nobody counted what it had done."""
+    counted = record.step > 0 or record.steps_lost > 0
+    return record.moves > 0 and not counted and not record.checkpoints and record.output is None
 
 
 KEPT_CHECKPOINTS: Final = 2

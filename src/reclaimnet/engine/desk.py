@@ -1,0 +1,3 @@
+"""stub"""
+LEAD_MS = 100
+MAX_PROBES = 5

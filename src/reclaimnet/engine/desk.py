@@ -1,3 +1,198 @@
-"""stub"""
-LEAD_MS = 100
-MAX_PROBES = 5
+"""The desk of a zone: which vacancies it was told of, who waits for one, and who gets it.
+
+Nodes announce what becomes vacant, so a desk never guesses: it asks the node that was told of
+last, and that is what keeps the number of probes constant however full the campus is. Desks tell
+each other at intervals what they have left (the digest); who has more than its share lends
+vacancies to who has less, and who has none sends work to who has plenty.
+
+The desk decides; whoever owns it (engine/dispatcher.py live, sim/place_plain.py in simulation)
+asks the nodes. sim/place_kernel.py is the same for a million nodes, and agrees event for event.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.work import Lane
+from reclaimnet.policy.split import PLENTY, by_weight, spare
+
+MAX_PROBES: Final = 5
+"""Nodes asked for one placement, however large the campus is."""
+LONG_TURN: Final = 10
+"""After so many vacancies that went to short jobs while a long one waits, it is its turn."""
+BACKFILL: Final = 32
+"""So many of those who wait are looked at when the first does not fit."""
+
+Key = tuple[float, int, str]
+"""Rank in a lane: smaller goes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiter:
+    job: JobId
+    gpus: int
+    lane: Lane
+    key: Key
+    since: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """What the zones had left when they last told each other: vacancies, minus who waits."""
+
+    residual: tuple[int, ...]
+
+    @property
+    def plenty(self) -> bool:
+        """Worth sending work to; with less, what it says is gone before the work arrives."""
+        return sum(self.residual) >= PLENTY * len(self.residual) and len(self.residual) > 1
+
+
+class Desk:
+    """`reserve_after`: who fits nowhere for this long gets a node kept free for it, so that small
+    jobs do not starve big ones; None for never."""
+
+    def __init__(self, *, reserve_after: int | None = None) -> None:
+        self.reserve_after = reserve_after
+        self._vacant: dict[NodeId, int] = {}
+        self._total = 0
+        self._size: dict[NodeId, int] = {}
+        self._by_count: dict[int, dict[NodeId, None]] = {}
+        """Nodes by what is vacant there, the one told of last at the end."""
+        self._lines: dict[Lane, list[tuple[Key, Waiter]]] = {lane: [] for lane in Lane}
+        self._waiters: dict[JobId, Waiter] = {}
+        self._turns = 0
+        self.kept_for: dict[NodeId, JobId] = {}
+
+    # --- vacancies -------------------------------------------------------------------------
+
+    @property
+    def residual(self) -> int:
+        return self._total - len(self._waiters)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
+
+    def vacant(self, node: NodeId) -> int:
+        return self._vacant.get(node, 0)
+
+    def told(self, node: NodeId, vacant: int, *, size: int = 0) -> None:
+        """The node says what it has vacant, of `size` GPUs in all."""
+        self._size[node] = max(size, vacant)
+        self._set(node, vacant)
+
+    def gone(self, node: NodeId) -> None:
+        """It does not answer, or lends nothing any more: nothing of it is vacant until it says so."""
+        self._set(node, 0)
+        self._size.pop(node, None)
+
+    def promised(self, node: NodeId, gpus: int) -> None:
+        """These are asked for now; the answer will say what is left."""
+        self._set(node, max(self.vacant(node) - gpus, 0))
+
+    def best(self, gpus: int, *, most: int, job: JobId | None = None) -> list[NodeId]:
+        """Where it fits: the tightest first, among equals who was told of last."""
+        found: list[NodeId] = []
+        for count in sorted(count for count in self._by_count if count >= gpus):
+            for node in reversed(self._by_count[count]):
+                if self.kept_for.get(node, job) == job:
+                    found.append(node)
+                    if len(found) == most:
+                        return found
+        return found
+
+    def _set(self, node: NodeId, vacant: int) -> None:
+        before = self._vacant.pop(node, 0)
+        self._total += vacant - before
+        if before:
+            bucket = self._by_count[before]
+            del bucket[node]
+            if not bucket:
+                del self._by_count[before]
+        if vacant > 0:
+            self._vacant[node] = vacant
+            self._by_count.setdefault(vacant, {})[node] = None
+
+    # --- who waits -------------------------------------------------------------------------
+
+    def line_up(self, waiter: Waiter) -> None:
+        assert waiter.job not in self._waiters, "a job waits once"
+        self._waiters[waiter.job] = waiter
+        insort(self._lines[waiter.lane], (waiter.key, waiter), key=lambda entry: entry[0])
+
+    def leave(self, job: JobId) -> None:
+        """It found a place, or nobody wants it any more."""
+        waiter = self._waiters.pop(job, None)
+        if waiter is not None:
+            self._lines[waiter.lane].remove((waiter.key, waiter))
+        for node in [node for node, kept in self.kept_for.items() if kept == job]:
+            del self.kept_for[node]
+
+    def waits(self, job: JobId) -> bool:
+        return job in self._waiters
+
+    def match(self, now: int) -> tuple[Waiter, NodeId] | None:
+        """Who goes next, and where; taken out of the line and off the board."""
+        if not self._vacant:
+            return None
+        lanes = [Lane.SHORT, Lane.LONG]
+        if self._lines[Lane.LONG]:
+            self._turns += 1
+            if self._turns > LONG_TURN or not self._lines[Lane.SHORT]:
+                lanes.reverse()
+        for lane in lanes:
+            found = self._first_fit(lane, now)
+            if found is not None:
+                waiter, node = found
+                if lane == Lane.LONG:
+                    self._turns = 0
+                self.leave(waiter.job)
+                self.promised(node, waiter.gpus)
+                return found
+        return None
+
+    def _first_fit(self, lane: Lane, now: int) -> tuple[Waiter, NodeId] | None:
+        for _, waiter in islice(self._lines[lane], BACKFILL):
+            nodes = self.best(waiter.gpus, most=1, job=waiter.job)
+            if nodes:
+                return waiter, nodes[0]
+            self._keep_one(waiter, now)
+        return None
+
+    def _keep_one(self, waiter: Waiter, now: int) -> None:
+        """Who has waited too long gets a node kept free: the one that lacks least."""
+        patience = self.reserve_after
+        if patience is None or now - waiter.since < patience:
+            return
+        if waiter.job in self.kept_for.values():
+            return
+        able = [
+            node
+            for node, size in self._size.items()
+            if size >= waiter.gpus and node not in self.kept_for
+        ]
+        if able:
+            node = max(able, key=lambda node: (self.vacant(node), node))
+            self.kept_for[node] = waiter.job
+
+    # --- other zones -----------------------------------------------------------------------
+
+    def lend(self, mine: int, digest: Digest, dice: Callable[[], float]) -> list[tuple[NodeId, int]]:
+        """Which vacancies go to which zone, so that all have alike. Half of what is too much goes:
+        the digest is old, and others act on it too."""
+        need = digest.residual
+        lent: list[tuple[NodeId, int]] = []
+        for _ in range(min(spare(need, mine), len(self._vacant))):
+            node = self.best(1, most=1)[0]
+            self.gone(node)
+            lent.append((node, by_weight(_lacks(need), dice())))
+        return lent
+
+
+def _lacks(residual: Sequence[int]) -> list[int]:
+    total, zones = sum(residual), len(residual)
+    return [max(total - zones * each, 0) for each in residual]

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Final, NewType
 
 from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.units import MINUTE
 
 ManifestId = NewType("ManifestId", str)
 ChunkId = NewType("ChunkId", str)
@@ -66,6 +67,13 @@ class Saving(StrEnum):
     """It cannot: a move starts it from the beginning."""
 
 
+class Lane(StrEnum):
+    """Short jobs do not stand in line behind long ones."""
+
+    SHORT = "short"
+    LONG = "long"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What a user asked for. It never changes after submission."""
@@ -82,6 +90,11 @@ class JobSpec:
     """The content id of the working directory that was sent along."""
     workdir: str | None = None
     """A directory that every node sees; used if nothing was sent along."""
+    lasts: int | None = None
+    """How long it is expected to run, in nanoseconds; None if its user did not say. Only used to
+    choose its lane and to tell others when they can expect to start."""
+    nodes: int = 1
+    """How many nodes it runs on at once, with `gpus` on each: all of them or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +171,14 @@ class JobRecord:
     @property
     def newest(self) -> Checkpoint | None:
         return self.checkpoints[0] if self.checkpoints else None
+
+
+SHORT_AT_MOST: Final = 5 * MINUTE
+"""A job that says it lasts no longer than five minutes is short."""
+
+
+def lane_of(spec: JobSpec) -> Lane:
+    return Lane.SHORT if spec.lasts is not None and spec.lasts <= SHORT_AT_MOST else Lane.LONG
 
 
 KEPT_CHECKPOINTS: Final = 2

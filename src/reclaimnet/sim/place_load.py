@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from reclaimnet.sim.place_wheel import SPAN
 
-TICK_US: Final = 50
+TICK_US: Final = 12.5
 """All times in a placement kernel are whole ticks of this many microseconds."""
-HOP: Final = 10
+HOP: Final = 40
 """One message: 0.5 ms, the network delay of Sparrow's published simulator."""
-DECIDE: Final = 4
+DECIDE: Final = 16
 """One decision of a decider that must take them one by one: 0.2 ms, 5,000 a second, which is the
 best published for a sharded Kubernetes scheduler."""
 ANOTHER: Final = 1
@@ -22,7 +22,7 @@ LONG_MS: Final = 1000.0
 LONG_SHARE: Final = 0.1
 """One task in ten is long, and carries about half of the load."""
 TASKS_PER_JOB: Final = 10
-MS: Final = 1000 // TICK_US
+MS: Final = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,4 +85,4 @@ def offer_load(
 def _work(rng: np.random.Generator, is_long: NDArray[np.bool_]) -> NDArray[np.int32]:
     mean = np.where(is_long, LONG_MS * MS, SHORT_MS * MS)
     ticks = rng.exponential(1.0, is_long.size) * mean
-    return np.clip(ticks, 1, SPAN // 2).astype(np.int32)
+    return np.clip(ticks, 1, SPAN - 1).astype(np.int32)

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-SPAN: Final = 1 << 18
+SPAN: Final = 1 << 20
 """Ticks that can be seen ahead; no delay may be longer."""
 
 Ints = NDArray[np.int32]
@@ -35,7 +35,7 @@ def push(slots: Any, pool: Any, free: Any, tick: int, kind: int, a: int, b: int)
     pool[row, 1] = a
     pool[row, 2] = b
     pool[row, 3] = -1
-    slot = tick & (SPAN - 1)
+    slot = tick & (slots.shape[0] - 1)
     tail = slots[slot, 1]
     if tail >= 0:
         pool[tail, 3] = row

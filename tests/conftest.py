@@ -6,6 +6,7 @@ import ipaddress
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +50,7 @@ NEEDS: Final[dict[str, Callable[[], str]]] = {
     "clang": doctor.clang,
     "nats": doctor.nats_server,
     "gpu": doctor.nvml,
+    "git": _program("git"),
     "ip": _program("ip"),
     "tc": _program("tc"),
     "gcc": _program("gcc"),
@@ -111,15 +113,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 # --- no network but loopback ---------------------------------------------------------------
 
 _strayed: list[str] = []
+_INTERNET: Final = {socket.AF_INET, socket.AF_INET6}
 _CONNECTING: Final = {"socket.connect", "socket.sendto", "socket.sendmsg"}
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
     """An audit hook sees what C code does as well, and cannot be forgotten by a test."""
-    if event not in _CONNECTING or not isinstance(arguments[1], tuple):
+    if event not in _CONNECTING or arguments[0].family not in _INTERNET or not arguments[1]:
         return
     host = str(arguments[1][0])
-    if not _is_loopback(host) and _net_namespace() == _HOME_NAMESPACE:
+    if not _is_loopback(host) and _net_namespace(arguments[0]) == _HOME_NAMESPACE:
         _strayed.append(f"{event} to {arguments[1]!r}")
         raise PermissionError(f"tests stay on loopback, but this one wanted {arguments[1]!r}")
 
@@ -134,16 +137,17 @@ def _is_loopback(host: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def _net_namespace() -> str:
-    # Of this thread: a test may have entered a namespace that it made itself, and do there
-    # what it likes.
+def _net_namespace(given: socket.socket) -> bytes:
+    """Where the socket was made: in a namespace of its own a test may do what it likes."""
     try:
-        return os.readlink("/proc/thread-self/ns/net")
+        return given.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
     except OSError:
-        return ""
+        return b""
 
 
-_HOME_NAMESPACE: Final = _net_namespace()
+SO_NETNS_COOKIE: Final = 71
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as _here:
+    _HOME_NAMESPACE: Final = _net_namespace(_here)
 sys.addaudithook(_watch)
 
 

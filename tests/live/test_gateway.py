@@ -20,7 +20,7 @@ from reclaimnet.apps.gateway_view import UNREACHABLE_AFTER, NodeState, View, sta
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, WithdrawRequest
 from reclaimnet.model.events import CancelAsked
-from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
+from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Progress
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState
 
@@ -375,13 +375,13 @@ async def until_listed(running: Running, node: str) -> None:
 
 def test_a_nodes_state_follows_from_its_card() -> None:
     ids = tuple(gpu.id for gpu in GPUS)
-    busy = (JobId("j-one"),)
+    jobs = (Progress(job=JobId("j-one"), epoch=1, step=7, at=0),)
     cases = [
         (Card(node=LAB), NodeState.RECLAIMED),
         (Card(node=LAB, gpus=GPUS, vacant=ids), NodeState.IDLE),
-        (Card(node=LAB, gpus=GPUS, vacant=ids[:1], busy=busy), NodeState.MIXED),
-        (Card(node=LAB, gpus=GPUS, busy=busy), NodeState.ALLOCATED),
-        (Card(node=LAB, gpus=GPUS, leaving=ids, busy=busy), NodeState.DRAINING),
+        (Card(node=LAB, gpus=GPUS, vacant=ids[:1], jobs=jobs), NodeState.MIXED),
+        (Card(node=LAB, gpus=GPUS, jobs=jobs), NodeState.ALLOCATED),
+        (Card(node=LAB, gpus=GPUS, leaving=ids, jobs=jobs), NodeState.DRAINING),
         (Card(node=LAB, gpus=GPUS, leaving=ids), NodeState.RECLAIMED),
         (Card(node=LAB, gpus=GPUS, leaving=ids[:1], vacant=ids[1:]), NodeState.IDLE),
     ]
@@ -474,12 +474,15 @@ async def test_a_listener_gets_the_state_and_every_change(running: Running) -> N
         await asyncio.gather(listening, return_exceptions=True)
 
 
-async def test_the_gateway_stops_while_someone_listens(running: Running) -> None:
-    await submitted(running)
+@pytest.mark.parametrize("path", ["events", "jobs/{job}/logs?follow=true"])
+async def test_the_gateway_stops_while_someone_listens(running: Running, path: str) -> None:
+    stored = await submitted(running)
+    await running.campus.append_log(stored.id, 1, LAB, b"a line\n")
     first_line = asyncio.Event()
 
     async def listen() -> None:
-        async with running.http.stream("GET", "/api/v1/events") as answer:
+        address = f"/api/v1/{path.format(job=stored.id)}"
+        async with running.http.stream("GET", address) as answer:
             async for _ in answer.aiter_lines():
                 first_line.set()
 

@@ -106,6 +106,12 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path, server) -> None:
         start_server(tmp_path / "other", TOKEN, port=server.port)
 
 
+def test_a_configuration_the_server_refuses_is_said(tmp_path: Path) -> None:
+    missing = tmp_path / "no-such.pem"
+    with pytest.raises(Unavailable, match="no-such"):
+        start_server(tmp_path, TOKEN, tls=Tls(certificate=missing, key=missing))
+
+
 def test_a_token_that_could_break_out_of_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="letters, digits"):
         config_text(tmp_path, 'x" } listen: "0.0.0.0:4222', host="127.0.0.1", port=0)
@@ -465,6 +471,27 @@ async def test_a_role_is_held_by_one_and_taken_over_when_its_holder_is_gone(serv
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
         assert holders() == []
+
+
+async def test_a_role_is_given_up_while_the_server_is_away(tmp_path: Path) -> None:
+    told: list[object] = []
+    with embedded(tmp_path) as server:
+        async with joined(server) as campus:
+            holding = asyncio.create_task(campus.hold_role("dispatch", LAB, SECOND, told.append))
+            try:
+                await until(lambda: told == [RoleWon(role="dispatch")], "the role is won")
+                stop_server(server)
+                await until(lambda: len(told) == 2, "it cannot be renewed")
+                assert told[1] == RoleLost(role="dispatch")
+                again = start_server(tmp_path, TOKEN, port=server.port)
+                try:
+                    await until(lambda: len(told) == 3, "it is won again")
+                    assert told[2] == RoleWon(role="dispatch")
+                finally:
+                    stop_server(again)
+            finally:
+                holding.cancel()
+                await asyncio.gather(holding, return_exceptions=True)
 
 
 # --- journal, logs, bundles ------------------------------------------------------------------

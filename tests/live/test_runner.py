@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from reclaimnet.adapters.linux import cgroup
+from reclaimnet.adapters.linux import cgroup, minder
 from reclaimnet.adapters.linux import runner as runner_module
 from reclaimnet.adapters.linux.page import open_page
 from reclaimnet.adapters.linux.runner import (
@@ -77,7 +78,7 @@ class Bench:
         self.root = root
         self.reports = []
         self.runner = Runner(root, self.reports.append, **options)
-        self.runner.hold_lease(FOREVER)
+        self.runner.hold_lease(FOREVER, (JOB,))
 
     def all(self, kind, epoch=None):
         return [r for r in list(self.reports) if isinstance(r, kind) and epoch in (None, r.epoch)]
@@ -212,6 +213,28 @@ def test_a_save_leaves_the_job_running_and_a_final_one_makes_it_wait_until_resum
     assert not bench.runner.intact(first)
 
 
+def test_orders_may_be_repeated(bench, tmp_path):
+    spec = script(tmp_path, COUNTER)
+    for _ in range(2):
+        bench.start(spec)
+    bench.wait_step(5)
+    bench.runner.save(JOB, 1, True)
+    first = bench.wait(Snapshot)
+    bench.runner.save(JOB, 1, True)
+    assert bench.wait(Snapshot, 2) == first
+    for _ in range(2):
+        bench.runner.resume(JOB, 1)
+    bench.wait_step(first.step + 1)
+    for _ in range(2):
+        bench.runner.end(JOB, 1)
+    bench.wait(Exited)
+    for _ in range(2):
+        bench.runner.scrub(JOB, 1)
+    bench.runner.end(JOB, 1)
+    assert bench.wait(Exited, 2).killed
+    assert len(bench.all(Started)) == 1
+
+
 def test_moved_twice_the_training_ends_in_the_same_bits(plain):
     command = ("--steps", "400", "--delay", "0.001", "--padding", "1")
     plain.start(example("train_numpy.py", *command), epoch=1)
@@ -275,6 +298,36 @@ def test_a_state_that_cannot_be_saved_is_told_and_the_job_goes_on(plain, tmp_pat
     plain.runner.save(JOB, 1, True)
     assert "cannot be saved" in plain.wait(SaveFailed).reason
     plain.wait_step(plain.all(Stepped)[-1].step + 5)
+
+
+def test_of_several_processes_the_first_reports_and_saves_for_all(plain, tmp_path):
+    text = """
+        import os, subprocess, sys, time
+        if "RANK" not in os.environ:
+            ranks = [
+                subprocess.Popen([sys.executable, __file__], env={**os.environ, "RANK": str(rank)})
+                for rank in range(2)
+            ]
+            sys.exit(max(rank.wait() for rank in ranks))
+        from reclaimnet import sdk
+        rank = int(os.environ["RANK"])
+        with sdk.job() as job:
+            state = job.restore({"by": None})
+            print("rank", rank, "restored", state["by"], flush=True)
+            for step in range(LIMIT):
+                time.sleep(0.002)
+                job.step(step + 1000 * rank, {"by": rank})
+    """
+    spec = script(tmp_path, text, limit=400)
+    plain.start(spec, epoch=1)
+    plain.wait_step(1)
+    plain.runner.save(JOB, 1, False)
+    snapshot = plain.wait(Snapshot)
+    assert image.load(snapshot.path)[0] == {"by": 0}
+    plain.start(spec, epoch=2, resume=snapshot.path, restarts=1)
+    for rank in range(2):
+        eventually(lambda rank=rank: f"rank {rank} restored 0" in plain.log(2), "the restore")
+    assert all(r.step < 1000 for r in plain.all(Stepped))
 
 
 def test_the_notice_reaches_the_job(plain, tmp_path):
@@ -397,7 +450,21 @@ def test_the_job_dies_with_its_minder_and_that_is_told(bench, tmp_path):
     os.kill(who["pid"], signal.SIGKILL)
     exited = bench.wait(Exited)
     assert "minder died" in exited.reason
+    assert exited.killed, "the job is not to blame for it"
     eventually(lambda: not any(alive(pid) for pid in pids), "the death of its daemons")
+
+
+def test_a_job_that_stops_its_minder_is_ended_all_the_same(bench, tmp_path):
+    text = """
+        import os, signal, time
+        os.kill(os.getppid(), signal.SIGSTOP)
+        print("stopped it", flush=True)
+        time.sleep(1000)
+    """
+    bench.start(script(tmp_path, text, saving=Saving.NONE))
+    eventually(lambda: "stopped it" in bench.log(), "the stop")
+    bench.runner.end(JOB, 1)
+    assert bench.wait(Exited).killed
 
 
 def test_the_freezer_of_version_1_does_when_version_2_is_not_there(tmp_path, monkeypatch):
@@ -414,11 +481,11 @@ def test_the_freezer_of_version_1_does_when_version_2_is_not_there(tmp_path, mon
         bench.start(script(tmp_path, BROOD))
         pids = brood_of(bench.log)
         group = bench.runner._attempts[JOB, 1].group
-        bench.runner.hold_lease(time.monotonic_ns())
+        bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
         eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "the freezing")
-        bench.runner.hold_lease(FOREVER)
+        bench.runner.hold_lease(FOREVER, (JOB,))
         eventually(lambda: (group / "freezer.state").read_text() == "THAWED\n", "the thawing")
-        bench.runner.hold_lease(time.monotonic_ns())
+        bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
         eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "the freezing")
         bench.runner.end(JOB, 1)
         assert bench.wait(Exited).killed
@@ -426,6 +493,16 @@ def test_the_freezer_of_version_1_does_when_version_2_is_not_there(tmp_path, mon
         assert not group.exists()
     finally:
         bench.close()
+
+
+def test_sleep_of_the_machine_brings_deadlines_nearer():
+    due = minder.Due()
+    assert due.at(0, 50) == 0
+    assert due.at(1000, 50) == 1000
+    assert due.at(1000, 350) == 700
+    assert due.at(2000, 350) == 2000
+    assert due.at(2000, 5350) == 1
+    assert due.at(0, 5350) == 0
 
 
 # --- standing still ---------------------------------------------------------------------------
@@ -445,7 +522,7 @@ def test_without_a_lease_the_job_stands_still_and_loses_nothing(bench, tmp_path,
         """
         bench.start(script(tmp_path, text, saving=Saving.NONE))
         eventually(lambda: len(bench.log()) > 50, "some output")
-    bench.runner.hold_lease(time.monotonic_ns())
+    bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
     eventually(lambda: bench.runner._attempts[JOB, 1].words[Word.STILL], "standing still")
     log, step = bench.root / f"{JOB}.1" / "log", bench.runner._attempts[JOB, 1].words
     before = (log.stat().st_size, step[Word.STEP])
@@ -453,7 +530,7 @@ def test_without_a_lease_the_job_stands_still_and_loses_nothing(bench, tmp_path,
     time.sleep(0.3)  # Not to wait for something, but to give it the chance to happen.
     assert (log.stat().st_size, step[Word.STEP]) == before
     assert cpu_ticks(bench) == cpu
-    bench.runner.hold_lease(FOREVER)
+    bench.runner.hold_lease(FOREVER, (JOB,))
     if knows_us:
         bench.wait_step(before[1] + 5)
         bench.runner.save(JOB, 1, False)
@@ -474,7 +551,7 @@ def cpu_ticks(bench):
 def test_a_job_that_stands_still_is_ended_all_the_same(bench, tmp_path):
     bench.start(script(tmp_path, BROOD))
     pids = brood_of(bench.log)
-    bench.runner.hold_lease(time.monotonic_ns())
+    bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
     eventually(lambda: bench.runner._attempts[JOB, 1].words[Word.STILL], "standing still")
     bench.runner.limit(JOB, 1, time.monotonic_ns())
     assert bench.wait(Exited).killed
@@ -489,16 +566,16 @@ AGENT = """
     from reclaimnet.adapters.linux.runner import Runner
     from reclaimnet.model.units import SECOND
     from reclaimnet.model.work import JobSpec, Saving
-    root, script, lease_s, limit_s = Path(sys.argv[1]), *sys.argv[2:]
+    root, script, saving, lease_s, limit_s = Path(sys.argv[1]), *sys.argv[2:]
     runner = Runner(root, lambda report: print(type(report).__name__, flush=True))
-    runner.hold_lease(time.monotonic_ns() + int(float(lease_s) * SECOND))
-    spec = JobSpec(name="x", user="ada", command=(sys.executable, script))
+    runner.hold_lease(time.monotonic_ns() + int(float(lease_s) * SECOND), ("job-1",))
+    spec = JobSpec(name="x", user="ada", command=(sys.executable, script), saving=Saving(saving))
     runner.start("job-1", 1, spec, (), root, None, 0)
     if float(limit_s):
         runner.limit("job-1", 1, time.monotonic_ns() + int(float(limit_s) * SECOND))
     while True:
         time.sleep(0.05)
-        runner.hold_lease(time.monotonic_ns() + int(float(lease_s) * SECOND))
+        runner.hold_lease(time.monotonic_ns() + int(float(lease_s) * SECOND), ("job-1",))
 """
 
 
@@ -507,7 +584,8 @@ def agent(root, tmp_path, spec, *, lease_s, limit_s=0.0):
     """A runner in a process of its own, which can be stopped and killed."""
     code = tmp_path / "agent.py"
     code.write_text(textwrap.dedent(AGENT))
-    command = [sys.executable, str(code), str(root), spec.command[1], str(lease_s), str(limit_s)]
+    how = (spec.command[1], spec.saving)
+    command = [sys.executable, str(code), str(root), *how, str(lease_s), str(limit_s)]
     with subprocess.Popen(
         command, env={**os.environ, "PYTHONPATH": str(SOURCE)}, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -566,7 +644,7 @@ def test_a_new_agent_finds_the_job_and_goes_on_with_it(root, tmp_path):
         (found,) = bench.runner.adopt()
         assert (found.job, found.epoch, found.exit) == (JOB, 1, None)
         assert found.step > 3
-        bench.runner.hold_lease(FOREVER)
+        bench.runner.hold_lease(FOREVER, (JOB,))
         bench.wait_step(found.step + 5)
         bench.runner.save(JOB, 1, True)
         state, _ = image.load(bench.wait(Snapshot).path)
@@ -598,6 +676,34 @@ def test_a_new_agent_hears_of_what_ended_meanwhile_and_touches_no_recycled_pid(r
             stranger.kill()
 
 
+def test_a_checkpoint_that_was_left_meanwhile_is_found(root, tmp_path):
+    text = """
+        import os, sys, time
+        from pathlib import Path
+        run = Path(os.environ["RN_RUN_DIR"])
+        while not (run / "leave").exists():
+            time.sleep(0.005)
+        (Path(os.environ["RN_CHECKPOINT_DIR"]) / "state").write_text("half way")
+        sys.exit(85)
+    """
+    with agent(
+        root, tmp_path, script(tmp_path, text, saving=Saving.SIGNAL), lease_s=600
+    ) as process:
+        process.kill()
+        process.wait()
+    (root / f"{JOB}.1" / "leave").touch()
+    eventually(lambda: (root / f"{JOB}.1" / "exit").exists(), "the end of the job")
+    bench = Bench(root)
+    try:
+        (found,) = bench.runner.adopt()
+        assert found.exit.code == 85
+        snapshot = bench.wait(Snapshot)
+        assert (snapshot.path / "state").read_text() == "half way"
+        assert bench.runner.intact(snapshot)
+    finally:
+        bench.close()
+
+
 def test_one_root_has_one_runner(plain):
     with pytest.raises(Unavailable, match="another agent"):
         Runner(plain.root, print)
@@ -619,6 +725,9 @@ def test_a_script_with_a_signal_handler_is_saved_stopped_and_goes_on_elsewhere(b
     last = bench.wait(Snapshot, 2, epoch=2)
     assert last.final
     assert last.step > first.step
+    bench.runner.save(JOB, 2, True)
+    assert bench.wait(Snapshot, 3, epoch=2) == last
+    assert bench.runner.intact(last)
     kept = keep(last.path, bench.root / "kept")
     bench.runner.end(JOB, 2)
     assert bench.wait(Exited, epoch=2).killed
@@ -633,7 +742,12 @@ def test_after_a_final_save_by_signal_the_script_can_go_on_here(plain):
     plain.start(spec)
     eventually(lambda: "from step 0" in plain.log(), "the start")
     plain.runner.save(JOB, 1, True)
-    assert plain.wait(Snapshot).final
+    snapshot = plain.wait(Snapshot)
+    assert snapshot.final
+    # A lease that lapses and comes back does not let it go.
+    plain.runner.hold_lease(time.monotonic_ns(), (JOB,))
+    plain.runner.hold_lease(FOREVER, (JOB,))
+    assert plain.runner.intact(snapshot)
     plain.runner.resume(JOB, 1)
     assert plain.wait(Exited).code == 0
     assert "done:" in plain.log()
@@ -711,9 +825,24 @@ def test_a_job_that_cannot_be_saved_says_so(plain, tmp_path):
 
 def test_a_save_that_nobody_answers_fails_in_the_end(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(runner_module, "SAVE_PATIENCE", SECOND // 5)
-    plain.start(script(tmp_path, "import time; time.sleep(1000)"))
+    text = """
+        import time
+        from reclaimnet import sdk
+        with sdk.job() as job:
+            job.restore({})
+            print("restored", flush=True)
+            time.sleep(1000)
+    """
+    plain.start(script(tmp_path, text))
+    eventually(lambda: "restored" in plain.log(), "the restore")
     plain.runner.save(JOB, 1, False)
     assert "job.step" in plain.wait(SaveFailed).reason
+
+
+def test_a_script_that_never_called_the_sdk_is_told_how_to_be_submitted(plain, tmp_path):
+    plain.start(script(tmp_path, "import time; time.sleep(1000)"))
+    plain.runner.save(JOB, 1, False)
+    assert "--saving signal" in plain.wait(SaveFailed).reason
 
 
 def test_what_was_left_half_made_is_removed(root):
@@ -732,3 +861,25 @@ def test_a_flood_of_output_is_skipped_not_kept(plain, tmp_path):
     plain.wait(Exited)
     assert plain.log().endswith("end\n")
     assert len(plain.log()) == 300 * 100_000 + 4 or "bytes of log skipped" in plain.log()
+
+
+def test_a_limit_stands_when_it_has_been_asked_for_however_busy_the_runner_is(bench, tmp_path):
+    bench.start(script(tmp_path, COUNTER))
+    bench.wait_step(1)
+    busy, go_on = threading.Event(), threading.Event()
+    bench.runner._do(lambda: (busy.set(), go_on.wait(PATIENCE_S)))
+    assert busy.wait(PATIENCE_S)
+    try:
+        at = time.monotonic_ns() + 3600 * SECOND
+        bench.runner.limit(JOB, 1, at)
+        assert open_page(bench.root / f"{JOB}.1" / "page")[Word.END_AT] == at
+    finally:
+        go_on.set()
+
+
+def test_a_limit_counts_for_an_attempt_that_is_still_to_come(bench, tmp_path):
+    bench.runner.limit(JOB, 1, time.monotonic_ns())
+    bench.start(script(tmp_path, COUNTER))
+    exited = bench.wait(Exited)
+    assert exited.killed
+    assert not bench.all(Started)

@@ -1,5 +1,7 @@
 """Stories on a small simulated campus: the same minds as live."""
 
+from dataclasses import replace
+
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import JobState, Saving
@@ -203,3 +205,18 @@ def test_the_same_seed_gives_the_same_events() -> None:
         return lines
 
     assert story(3) == story(3)
+
+
+def test_a_place_that_was_booked_in_vain_is_free_again_at_once() -> None:
+    world = campus(nodes=2, gpus=1)
+    Promises(world)
+    never_saved = replace(WORK, save_time=1000 * SECOND)
+    world.submit(J, spec("a"), never_saved)
+    world.run(8 * SECOND)
+    node = holder(world)
+    world.reclaim(node, grace=5 * SECOND)
+    world.run(20 * SECOND)
+    record = world.store.records[J]
+    assert record.holder not in (None, node)
+    world.run(3 * MINUTE)
+    assert world.store.records[J].state == JobState.COMPLETED

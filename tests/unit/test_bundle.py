@@ -2,6 +2,7 @@
 
 import io
 import os
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -80,6 +81,57 @@ def test_ignored_things_stay_at_home(tmp_path: Path) -> None:
         "train.py",
         "v2.ckpt",
     ]
+
+
+@pytest.mark.needs("git")
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        "*.log",
+        "*.log\n!keep.log",
+        "/a",
+        "a/",
+        "a/b",
+        "a/*",
+        "a/**",
+        "**/b",
+        "a/**/c.py",
+        "*/c.py",
+        "?.py",
+        "[ab].py",
+        "[!a].py",
+        "[^a].py",
+        "x[[]y",
+        "\\#odd\n\\!odd",
+        "# comment\n\n  ",
+        "a\n!a/b",
+        "*\n!a.py",
+        ".*",
+    ],
+)
+def test_what_is_left_out_is_what_git_would_leave_out(tmp_path: Path, patterns: str) -> None:
+    write(
+        tmp_path,
+        *("a.py", "b.py", "keep.log", "x.log", "x[y", "#odd", "!odd", ".hidden", "b/a"),
+        *("a/b/c.py", "a/c.py", "a/b.py", "a/x/y/c.py", "d/a/b/f", "d/c.py", "d/keep.log"),
+    )
+    (tmp_path / ".rnignore").write_text(patterns)
+    git = ["git", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    listed = subprocess.run(
+        [*git, "ls-files", "-z", "--others", "--exclude-from", str(tmp_path / ".rnignore")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    packed = [name for name in names(bundle.pack(tmp_path)) if (tmp_path / name).is_file()]
+    assert sorted(packed) == sorted(listed.rstrip("\0").split("\0"))
+
+
+def test_a_pattern_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".rnignore").write_text("ok\n[z-a]\n")
+    with pytest.raises(UsageError, match=r"'\[z-a\]' is not a pattern"):
+        bundle.pack(tmp_path)
 
 
 def test_too_large_names_the_three_largest_and_two_ways_out(tmp_path: Path) -> None:

@@ -131,6 +131,15 @@ def test_a_refused_token_says_where_to_set_it(
     assert "RECLAIMNET_GATEWAY__TOKEN" in person.err
 
 
+def test_a_garbled_token_is_refused_before_it_is_sent(
+    gateway: FakeGateway, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECLAIMNET_GATEWAY__TOKEN", "half\nhalf")
+    assert person.types("ps") == 78
+    assert "RECLAIMNET_GATEWAY__TOKEN" in person.err
+    assert gateway.asked == []
+
+
 def test_an_address_that_is_none_is_refused(home: Path, person: Person) -> None:
     assert person.types("--gateway", "campus:99999999", "ps") == 2
     assert "write for example http://127.0.0.1:7460" in person.err
@@ -584,7 +593,8 @@ def test_completion_scripts_are_for_rn(person: Person) -> None:
 
 def test_nothing_heavy_is_imported_for_help_and_ps(gateway: FakeGateway) -> None:
     gateway.jobs = [a_job("job-1")]
-    heavy = "{'numpy', 'nats', 'litestar', 'uvicorn', 'cryptography', 'rich', 'asyncio', 'blake3'}"
+    heavy = {"numpy", "nats", "litestar", "uvicorn", "cryptography", "rich", "asyncio", "blake3"}
+    heavy |= {"reclaimnet.wire", "reclaimnet.model.events"}
     program = (
         "import sys; from reclaimnet.apps.cli import run_command; "
         "codes = [run_command(['--help']), run_command(['ps'])]; "

@@ -123,6 +123,21 @@ def test_extras_come_when_needed_and_stay(checkout: Checkout) -> None:
     assert checkout.log.count("venv") == 1
 
 
+def test_it_can_be_called_through_a_link_from_anywhere(checkout: Checkout) -> None:
+    (checkout.home / "bin" / "rn").symlink_to(checkout.place / "rn")
+    done = subprocess.run(
+        ["rn", "ps"],
+        cwd=checkout.home,
+        env=checkout.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "rn ps\n"
+    assert (checkout.place / ".venv").is_dir()
+
+
 def test_torch_comes_only_where_nothing_may_be_skipped(checkout: Checkout) -> None:
     (checkout.place / "scripts").mkdir()
     script = checkout.place / "scripts" / "test"
@@ -144,6 +159,16 @@ def test_what_was_interrupted_is_made_anew(checkout: Checkout) -> None:
     (checkout.fake / "gate").unlink()
     assert checkout.rn("ps")[:2] == (0, "rn ps\n")
     assert checkout.log.count("venv") == 2
+
+
+def test_ctrl_c_in_the_middle_is_answered_and_tidy(checkout: Checkout) -> None:
+    os.mkfifo(checkout.fake / "gate")
+    with checkout.start("ps") as process, (checkout.fake / "gate").open("w"):
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; the same command starts over" in err
+    assert list(checkout.home.glob("rn-setup*")) == []
 
 
 def test_two_at_once_set_up_once(checkout: Checkout) -> None:

@@ -18,6 +18,7 @@ from reclaimnet.model.work import (
     JobSpec,
     JobState,
     ManifestId,
+    Writer,
 )
 
 JOB = JobId("8f3a2c")
@@ -92,7 +93,7 @@ MOVE = [
     ),
     entry(22, LAB, events.HandoverDone(job=JOB, epoch=2, node=OFFICE)),
     entry(22.5, LAB, events.ProcessExited(job=JOB, epoch=1, code=-9, killed=True)),
-    entry(23, LAB, events.WriteRefused(job=JOB, current=RECORD)),
+    entry(23, LAB, events.WriteRefused(job=JOB, current=RECORD, writer=Writer.ATTEMPT)),
 ]
 
 
@@ -133,7 +134,7 @@ def test_other_jobs_and_routine_are_left_out() -> None:
             entry(0, LAB, events.ProcessExited(job=other, epoch=1, code=0)),
             entry(1, LAB, events.Woke(), Explain(job=other, decision=MOVED)),
             entry(2, LAB, events.StepDone(job=JOB, epoch=1, step=3, at=4)),
-            entry(3, LAB, events.Written(record=RECORD)),
+            entry(3, LAB, events.Written(record=RECORD, writer=Writer.ATTEMPT)),
         ],
     )
     assert [passage.text for passage in story] == ["The job was accepted."]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.client import Node
-from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Terms
+from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Progress, Terms
 from reclaimnet.model.units import GIB, HOUR, MINUTE, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState
 
@@ -83,9 +83,9 @@ def test_nodes_have_a_line_for_each_gpu_with_what_it_does() -> None:
         leaving=(gpus[2].id,),
         deadline=NOW + 12 * SECOND,
         terms=Terms(notice=20 * SECOND),
-        busy=(JobId("8f3a2c"),),
+        jobs=(Progress(job=JobId("8f3a2c"), epoch=1, step=7, at=0),),
     )
-    nothing = replace(card, node=NodeId("lab-4"), gpus=(), vacant=(), leaving=(), busy=())
+    nothing = replace(card, node=NodeId("lab-4"), gpus=(), vacant=(), leaving=(), jobs=())
     nodes = [Node(card=nothing, age_s=9, state="DOWN"), Node(card=card, age_s=1, state="MIXED")]
     assert cli_tables.node_lines(nodes, now=NOW, width=80) == [
         "lab-3  MIXED  lent by ada  notice 20s  seen 1s ago  jobs: 8f3a2c",

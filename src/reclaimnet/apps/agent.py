@@ -23,8 +23,11 @@ from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import daemon
-from reclaimnet.apps.config import Config
+from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
+from reclaimnet.apps.guard_client import DEFAULT_SOCKET
+from reclaimnet.apps.guarded import Guarded
 from reclaimnet.apps.world import Clock, LiveWorld
+from reclaimnet.engine.neighbourhood import LIVELY, Timing
 from reclaimnet.engine.node import DISPATCHER, Body, Node
 from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model import events as ev
@@ -36,11 +39,9 @@ from reclaimnet.model.asking import (
     StatusRequest,
 )
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
-from reclaimnet.model.units import GIB, SECOND, show_duration
-from reclaimnet.policy.suite import Suite
+from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.policy.suite import SUITES
 
-ROLE_TTL: Final = 6 * SECOND
-VAULT_QUOTA: Final = 64 * GIB
 LEAVE_AT_MOST: Final = 30 * SECOND
 """How long Ctrl-C waits for guests to leave."""
 READY_S: Final = 30.0
@@ -63,8 +64,11 @@ class Settings:
     host: str = "127.0.0.1"
     """The address under which others reach this node's chunks."""
     lend: LendRequest | None = None
-    vault_quota: int = VAULT_QUOTA
+    vault_quota: int = DEFAULT_VAULT_QUOTA
     zone: str = "campus"
+    timing: Timing = LIVELY
+    suite: str = "standby"
+    guard: Path | None = None
 
 
 def main(
@@ -76,9 +80,15 @@ def main(
     gpus: int | None,
     lend: bool,
     notice: int,
+    vault_quota: int,
     detach: bool,
+    suite: str = "standby",
+    guard: Path | None = None,
+    address: str | None = None,
 ) -> int:
     """Behind `rn agent`."""
+    if suite not in SUITES:
+        raise UsageError(f"there is no suite {suite}{did_you_mean(suite, list(SUITES))}")
     node = NodeId(name or socket.gethostname().partition(".")[0])
     if not _NAME.fullmatch(node):
         raise UsageError(
@@ -94,8 +104,20 @@ def main(
             "give this one another --name"
         )
     if detach:
-        return _detached(config, node, folder, url=url, token=secret, gpus=gpus,
-                         lend=lend, notice=notice)  # fmt: skip
+        return _detached(
+            config,
+            node,
+            folder,
+            url=url,
+            token=secret,
+            gpus=gpus,
+            lend=lend,
+            notice=notice,
+            vault_quota=vault_quota,
+            suite=suite,
+            guard=guard,
+            address=address,
+        )
     found = find.declared(node, gpus) if gpus is not None else find.found()
     if not found:
         raise UsageError(
@@ -107,8 +129,11 @@ def main(
         url=url,
         token=secret,
         gpus=found,
-        host=_own_address(url),
+        host=address or _own_address(url),
         lend=LendRequest(notice=notice) if lend else None,
+        vault_quota=vault_quota,
+        suite=suite,
+        guard=guard,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     return asyncio.run(run(settings))
@@ -117,7 +142,6 @@ def main(
 async def run(settings: Settings) -> int:
     """Live until told to end. SIGINT leaves in peace, SIGTERM ends guests at once, SIGHUP leaves
     them to the next agent, which is how one restarts without disturbing anybody."""
-    daemon.note_self(settings.folder / "agent.pid")
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -132,15 +156,27 @@ async def run(settings: Settings) -> int:
 
     loop.set_exception_handler(fail)
     agent = Agent(settings)
-    try:
-        async with asyncio.TaskGroup() as group:
-            living = group.create_task(agent.live())
-            stopping = group.create_task(_until_told(agent, signals, broken))
-            await stopping
-            living.cancel()
-    finally:
-        (settings.folder / "agent.pid").unlink(missing_ok=True)
+    with daemon.the_only_one(settings.folder / "agent.pid", f"an agent for {settings.node}"):
+        try:
+            async with asyncio.TaskGroup() as group:
+                living = group.create_task(agent.live())
+                stopping = group.create_task(_until_told(agent, signals, broken))
+                await stopping
+                living.cancel()
+        except BaseExceptionGroup as error:
+            cause = _cause(error)
+            if not isinstance(cause, ReclaimNetError):
+                _log.exception("the agent is broken")
+            raise cause from error
     return 0
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first of what went wrong: a sentence for people if there is one."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [_cause(part) for part in error.exceptions]
+    return next((cause for cause in causes if isinstance(cause, ReclaimNetError)), causes[0])
 
 
 async def _until_told(
@@ -181,10 +217,14 @@ class Agent:
         campus = await _connected(settings)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(campus.close)
+            await _refuse_a_taken_name(campus, settings, self._clock.now())
             credentials = await _credentials(campus, settings)
             vault = stack.enter_context(
                 Vault(settings.folder / "vault", quota_bytes=settings.vault_quota)
             )
+            guard = _guard(settings)
+            if guard is not None:
+                stack.callback(guard.close)
             gate = _Gate()
             server = stack.enter_context(
                 ChunkServer(
@@ -192,6 +232,7 @@ class Agent:
                     ca.server_context(credentials),
                     host=settings.host,
                     may_read=gate.may_read,
+                    listener=guard.listen() if guard is not None else None,
                 )
             )
             mind = Node(
@@ -201,8 +242,9 @@ class Agent:
                     zone=settings.zone,
                     address=server.address,
                     shelf_bytes=vault.room(),
+                    timing=settings.timing,
                 ),
-                Suite(),
+                SUITES[settings.suite],
             )
             world = LiveWorld(
                 node=settings.node,
@@ -212,6 +254,7 @@ class Agent:
                 vault=vault,
                 client=ca.client_context(credentials),
                 clock=self._clock,
+                guard=guard,
             )
             stack.push_async_callback(world.close)
             stack.push_async_callback(world.flush)
@@ -272,7 +315,10 @@ class Agent:
             group.create_task(self._hear(campus))
             group.create_task(
                 campus.hold_role(
-                    DISPATCHER, node, ROLE_TTL, lambda event: self._role(event, campus, group)
+                    DISPATCHER,
+                    node,
+                    self.settings.timing.role,
+                    lambda event: self._role(event, campus, group),
                 )
             )
 
@@ -458,6 +504,19 @@ class Agent:
         return f"{self.settings.node}-{self._requests}"
 
 
+def _guard(settings: Settings) -> Guarded | None:
+    """The one that was named must be there; the usual one is used if it is."""
+    path = settings.guard or DEFAULT_SOCKET
+    if settings.guard is None and not path.exists():
+        return None
+    try:
+        return Guarded(path)
+    except Unavailable:
+        if settings.guard is not None:
+            raise
+        return None
+
+
 class _Gate:
     """Lets the chunk server start before there is a world to ask."""
 
@@ -481,6 +540,18 @@ async def _connected(settings: Settings) -> Campus:
                 said = str(error)
                 _log.warning("waiting for the campus: %s", error)
             await asyncio.sleep(CONNECT_AGAIN_S)
+
+
+async def _refuse_a_taken_name(campus: Campus, settings: Settings, now: int) -> None:
+    """Two machines under one name would take each other's jobs and leases for their own. Who has
+    a certificate of that name has been that node before."""
+    if (settings.folder / "tls" / "node.crt").exists():
+        return
+    card = await campus.read_card(settings.node)
+    if card is not None and now - card.beat < settings.timing.given_up_after:
+        raise UsageError(
+            f"a node called {settings.node} is on this campus already; give this one another --name"
+        )
 
 
 async def _credentials(campus: Campus, settings: Settings) -> ca.Credentials:
@@ -561,11 +632,19 @@ def _detached(
     gpus: int | None,
     lend: bool,
     notice: int,
+    vault_quota: int,
+    suite: str,
+    guard: Path | None,
+    address: str | None,
 ) -> int:
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
     argv += ["--join", url, "--name", node, "--notice", f"{notice / SECOND}s"]
+    argv += ["--vault-quota", str(vault_quota)]
     argv += ["--gpus", str(gpus)] if gpus is not None else []
     argv += ["--lend"] if lend else []
+    argv += ["--suite", suite]
+    argv += ["--guard", str(guard)] if guard is not None else []
+    argv += ["--address", address] if address is not None else []
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)

@@ -4,17 +4,19 @@ import io
 import os
 import posixpath
 import re
+import shutil
 import stat
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 from reclaimnet.errors import Damaged, UsageError
 from reclaimnet.model.units import MIB, show_size
 
 MAX_BUNDLE_BYTES: Final = 32 * MIB
 """Of the files. Code fits; data sets and environments do not, and should not travel with a job."""
+COPY_BYTES: Final = MIB
 MAX_ENTRIES: Final = 20_000
 IGNORE_FILE: Final = ".rnignore"
 ALWAYS_IGNORED: Final = (".git", ".venv", "__pycache__")
@@ -54,6 +56,52 @@ def unpack(data: bytes, directory: Path) -> None:
                 _extract(tar, member, directory)
     except (tarfile.TarError, EOFError, UnicodeError) as error:
         raise Damaged(f"the bundle is not a tar file of ours: {error}") from error
+
+
+def unpack_output(pieces: Iterator[bytes], directory: Path) -> int:
+    """A completed job's output, as it comes; returns the number of files.
+
+    Files that are there already are not touched: UsageError says so, before anything is written
+    over.
+    """
+    count = 0
+    try:
+        with tarfile.open(fileobj=_Pieces(pieces), mode="r|") as tar:
+            for member in tar:
+                parts = set(member.name.split("/"))
+                if not member.isreg() or member.name.startswith("/") or {"", ".", ".."} & parts:
+                    raise Damaged(f"the output is refused: {member.name!r} is not a plain file")
+                _extract(tar, member, directory)
+                count += 1
+    except FileExistsError as error:
+        raise UsageError(
+            f"{error.filename} is there already; fetch into another directory"
+        ) from error
+    except (tarfile.TarError, EOFError, UnicodeError) as error:
+        raise Damaged(f"the output did not arrive whole: {error}; fetch it again") from error
+    return count
+
+
+class _Pieces(io.RawIOBase):
+    """Pieces of bytes as a file that tarfile can read from."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._left = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._left = piece
+        size = min(len(buffer), len(self._left))
+        buffer[:size] = self._left[:size]
+        self._left = self._left[size:]
+        return size
 
 
 # --- packing -------------------------------------------------------------------------------
@@ -140,12 +188,19 @@ _Rule = tuple[re.Pattern[str], bool, bool]
 def _rules(path: Path) -> list[_Rule]:
     """As in .gitignore: `* ? [...] **`, a leading `!`, a leading or inner `/`, a closing `/`."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError:
         return []
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text; mend or remove it") from error
-    return [_rule(line.strip()) for line in lines if line.strip() and line.strip()[0] != "#"]
+    rules: list[_Rule] = []
+    for line in lines:
+        if line and not line.startswith("#"):
+            try:
+                rules.append(_rule(line))
+            except re.error as error:
+                raise UsageError(f"{path}: {line!r} is not a pattern ({error})") from error
+    return rules
 
 
 def _rule(line: str) -> _Rule:
@@ -153,22 +208,27 @@ def _rule(line: str) -> _Rule:
     pattern = line.removeprefix("!")
     only_directories = pattern.endswith("/")
     pattern = pattern.rstrip("/")
+    # A slash elsewhere than at the end ties the pattern to the top.
     anchor = "" if "/" in pattern else "(?:.*/)?"
     return re.compile(anchor + _translated(pattern.lstrip("/"))), leaves_out, only_directories
 
 
 def _translated(pattern: str) -> str:
-    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[!?[^\]]+\])", pattern)
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[!^]?[^\]]+\]|\\.)", pattern)
+    return "".join(_translated_piece(piece) for piece in pieces)
+
+
+def _translated_piece(piece: str) -> str:
     known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return "".join(
-        known.get(piece)
-        or ("[" + piece[1:-1].replace("!", "^", 1) + "]" if _is_class(piece) else re.escape(piece))
-        for piece in pieces
-    )
-
-
-def _is_class(piece: str) -> bool:
-    return len(piece) > 2 and piece[0] == "[" and piece[-1] == "]"
+    if piece in known:
+        return known[piece]
+    if piece.startswith("\\"):
+        return re.escape(piece[1:])
+    if piece.startswith("[") and piece.endswith("]"):
+        negated = piece[1] in "!^"
+        letters = re.sub(r"([\[\\&~|])", r"\\\1", piece[2:-1] if negated else piece[1:-1])
+        return f"[^{letters}]" if negated else f"[{letters}]"
+    return re.escape(piece)
 
 
 def _ignored(name: str, is_directory: bool, rules: list[_Rule]) -> bool:
@@ -228,7 +288,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, directory: Path) -> 
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o755 if member.mode & stat.S_IXUSR else 0o644)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(source.read())
+        shutil.copyfileobj(source, file, COPY_BYTES)
 
 
 def _stays_inside(name: str, target: str) -> bool:

@@ -12,26 +12,33 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 import click
 import msgspec
 
-from reclaimnet import wire
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.client import Gateway, ask_local, follow_on, local_agents
-from reclaimnet.apps.config import DEFAULT_GATEWAY_PORT, Config, did_you_mean, load
+from reclaimnet.apps.config import (
+    DEFAULT_GATEWAY_PORT,
+    DEFAULT_VAULT_QUOTA,
+    Config,
+    did_you_mean,
+    load,
+)
 from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
-from reclaimnet.model.units import parse_duration, show_duration
+from reclaimnet.model.units import parse_duration, parse_size, show_duration, show_size
 from reclaimnet.model.work import JobRecord, JobState, Saving
 
 JSON_VERSION: Final = 1
 """Of what `--json` prints; raised when a key changes its meaning or goes, not when one is added."""
 POLL_S: Final = 0.5
 MAX_SILENT_POLLS: Final = 240
-"""How often in a row the gateway may fail to answer while we wait for a job: about two minutes."""
+"""How often in a row the gateway may fail to answer while we wait for a job: two minutes if it
+refuses at once, longer if each try runs into its timeout."""
 EXIT_CANCELLED: Final = 143
 EXIT_INTERRUPTED: Final = 130
 EXIT_BUG: Final = 70
@@ -99,6 +106,18 @@ class DurationType(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class SizeType(click.ParamType[int]):
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 class PairType(click.ParamType[tuple[str, str]]):
     name = "K=V"
 
@@ -112,12 +131,13 @@ class PairType(click.ParamType[tuple[str, str]]):
 
 
 DURATION: Final = DurationType()
+SIZE: Final = SizeType()
 PAIR: Final = PairType()
 
 
 def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     try:
-        jobs = Gateway(_config(ctx)).jobs(ended=param.name != "running")
+        jobs = Gateway(_config(ctx)).jobs(ended=True)
     except ReclaimNetError:
         return []
     words = sorted({job.spec.name for job in jobs} | {str(job.id) for job in jobs})
@@ -125,12 +145,13 @@ def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def _complete_node(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    config = _config(ctx)
-    try:
-        names = {str(node.card.node) for node in Gateway(config).nodes()}
-    except ReclaimNetError:
-        names = set()
-    return sorted(name for name in names | set(local_agents(config)) if name.startswith(incomplete))
+    names: set[str] = set()
+    # Completion has no way to complain: it offers what it can find out.
+    with suppress(ReclaimNetError):
+        config = _config(ctx)
+        names |= set(local_agents(config))
+        names |= {str(node.card.node) for node in Gateway(config).nodes()}
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 json_option = click.option(
@@ -157,10 +178,10 @@ def _config(ctx: click.Context | None = None, *, state: str | None = None) -> Co
 
 
 SECTIONS: Final = {
-    "Borrowers": ("run", "ps", "logs", "why", "cancel"),
+    "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
     "Owners": ("lend", "reclaim", "nodes", "agent"),
-    "Operators": ("up", "down", "doctor", "config", "completion"),
-    "Researchers": ("demo", "bench", "sim"),
+    "Operators": ("up", "down", "guard", "doctor", "config", "completion"),
+    "Researchers": ("demo", "bench", "sim", "testbed"),
 }
 
 
@@ -317,6 +338,23 @@ def logs(follow: bool, job: str) -> int:
     except KeyboardInterrupt:
         return _detached(record)
     return 0
+
+
+@command("rn fetch train\nrn fetch train results/")
+@job_argument
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False), required=False)
+def fetch(job: str, directory: Path | None) -> None:
+    """Fetch what a completed job has left in $RN_OUTPUT_DIR.
+
+    Without a DIRECTORY it goes into one named after the job.
+    """
+    from reclaimnet.apps import bundle
+
+    gateway = Gateway(_config())
+    record = gateway.find(job)
+    target = directory or Path(record.spec.name)
+    count = bundle.unpack_output(gateway.output(record.id), target)
+    _say(f"{count} file{'s' * (count != 1)} of {record.spec.name} are in {target}/.")
 
 
 @command("rn cancel train\nrn cancel 8f3a 91c0")
@@ -477,7 +515,21 @@ def down() -> Any:
 @click.option("--state", metavar="DIR", help="Where this machine keeps its state.")
 @click.option("lending", "--lend", is_flag=True, help="Lend all of them at once.")
 @click.option("--notice", type=DURATION, default="60s", show_default=True, help="For --lend.")
+@click.option(
+    "--vault-quota",
+    type=SIZE,
+    default=DEFAULT_VAULT_QUOTA,
+    show_default=show_size(DEFAULT_VAULT_QUOTA),
+    help="The most that checkpoints may take of this machine's disk.",
+)
 @click.option("--detach", is_flag=True, help="Run in the background; `rn down` ends it.")
+@click.option("--suite", default="standby", show_default=True, help="Its policies, by name.")
+@click.option(
+    "--guard",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The guard's socket; otherwise the usual one, if a guard runs.",
+)
+@click.option("--address", help="Where others reach this node's checkpoints, if it is not obvious.")
 def agent(
     join: str | None,
     token_file: Path | None,
@@ -486,7 +538,11 @@ def agent(
     state: str | None,
     lending: bool,
     notice: int,
+    vault_quota: int,
     detach: bool,
+    suite: str,
+    guard: Path | None,
+    address: str | None,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = _config(state=state)
@@ -499,7 +555,11 @@ def agent(
         gpus=gpus,
         lend=lending,
         notice=notice,
+        vault_quota=vault_quota,
         detach=detach,
+        suite=suite,
+        guard=guard,
+        address=address,
     )
 
 
@@ -549,7 +609,48 @@ def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None) 
 
     All of them run on the same input; progress goes to standard error.
     """
-    return _app("bench", "run")(name, json=as_json, seed=seed, quick=quick, trace=trace)
+    return _app("bench.registry", "run")(name, json=as_json, seed=seed, quick=quick, trace=trace)
+
+
+@cli.group()
+def testbed() -> None:
+    """A campus of network namespaces on this machine (root)."""
+
+
+@testbed.command("up")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+def testbed_up(file: Path) -> None:
+    """Build the campus that FILE describes.
+
+    \b
+    Example:
+      rn testbed up campus.toml
+    """
+    bed = _app("testbed", "up")(_app("testbed", "read_config")(file))
+    _say(f"{len(bed.hosts)} hosts are up; `rn testbed down {bed.mark}` removes them.")
+
+
+@testbed.command("down")
+@click.argument("mark", required=False)
+def testbed_down(mark: str | None) -> None:
+    """Remove the testbed with this MARK, or all of them, also after a crash.
+
+    \b
+    Example:
+      rn testbed down
+    """
+    removed = _app("testbed", "down")(mark)
+    _say(f"{removed} namespaces were removed." if removed else "There was nothing to remove.")
+
+
+@command("rn guard /etc/reclaimnet/guard.toml")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+def guard(file: Path) -> None:
+    """Run the owner's advocate (root), as FILE says.
+
+    It holds deadlines and the kill switch, whatever becomes of the agent.
+    """
+    _app("guard", "main")(file)
 
 
 @command("rn sim --seed 7")
@@ -743,8 +844,7 @@ def _copy_out(pieces: Iterable[bytes], *, to_stderr: bool = False) -> None:
 
 
 def _print_json(**fields: Any) -> None:
-    builtins = msgspec.to_builtins({"version": JSON_VERSION, **fields})
-    click.echo(wire.encode_json(builtins))
+    click.echo(msgspec.json.encode({"version": JSON_VERSION, **fields}))
 
 
 def _width() -> int | None:

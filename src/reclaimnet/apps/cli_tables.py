@@ -30,7 +30,8 @@ def job_table(jobs: Sequence[JobRecord], *, now: int, width: int | None) -> list
             str(job.step),
             str(job.moves),
             str(job.steps_lost),
-            show_duration((job.ended_at or now) - job.submitted_at),
+            # Clocks of two machines differ: a job is never younger than new.
+            show_duration(max(0, (job.ended_at or now) - job.submitted_at)),
             reason_of(job),
         )
         for job in jobs

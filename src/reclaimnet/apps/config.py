@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from reclaimnet.errors import BadConfig
+from reclaimnet.model.units import GIB
 
 DEFAULT_GATEWAY_PORT: Final = 7460
+DEFAULT_VAULT_QUOTA: Final = 64 * GIB
 
 KEYS: Final = ("gateway.url", "gateway.token", "nats.url", "nats.token", "state")
 """Every key there is. In a file `gateway.url` is `url` in the table `[gateway]`; in the environment

@@ -1,17 +1,18 @@
 """Programs of ours in the background: started detached, ended by pid and start time."""
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from reclaimnet.errors import Unavailable
+from reclaimnet.errors import Unavailable, UsageError
 
 READY_POLL_S: Final = 0.05
 LOG_TAIL_BYTES: Final = 2000
@@ -24,8 +25,25 @@ class Daemon:
     """The kernel's start time: with the pid it names the process for ever."""
 
 
-def note_self(pid_file: Path) -> None:
-    """Write down who we are, so that others can end us."""
+@contextlib.contextmanager
+def the_only_one(pid_file: Path, what: str) -> Iterator[None]:
+    """Only one process at a time gets inside; it is written down, so that others can end it."""
+    lock = os.open(pid_file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(f"{what} runs here already; stop it first with `rn down`") from error
+        _note_self(pid_file)
+        try:
+            yield
+        finally:
+            pid_file.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _note_self(pid_file: Path) -> None:
     pid = os.getpid()
     fields = {"pid": pid, "started": _started(pid)}
     temporary = pid_file.with_suffix(".tmp")
@@ -66,7 +84,7 @@ def spawn(
             env=env,
         )
     until = time.monotonic() + patience_s
-    while not ready():
+    while child.poll() is not None or not ready():
         if child.poll() is not None:
             raise Unavailable(f"it ended at once; its log {log} ends with: {_tail(log, begin)}")
         if time.monotonic() > until:

@@ -27,6 +27,7 @@ from litestar.types import ControllerRouterHandler
 
 from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus, Enrolment
 from reclaimnet.apps.gateway_desk import MAX_PAGE, Desk, Page, Submission
+from reclaimnet.apps.gateway_output import Fetcher, Outputs
 from reclaimnet.apps.gateway_view import NodeSeen, View
 from reclaimnet.errors import (
     BadConfig,
@@ -48,6 +49,8 @@ SHUTDOWN_S: Final = 3
 """Open streams get this long to end; then they are cut."""
 PAGE: Final = 100
 BACKLOG: Final = 256
+MAX_CONNECTIONS: Final = 2048
+"""More are turned away with 503; each listener of events holds one."""
 
 _STATUS: Final[dict[type[ReclaimNetError], int]] = {
     UsageError: 400,
@@ -97,9 +100,11 @@ def build(
     *,
     view: View | None = None,
     sign: Callable[[str], Enrolment] | None = None,
+    fetcher: Fetcher | None = None,
     more: Sequence[ControllerRouterHandler] = (),
 ) -> Litestar:
-    """The application. `sign` answers agents that want a certificate. `more` are further
+    """The application. `sign` answers agents that want a certificate, `fetcher` is what output is
+    fetched with. `more` are further
     handlers, such as the web page's; one that carries `opt={"public": True}` needs no token."""
     kept_view = view or View()
     version = _version()
@@ -114,6 +119,7 @@ def build(
             cancel_job,
             job_logs,
             job_why,
+            job_output,
             put_bundle,
             list_nodes,
             lend,
@@ -145,6 +151,7 @@ def build(
                 "view": kept_view,
                 "desk": desk,
                 "version": version,
+                "outputs": Outputs(fetcher, kept_view) if fetcher is not None else None,
             }
         ),
         exception_handlers={
@@ -172,18 +179,20 @@ async def serve(
     *,
     on_ready: Callable[[int], None] = lambda _port: None,
     sign: Callable[[str], Enrolment] | None = None,
+    fetcher: Fetcher | None = None,
     more: Sequence[ControllerRouterHandler] = (),
 ) -> None:
     """Serve until `stop` is set. `on_ready` is told the port; port 0 lets the system choose."""
     view = View()
     with _listening(host, port) as listener:
         config = uvicorn.Config(
-            build(campus, token, view=view, sign=sign, more=more),
+            build(campus, token, view=view, sign=sign, fetcher=fetcher, more=more),
             lifespan="on",
             log_config=None,
             access_log=False,
             ws="none",
             timeout_graceful_shutdown=SHUTDOWN_S,
+            limit_concurrency=MAX_CONNECTIONS,
         )
         server = _Server(config, on_started=lambda: on_ready(listener.getsockname()[1]))
 
@@ -270,6 +279,15 @@ async def cancel_job(state: State, job: FromPath[str]) -> JobRecord:
 async def job_logs(state: State, job: FromPath[str], follow: FromQuery[bool] = False) -> Stream:
     record = await state.desk.record(JobId(job))
     return Stream(state.desk.log(record.id, follow=follow), media_type="text/plain; charset=utf-8")
+
+
+@get("/jobs/{job:str}/output", media_type="application/x-tar")
+async def job_output(state: State, job: FromPath[str]) -> Stream:
+    """What a completed job left in its output directory, as a tar."""
+    record = await state.desk.record(JobId(job))
+    if state.outputs is None:
+        raise Unavailable("this gateway cannot fetch output; ask another one")
+    return Stream(await state.outputs.fetch(record), media_type="application/x-tar")
 
 
 @get("/jobs/{job:str}/why")
@@ -408,7 +426,10 @@ def _problem(status: int, sentence: str, headers: dict[str, str] | None = None) 
 @contextlib.contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as listener:
+    # The protocol is named because asyncio turns Nagle's algorithm off only where it sees TCP;
+    # without that every short answer waits 40 ms for the client's acknowledgement.
+    plain = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    with contextlib.closing(plain) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))

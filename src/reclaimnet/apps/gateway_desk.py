@@ -176,9 +176,14 @@ class Desk:
                     yield data
 
     async def ask(self, node: NodeId, request: Request) -> Reply:
-        if self._view.node(node) is None:
-            raise NotFound(f"there is no node {node[:MAX_NAME]!r}; `rn nodes` lists the nodes")
-        return await self._campus.ask(node, request, ASK_TIMEOUT_S)
+        try:
+            return await self._campus.ask(node, request, ASK_TIMEOUT_S)
+        except Unavailable as error:
+            if self._campus.is_up and self._view.node(node) is None:
+                raise NotFound(
+                    f"there is no node {node[:MAX_NAME]!r}; `rn nodes` lists the nodes"
+                ) from error
+            raise
 
     async def keep_tidy(self) -> None:
         while True:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -111,7 +112,17 @@ class View:
             listener.hang_up()
 
     def record(self, job: JobId) -> JobRecord | None:
-        return self._records.get(job)
+        record = self._records.get(job)
+        return self._with_progress(record) if record is not None else None
+
+    def _with_progress(self, record: JobRecord) -> JobRecord:
+        """Steps travel with their node's beats; the record learns of them only now and then."""
+        known = self._cards.get(record.holder) if record.holder is not None else None
+        for progress in known[0].jobs if known is not None else ():
+            same = progress.job == record.id and progress.epoch == record.epoch
+            if same and progress.step > record.step:
+                return dataclasses.replace(record, step=progress.step, last_step_at=progress.at)
+        return record
 
     def records(self) -> list[JobRecord]:
         """Newest first."""
@@ -119,9 +130,10 @@ class View:
         for job, record in list(self._records.items()):
             if record.ended_at is not None and record.ended_at < forgotten_before:
                 del self._records[job]
-        return sorted(
+        ranked = sorted(
             self._records.values(), key=lambda each: (each.submitted_at, each.id), reverse=True
         )
+        return [self._with_progress(record) for record in ranked]
 
     def node(self, node: NodeId) -> NodeSeen | None:
         known = self._cards.get(node)
@@ -187,6 +199,7 @@ class View:
                 node = seen.card.node
                 if seen.age_s * SECOND > KEPT_CARD:
                     del self._cards[node]
+                    self._told_states.pop(node, None)
                 elif self._told_states.get(node) != seen.state:
                     self._tell_node(node)
 

@@ -6,21 +6,37 @@ import http.client
 import json
 import logging
 import os
+import queue
 import secrets
 import signal
+import ssl
 import sys
 from pathlib import Path
 from typing import Any, Final
 
+from reclaimnet.adapters.linux.runner import Exited, Runner
 from reclaimnet.adapters.nats.campus import Campus, Enrolment
-from reclaimnet.adapters.nats.server import Server, running_server, start_server, stop_server
+from reclaimnet.adapters.nats.server import (
+    Server,
+    is_running,
+    running_server,
+    start_server,
+    stop_server,
+)
 from reclaimnet.adapters.tls import ca
+from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps import daemon, gateway
 from reclaimnet.apps.config import Config, remember_gateway
-from reclaimnet.errors import Forbidden, UsageError
+from reclaimnet.apps.gateway_output import Fetcher
+from reclaimnet.errors import Forbidden, Unavailable, UsageError
+from reclaimnet.model.units import GIB
 
 READY_S: Final = 30.0
+FETCH_QUOTA: Final = 64 * GIB
+"""Output on its way from a node to its user passes through the gateway's disk."""
 END_S: Final = 10.0
+LOOK_AGAIN_S: Final = 0.5
+"""How soon a NATS server that died is noticed, and started again."""
 AGENT_END_S: Final = 15.0
 _log = logging.getLogger("reclaimnet.up")
 
@@ -38,7 +54,6 @@ def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> i
     if foreground:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         return asyncio.run(_serve(config, listen, gateway_port))
-    (config.state / "campus.json").unlink(missing_ok=True)
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "up"]
     argv += ["--foreground", "--listen", listen, "--gateway-port", str(gateway_port)]
     daemon.spawn(
@@ -68,6 +83,8 @@ def down(*, config: Config) -> int:
             daemon.end(agent, patience_s=AGENT_END_S)
             ended.append(f"agent {pid_file.parent.name}")
         pid_file.unlink(missing_ok=True)
+    orphaned = [run.parent.name for run in sorted(config.agents.glob("*/run")) if _end_guests(run)]
+    ended += [f"guests that agent {name} had left" for name in orphaned]
     pid_file = config.state / "up.pid"
     campus = daemon.running(pid_file)
     if campus is not None:
@@ -84,21 +101,51 @@ def down(*, config: Config) -> int:
     return 0
 
 
+def _end_guests(run: Path) -> bool:
+    """End what an agent left that was killed; whether there was any."""
+    over: queue.SimpleQueue[object] = queue.SimpleQueue()
+    try:
+        runner = Runner(
+            run, lambda report: over.put(report) if isinstance(report, Exited) else None
+        )
+    except Unavailable:
+        # Another agent has taken the place, in the foreground perhaps.
+        return False
+    try:
+        left = runner.adopt()
+        for attempt in left:
+            runner.scrub(attempt.job, attempt.epoch)
+        for _ in [attempt for attempt in left if attempt.exit is None]:
+            over.get(timeout=END_S)
+    except queue.Empty:
+        raise Unavailable(f"guests in {run} do not end; end them by hand") from None
+    finally:
+        runner.close()
+    return bool(left)
+
+
 async def _serve(config: Config, listen: str, gateway_port: int) -> int:
-    daemon.note_self(config.state / "up.pid")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    try:
+    with daemon.the_only_one(config.state / "up.pid", "a campus"):
         async with contextlib.AsyncExitStack() as stack:
+            stack.callback((config.state / "campus.json").unlink, missing_ok=True)
             nats_token = _secret(config.state / "join-token")
-            server = _nats(config, listen, nats_token)
-            stack.callback(stop_server, server)
+            nats = _Nats(config, listen, nats_token)
+            server = await asyncio.to_thread(nats.start)
+            stack.callback(nats.stop)
+            keeping = asyncio.create_task(nats.keep())
+            stack.callback(keeping.cancel)
             authority = ca.make_ca(config.state / "ca")
             campus = await Campus.connect(server.url, nats_token, "gateway")
             stack.push_async_callback(campus.close)
             token = _secret(config.state / "gateway-token")
+            vault = stack.enter_context(
+                Vault(config.state / "gateway-vault", quota_bytes=FETCH_QUOTA)
+            )
+            fetcher = Fetcher(vault=vault, context=_own_context(config, authority))
 
             def ready(port: int) -> None:
                 url = f"http://{listen if listen != '0.0.0.0' else '127.0.0.1'}:{port}"
@@ -114,18 +161,70 @@ async def _serve(config: Config, listen: str, gateway_port: int) -> int:
                 stop,
                 on_ready=ready,
                 sign=lambda request: _signed(authority, request),
+                fetcher=fetcher,
             )
-    finally:
-        (config.state / "campus.json").unlink(missing_ok=True)
-        (config.state / "up.pid").unlink(missing_ok=True)
     return 0
 
 
-def _nats(config: Config, listen: str, token: str) -> Server:
-    """A server of ours that outlived its gateway goes on; otherwise a new one."""
-    return running_server(config.state / "nats") or start_server(
-        config.state / "nats", token, host=listen
+class _Nats:
+    """The campus's server: started again whenever it dies, on the port that agents know."""
+
+    def __init__(self, config: Config, listen: str, token: str) -> None:
+        self._folder = config.state / "nats"
+        self._port_file = config.state / "nats-port"
+        self._listen = listen
+        self._token = token
+        self._server: Server | None = None
+
+    def start(self) -> Server:
+        """A server of ours that outlived its gateway goes on; otherwise a new one."""
+        server = running_server(self._folder) or self._start_new()
+        self._port_file.write_text(str(server.port))
+        self._server = server
+        return server
+
+    def _start_new(self) -> Server:
+        port = _number(self._port_file)
+        if port:
+            try:
+                return start_server(self._folder, self._token, host=self._listen, port=port)
+            except Unavailable as error:
+                _log.warning("port %d is not to be had (%s); agents must join anew", port, error)
+        return start_server(self._folder, self._token, host=self._listen)
+
+    async def keep(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            server = self._server
+            if server is None or is_running(server):
+                continue
+            _log.warning("the NATS server has died; it is started again")
+            with contextlib.suppress(Unavailable):
+                self._server = await asyncio.to_thread(
+                    start_server, self._folder, self._token, host=self._listen, port=server.port
+                )
+
+    def stop(self) -> None:
+        if self._server is not None:
+            stop_server(self._server)
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _own_context(config: Config, authority: ca.Authority) -> ssl.SSLContext:
+    key = ca.new_key()
+    credentials = ca.keep(
+        config.state / "gateway-tls",
+        certificate=ca.issue(authority, ca.GATEWAY, key),
+        key=key,
+        authority=authority.pem,
     )
+    return ca.client_context(credentials)
 
 
 def _signed(authority: ca.Authority, request: str) -> Enrolment:

@@ -19,12 +19,13 @@ from reclaimnet import journal
 from reclaimnet.adapters.linux import runner as rn
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.campus import Campus, Refused
-from reclaimnet.adapters.tls.ca import node_of
-from reclaimnet.adapters.vault.store import Source, Vault
+from reclaimnet.adapters.tls.ca import GATEWAY, node_of
+from reclaimnet.adapters.vault.store import Saved, Source, Vault
 from reclaimnet.adapters.vault.transfer import pull
 from reclaimnet.apps import bundle
+from reclaimnet.apps.guarded import Guarded
 from reclaimnet.engine.node import Node
-from reclaimnet.errors import Damaged, ReclaimNetError, Unavailable
+from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
@@ -36,6 +37,11 @@ WORKERS: Final = 8
 LOG_QUEUE: Final = 1024
 """Pieces of output waiting to be sent; what comes on top is dropped, and the log says so."""
 MAY_READ_PATIENCE_S: Final = 3.0
+START_AGAIN_S: Final = 1.0
+"""A job that could not be started is kept for so long, lest it come back at once, for ever."""
+HERE: Final = Path()
+OUTPUT: Final = Path(".rn-output")
+"""Where a checkpoint holds what the job had written into its output directory."""
 TELLING_RATE_BYTES: Final = 1 << 20
 """Less than this says nothing about a path's rate."""
 
@@ -71,10 +77,19 @@ class LiveWorld:
         vault: Vault,
         client: ssl.SSLContext,
         clock: Clock,
+        guard: Guarded | None = None,
     ) -> None:
         self.node = node
         self.mind = mind
-        self.runner = Runner(folder / "run", self._on_report_from_thread)
+        # A process is in one cgroup: the guard's, if there is a guard.
+        self.runner = Runner(
+            folder / "run",
+            self._on_report_from_thread,
+            outputs=(folder / "output").absolute(),
+            cgroups=guard is None,
+            gate=guard.admit if guard is not None else None,
+        )
+        self._guard = guard
         self._folder = folder
         self._campus = campus
         self._vault = vault
@@ -88,6 +103,10 @@ class LiveWorld:
         self._answers: dict[str, asyncio.Future[od.Answer]] = {}
         self._pulls: dict[tuple[JobId, ManifestId], threading.Event] = {}
         self._preparing: dict[tuple[JobId, int], asyncio.Task[Path]] = {}
+        self._wanted: dict[tuple[JobId, int], ManifestId | None] = {}
+        """Attempts that were ordered and not ended since: no other process is ever started. With
+        what each is to go on from, once that is decided."""
+        self._laying_out: dict[tuple[JobId, int], asyncio.Lock] = {}
         self._saving: dict[tuple[JobId, int], asyncio.Task[None]] = {}
         self._assembled: dict[tuple[JobId, int], ManifestId] = {}
         self._specs: dict[tuple[JobId, int], JobSpec] = {}
@@ -139,6 +158,8 @@ class LiveWorld:
 
     def may_read(self, common_name: str, job: JobId) -> bool:
         """From the chunk server's threads: only nodes that this job is, or was asked to be, on."""
+        if common_name == GATEWAY:
+            return True
         peer = node_of(common_name)
         if peer is None:
             return False
@@ -183,9 +204,13 @@ class LiveWorld:
                 self._spawn(self._check(order.node))
             case od.HoldLease():
                 self.runner.hold_lease(self._clock.monotonic(order.until), order.jobs)
+                if self._guard is not None:
+                    self._guard.renew(order.jobs, order.until)
             case od.WarmUp():
+                self._wanted.setdefault((order.job, order.epoch), None)
                 self._spawn(self._warm_up(order))
             case od.Start():
+                self._wanted[order.job, order.epoch] = order.manifest
                 self._spawn(self._start(order))
             case od.Save():
                 self.runner.save(order.job, order.epoch, order.final)
@@ -196,8 +221,14 @@ class LiveWorld:
             case od.Limit():
                 at = None if order.at is None else self._clock.monotonic(order.at)
                 self.runner.limit(order.job, order.epoch, at)
+                if self._guard is not None:
+                    self._guard.limit(order.job, order.epoch, order.at)
             case od.End():
-                self._spawn(self._end(order))
+                # Also what is only being prepared ends here.
+                self._wanted.pop((order.job, order.epoch), None)
+                if self._guard is not None:
+                    self._guard.end(order.job, order.epoch)
+                self.runner.end(order.job, order.epoch)
             case od.Pull():
                 self._spawn(self._pull(order))
             case od.Forget():
@@ -212,7 +243,9 @@ class LiveWorld:
         match event:
             case ev.CopyAsked(job=job):
                 self._invited.setdefault(job, set()).add(order.to)
-            case ev.TicketRedeemed(record=record) | ev.HandoverOffered(record=record):
+            case ev.TicketRedeemed(record=record, source=self.node):
+                self._invited.setdefault(record.id, set()).add(order.to)
+            case ev.HandoverOffered(record=record):
                 self._invited.setdefault(record.id, set()).add(order.to)
             case _:
                 pass
@@ -282,45 +315,68 @@ class LiveWorld:
         # Only a head start: if it cannot be had, Start says what is wrong.
         with contextlib.suppress(ReclaimNetError, OSError):
             workdir = await self._prepared(order.job, order.epoch, order.spec)
-            self.runner.warm_up(order.job, order.epoch, order.spec, order.gpus, workdir)
+            if (order.job, order.epoch) in self._wanted:
+                self.runner.warm_up(order.job, order.epoch, order.spec, order.gpus, workdir)
 
     async def _start(self, order: od.Start) -> None:
         try:
             workdir = await self._prepared(order.job, order.epoch, order.spec)
-            resume = await self._restored(order) if order.manifest else None
         except (ReclaimNetError, OSError) as error:
-            self._could_not_start(order, str(error))
+            await self._could_not_start(order, error)
             return
-        self.runner.start(
-            order.job, order.epoch, order.spec, order.gpus, workdir, resume, order.restarts
-        )
+        try:
+            resume = await self._restored(order) if order.manifest else None
+            if resume is not None:
+                output = self.runner.output_of(order.job, order.epoch)
+                await self._in_thread(_move_files, resume / OUTPUT, output)
+        except (Damaged, NotFound) as error:
+            assert order.manifest is not None, "there was something to restore"
+            self._pull_failed(order.job, order.manifest, error)
+            return
+        except (ReclaimNetError, OSError) as error:
+            await self._could_not_start(order, error)
+            return
+        if (order.job, order.epoch) in self._wanted:
+            self.runner.start(
+                order.job, order.epoch, order.spec, order.gpus, workdir, resume, order.restarts
+            )
 
     async def _restored(self, order: od.Start) -> Path:
         """The checkpoint as files; what was laid out ahead of time is only brought up to date."""
         assert order.manifest is not None, "there is something to restore"
-        folder = self._resume_dir(order.job, order.epoch)
-        base = self._assembled.pop((order.job, order.epoch), None)
-        if base is None:
-            await self._in_thread(_fresh_folder, folder)
-        if base != order.manifest:
-            await self._in_thread(self._vault.assemble, order.manifest, folder, base)
-        return folder
+        await self._assemble((order.job, order.epoch), order.manifest)
+        return self._resume_dir(order.job, order.epoch)
 
-    def _could_not_start(self, order: od.Start, reason: str) -> None:
-        _log.warning("%s could not be started: %s", order.job, reason)
-        self._preparing.pop((order.job, order.epoch), None)
+    async def _assemble(self, key: tuple[JobId, int], manifest: ManifestId) -> None:
+        """One at a time: two checkpoints written into one folder would be neither. And nothing
+        but what the attempt goes on from, once that is decided: it may be reading it."""
+        folder = self._resume_dir(*key)
+        async with self._laying_out.setdefault(key, asyncio.Lock()):
+            if key not in self._wanted or self._wanted[key] not in (None, manifest):
+                return
+            base = self._assembled.pop(key, None)
+            if base is None:
+                await self._in_thread(_fresh_folder, folder)
+            if base != manifest:
+                await self._in_thread(self._vault.assemble, manifest, folder, base)
+            self._assembled[key] = manifest
+
+    async def _could_not_start(self, order: od.Start, error: Exception) -> None:
+        _log.warning("%s could not be started: %s", order.job, error)
+        # Files that are gone will not come back; anything else may be better elsewhere or later.
+        hopeless = isinstance(error, NotFound | Damaged)
+        if not hopeless:
+            await asyncio.sleep(START_AGAIN_S)
         exited = ev.ProcessExited(
-            job=order.job, epoch=order.epoch, code=1, killed=True, reason=reason
+            job=order.job,
+            epoch=order.epoch,
+            code=NotFound.exit_code if hopeless else 1,
+            killed=not hopeless,
+            reason=f"could not be started: {error}",
         )
         self.deliver(exited)
-
-    async def _end(self, order: od.End) -> None:
-        """Also what was only being prepared ends here."""
-        key = (order.job, order.epoch)
-        preparing = self._preparing.get(key)
-        if preparing is not None and not preparing.done():
-            preparing.cancel()
-        self.runner.end(order.job, order.epoch)
+        # A process that was started ahead may be waiting for its state in vain.
+        await self.scrub(order.job, order.epoch)
 
     def _on_report_from_thread(self, report: rn.RunnerReport) -> None:
         with contextlib.suppress(RuntimeError):
@@ -360,7 +416,7 @@ class LiveWorld:
         job, epoch = report.job, report.epoch
         saving = self._specs[job, epoch].saving
         try:
-            parts = await self._in_thread(_parts, report.path)
+            parts = await self._in_thread(self._state_and_output, report)
             saved = await self._in_thread(
                 lambda: self._vault.save(
                     job,
@@ -392,12 +448,18 @@ class LiveWorld:
             )
         )
 
+    def _state_and_output(self, report: rn.Snapshot) -> list[Source]:
+        """What a job has written so far belongs to its state: it moves, and goes back, with it."""
+        output = self.runner.output_of(report.job, report.epoch)
+        return [*_parts(report.path), *_parts(output, prefix=OUTPUT)]
+
     async def _exited(self, report: rn.Exited) -> None:
         """After its last snapshot, since that may be why it exited."""
         key = (report.job, report.epoch)
         saving = self._saving.pop(key, None)
         if saving is not None:
             await asyncio.wait([saving])
+        kept = await self._kept_output(report) if report.code == 0 and not report.killed else None
         self.deliver(
             ev.ProcessExited(
                 job=report.job,
@@ -405,22 +467,51 @@ class LiveWorld:
                 code=report.code,
                 killed=report.killed,
                 reason=report.reason,
+                output=kept.manifest if kept else None,
+                output_bytes=kept.size if kept else 0,
             )
         )
         await self.scrub(report.job, report.epoch)
 
+    async def _kept_output(self, report: rn.Exited) -> Saved | None:
+        """What a completed job left for its user, if anything."""
+        try:
+            parts = await self._in_thread(_parts, self.runner.output_of(report.job, report.epoch))
+            if not parts:
+                return None
+            saved: Saved = await self._in_thread(
+                lambda: self._vault.save(
+                    report.job,
+                    epoch=report.epoch,
+                    step=0,
+                    saving=Saving.NONE,
+                    taken_at=self._clock.now(),
+                    parts=parts,
+                )
+            )
+        except (ReclaimNetError, OSError) as error:
+            text = f"--- the output could not be kept: {error} ---\n".encode()
+            self._log_lines(rn.LogLines(job=report.job, epoch=report.epoch, text=text))
+            return None
+        return saved
+
     async def scrub(self, job: JobId, epoch: int) -> None:
         """Leave nothing of an attempt on the owner's machine but its checkpoints."""
         self.runner.scrub(job, epoch)
+        if self._guard is not None:
+            self._guard.forget(job, epoch)
         key = (job, epoch)
+        self._wanted.pop(key, None)
         preparing = self._preparing.pop(key, None)
         if preparing is not None:
-            preparing.cancel()
+            # What is half unpacked cannot be removed for good.
             await asyncio.wait([preparing])
-        self._assembled.pop(key, None)
-        self._specs.pop(key, None)
-        for folder in (self._workdir(job, epoch), self._resume_dir(job, epoch)):
-            await self._in_thread(_remove_folder, folder)
+        output = self.runner.output_of(job, epoch)
+        async with self._laying_out.setdefault(key, asyncio.Lock()):
+            for folder in (self._workdir(job, epoch), self._resume_dir(job, epoch), output):
+                await self._in_thread(_remove_folder, folder)
+        for known in (self._laying_out, self._assembled, self._specs):
+            known.pop(key, None)
 
     def adopted(self, job: JobId, epoch: int, spec: JobSpec) -> None:
         """An attempt that outlived the agent before us."""
@@ -455,14 +546,7 @@ class LiveWorld:
             )
         except (ReclaimNetError, OSError) as error:
             del self._pulls[key]
-            self.deliver(
-                ev.PullFailed(
-                    job=order.job,
-                    manifest=order.manifest,
-                    reason=str(error),
-                    damaged=isinstance(error, Damaged),
-                )
-            )
+            self._pull_failed(order.job, order.manifest, error)
             return
         del self._pulls[key]
         took = max(time.monotonic_ns() - began, 1)
@@ -480,18 +564,17 @@ class LiveWorld:
             )
         )
 
+    def _pull_failed(self, job: JobId, manifest: ManifestId, error: Exception) -> None:
+        damaged = isinstance(error, Damaged)
+        self.deliver(ev.PullFailed(job=job, manifest=manifest, reason=str(error), damaged=damaged))
+
     async def _lay_out(self, order: od.Pull) -> None:
         """For a job on its way here: its last state but one, ready to be brought up to date."""
-        for (job, epoch), spec in list(self._specs.items()):
-            if job != order.job or spec.saving is not Saving.SDK:
-                continue
-            folder, key = self._resume_dir(job, epoch), (job, epoch)
-            base = self._assembled.pop(key, None)
-            with contextlib.suppress(ReclaimNetError, OSError):
-                if base is None:
-                    await self._in_thread(_fresh_folder, folder)
-                await self._in_thread(self._vault.assemble, order.manifest, folder, base)
-                self._assembled[key] = order.manifest
+        for key, spec in list(self._specs.items()):
+            if key[0] == order.job and spec.saving is Saving.SDK and key in self._wanted:
+                # Only a head start: if it cannot be had, Start says what is wrong.
+                with contextlib.suppress(ReclaimNetError, OSError):
+                    await self._assemble(key, order.manifest)
 
     async def _forget(self, order: od.Forget) -> None:
         with contextlib.suppress(ReclaimNetError, OSError):
@@ -558,13 +641,25 @@ class LiveWorld:
             )
 
 
-def _parts(folder: Path) -> list[Source]:
+def _parts(folder: Path, prefix: Path = HERE) -> list[Source]:
     """Every file below, by its relative name."""
     return [
-        Source(name=str(path.relative_to(folder)), path=path, mode=path.stat().st_mode & 0o777)
+        Source(
+            name=str(prefix / path.relative_to(folder)),
+            path=path,
+            mode=path.stat().st_mode & 0o777,
+        )
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.is_symlink()
     ]
+
+
+def _move_files(source: Path, target: Path) -> None:
+    """What the job had written when it was saved; a head start may have written something else."""
+    _fresh_folder(target)
+    if source.is_dir():
+        for entry in source.iterdir():
+            shutil.move(entry, target / entry.name)
 
 
 def _fresh_folder(folder: Path) -> None:

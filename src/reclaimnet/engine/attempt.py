@@ -1,8 +1,9 @@
 """One attempt of a job on this node: from the ticket to the moment nothing of it is left here.
 
-    CLAIMING ─▶ FETCHING ─▶ STARTING ─▶ RUNNING ─▶ CLOSING ─▶ GONE
-        ▲                                  │           ▲
-    BOOKED (waits for the source's state)  └─▶ FENCED ─┘ (someone else holds the next epoch)
+    CLAIMING ─▶ FETCHING ─▶ STARTING ─▶ RUNNING ─▶ FINISHING ─▶ CLOSING ─▶ GONE
+        ▲                                  │                                 ▲
+    BOOKED (waits for the source's state)  └─▶ FENCED ───────────────────────┘
+                                               (someone else holds the next epoch)
 
 A job that waits in the queue is claimed first and fetched then. A job that moves is fetched first,
 while its source still could hand it to somebody else, and claimed then.
@@ -69,6 +70,8 @@ WRITE_AGAIN: Final = SECOND
 """Pause before a write is repeated that the store did not answer."""
 BOOKED_PATIENCE: Final = 2 * MINUTE
 """A destination keeps its GPUs for a job on its way for this long after it last heard of it."""
+FINISH_PATIENCE: Final = 30 * SECOND
+"""How long a completed job waits for a second copy of its output."""
 FETCH_ROUNDS: Final = 3
 """How often all holders of all checkpoints are tried before the job goes back into the queue."""
 FETCH_AGAIN: Final = 2 * SECOND
@@ -84,6 +87,7 @@ class Phase(StrEnum):
     FETCHING = "fetching"
     STARTING = "starting"
     RUNNING = "running"
+    FINISHING = "finishing"
     FENCED = "fenced"
     CLOSING = "closing"
     GONE = "gone"
@@ -125,6 +129,7 @@ class Attempt:
         self._dirty = False
         self._write_at: int | None = None
         self._booked_until = 0
+        self._finish_by = 0
         self._offered: ManifestId | None = None
         self._fetching = 0
         self._fetch_round = 0
@@ -141,15 +146,15 @@ class Attempt:
         if self.source is None:
             return self._claim(now)
         self._booked_until = now + BOOKED_PATIENCE
-        orders: list[Order] = [
-            WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
-        ]
         newest = self.record.newest
-        if newest is not None:
-            orders.append(
-                Pull(job=self.job, manifest=newest.manifest, sources=self._sources(newest))
-            )
-        return orders
+        if newest is None or not self.suite.prepare.warm:
+            # Only a job that was saved once is known to wait for its state when started ahead;
+            # another might begin to work, beside the one that still runs.
+            return []
+        return [
+            WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus),
+            Pull(job=self.job, manifest=newest.manifest, sources=self._sources(newest)),
+        ]
 
     def adopt(self, now: int) -> list[Order]:
         """The process outlived the agent and its epoch is still ours: go on as if never gone."""
@@ -185,6 +190,8 @@ class Attempt:
     def pull_failed(self, event: PullFailed, now: int) -> list[Order]:
         if self.phase == Phase.BOOKED and event.manifest == self._offered:
             return self._decline(f"could not fetch the state: {event.reason}")
+        if self.phase == Phase.STARTING and event.manifest == self._restored:
+            return self._fetch_again(event, now)
         if self.phase != Phase.FETCHING or event.manifest != self._fetched().manifest:
             return []
         checkpoint = self._fetched()
@@ -205,6 +212,27 @@ class Attempt:
             return orders + self._close(JobState.PENDING, reason, now)
         self._fetch_at = now + FETCH_AGAIN
         return orders
+
+    def _fetch_again(self, event: PullFailed, now: int) -> list[Order]:
+        """What was thought to be here turned out damaged when it was laid out: others may have it
+        whole, and otherwise the one before it will do."""
+        self._fetching = next(
+            index
+            for index, checkpoint in enumerate(self.record.checkpoints)
+            if checkpoint.manifest == event.manifest
+        )
+        self.phase = Phase.FETCHING
+        self._fetch_round += 1
+        if self._fetch_round >= FETCH_ROUNDS:
+            return self.pull_failed(event, now)
+        return [
+            self._explain(
+                "which checkpoint?",
+                f"the one of step {self._fetched().step}, from another node",
+                f"damaged here: {event.reason}",
+            ),
+            *self._fetch(),
+        ]
 
     def _decline(self, reason: str) -> list[Order]:
         assert self.source is not None, "only a job on its way can be declined"
@@ -354,7 +382,7 @@ class Attempt:
         orders = self._change(now, state=JobState.RUNNING, reason="", **changes)
         if event.final:
             orders.append(Resume(job=self.job, epoch=self.epoch))
-        return orders + self._ask_copy(now)
+        return orders + (self._ask_copy(checkpoint, now) if self.suite.prepare.copies else [])
 
     def save_failed(self, event: SaveFailed, now: int) -> list[Order]:
         if self.phase != Phase.RUNNING or event.epoch != self.epoch:
@@ -381,13 +409,22 @@ class Attempt:
             return []
         if self.phase not in (Phase.STARTING, Phase.RUNNING):
             return []
+        called_off = self.departure.cut_short() if self.departure is not None else []
+        return called_off + self._conclude(event, now)
+
+    def _conclude(self, event: ProcessExited, now: int) -> list[Order]:
+        """What becomes of the job now that its process is gone."""
         if self._verdict is not None:
             return self._close(self._verdict, self.record.reason, now)
         if event.killed:
-            why = self.notice.cause if self.notice else "ended by this node"
-            return self._close(JobState.PENDING, f"Reclaimed: {why}", now)
+            why = f"NodeFail: {event.reason or 'ended by this node'}"
+            if self.notice is not None:
+                why = f"Reclaimed: {self.notice.cause}"
+            return self._close(JobState.PENDING, why, now)
         if event.code == REQUEUE_EXIT_CODE:
             return self._close(JobState.PENDING, "saved, and asked to be run again", now)
+        if event.code == 0 and event.output is not None:
+            return self._finish(event.output, event.output_bytes, now)
         if event.code == 0:
             return self._close(JobState.COMPLETED, "", now, exit_code=0)
         reason = event.reason or f"exit code {event.code}"
@@ -418,11 +455,31 @@ class Attempt:
             hazard_per_h=hazard_per_h,
         )
 
+    # --- the output ------------------------------------------------------------------------
+
+    def _finish(self, output: ManifestId, size: int, now: int) -> list[Order]:
+        """The work is done and the GPUs are free; the output should not be here alone."""
+        self.phase = Phase.FINISHING
+        self.departure = None
+        self._finish_by = now + FINISH_PATIENCE
+        self._copy_avoid = ()
+        kept = Checkpoint(
+            manifest=output,
+            epoch=self.epoch,
+            step=self.record.step,
+            size=size,
+            taken_at=now,
+            holders=(self.node,),
+        )
+        orders = self._change(now, state=JobState.COMPLETING, reason="", output=kept)
+        return orders + self._ask_copy(kept, now)
+
+    def _finished(self, now: int) -> list[Order]:
+        return self._close(JobState.COMPLETED, "", now, exit_code=0)
+
     # --- copies ----------------------------------------------------------------------------
 
-    def _ask_copy(self, now: int) -> list[Order]:
-        newest = self.record.newest
-        assert newest is not None, "there is nothing to copy"
+    def _ask_copy(self, newest: Checkpoint, now: int) -> list[Order]:
         need = Need(
             job=self.job,
             shape=shape_of(self.record.spec),
@@ -436,7 +493,8 @@ class Attempt:
         ]
         ranked = self.suite.place(need, candidates, now)
         if not ranked.nodes:
-            return [Explain(job=self.job, decision=ranked.decision)]
+            explained: list[Order] = [Explain(job=self.job, decision=ranked.decision)]
+            return explained + (self._finished(now) if self.phase == Phase.FINISHING else [])
         chosen = ranked.nodes[0]
         asked = CopyAsked(job=self.job, manifest=newest.manifest, source=self.node)
         orders: list[Order] = [Tell(to=chosen, event=asked)]
@@ -446,6 +504,13 @@ class Attempt:
         return orders
 
     def copy_held(self, event: CopyHeld, now: int) -> list[Order]:
+        output = self.record.output
+        if self.phase == Phase.FINISHING:
+            if output is None or event.manifest != output.manifest:
+                return []
+            held = replace(output, holders=_with(output.holders, event.node))
+            self.record = replace(self.record, output=held)
+            return self._finished(now)
         checkpoints = tuple(
             replace(c, holders=_with(c.holders, event.node)) if c.manifest == event.manifest else c
             for c in self.record.checkpoints
@@ -460,14 +525,18 @@ class Attempt:
     def copy_refused(self, event: CopyRefused, now: int) -> list[Order]:
         if self.departure is not None:
             return self.departure.copy_refused(event, now)
-        newest = self.record.newest
-        if self.phase != Phase.RUNNING or newest is None or newest.manifest != event.manifest:
+        finishing = self.phase == Phase.FINISHING
+        newest = self.record.output if finishing else self.record.newest
+        if self.phase not in (Phase.RUNNING, Phase.FINISHING):
+            return []
+        if newest is None or newest.manifest != event.manifest:
             return []
         self._copy_avoid = (*self._copy_avoid, event.node)
         if len(self._copy_avoid) >= COPY_TRIES:
             why = f"{event.node} refused: {event.reason}"
-            return [self._explain("who keeps a copy?", "nobody but this node", why)]
-        return self._ask_copy(now)
+            told: list[Order] = [self._explain("who keeps a copy?", "nobody but this node", why)]
+            return told + (self._finished(now) if finishing else [])
+        return self._ask_copy(newest, now)
 
     # --- the way out -----------------------------------------------------------------------
 
@@ -612,7 +681,9 @@ class Attempt:
         times = [self._write_at, self._fetch_at]
         if self.phase == Phase.BOOKED:
             times.append(self._booked_until)
-        if self.phase == Phase.RUNNING and self.departure is None and not self._saving:
+        if self.phase == Phase.FINISHING:
+            times.append(self._finish_by)
+        if self._may_save():
             times.append(self.due_at)
         if self.departure is not None:
             times.append(self.departure.next_wake())
@@ -623,6 +694,8 @@ class Attempt:
     def woke(self, now: int) -> list[Order]:
         if self.phase == Phase.BOOKED and now >= self._booked_until:
             return self._decline("waited too long for the state")
+        if self.phase == Phase.FINISHING and now >= self._finish_by:
+            return self._finished(now)
         if self.phase == Phase.FETCHING:
             if self.notice is not None and now >= self.notice.deadline:
                 return self._close(JobState.PENDING, f"Reclaimed: {self.notice.cause}", now)
@@ -634,19 +707,18 @@ class Attempt:
             orders += self._store(self.record, now)
         if self.departure is not None:
             orders += self.departure.woke(now)
-        elif self._save_is_due(now):
+        elif self._may_save() and self.due_at is not None and now >= self.due_at:
             self._saving = True
             orders += self._change(now, state=JobState.CHECKPOINTING)
             orders.append(Save(job=self.job, epoch=self.epoch, final=False))
         return orders
 
-    def _save_is_due(self, now: int) -> bool:
+    def _may_save(self) -> bool:
         return (
             self.phase == Phase.RUNNING
+            and self.departure is None
             and not self._saving
             and self._verdict is None
-            and self.due_at is not None
-            and now >= self.due_at
         )
 
     def _explain(self, question: str, chosen: str, reason: str) -> Explain:

@@ -98,6 +98,11 @@ class Departure:
         """The notice was withdrawn; whoever kept a place for us may forget it."""
         return self._withdraw()
 
+    def cut_short(self) -> list[Order]:
+        """The process is gone. Who was offered its last state may still take the job; who only
+        waits for it need not wait any longer."""
+        return [] if self._final is not None else self._withdraw()
+
     # --- finding a place -------------------------------------------------------------------
 
     def _seek(self, now: int) -> list[Order]:
@@ -173,7 +178,7 @@ class Departure:
             orders.append(Explain(job=attempt.job, decision=plan.decision))
         if self.destination is None:
             self._seek_at = now + SEEK_AGAIN
-        elif plan.precopy and not self._precopying:
+        elif plan.precopy and attempt.suite.prepare.precopy and not self._precopying:
             self._precopying = True
             self._precopy_until = now + (self.notice.deadline - now) // 2
             orders.append(Save(job=attempt.job, epoch=attempt.epoch, final=False))
@@ -342,7 +347,7 @@ class Departure:
             orders += self._stop()
         if self._lost_hope or self.stopped or self._precopying:
             return orders
-        if self._stop_at is not None and now >= self._stop_at and self._prober is None:
+        if self._stop_at is not None and now >= self._stop_at:
             orders += self._stop()
         elif self._seek_at is not None and now >= self._seek_at and self._prober is None:
             orders += self._seek(now)

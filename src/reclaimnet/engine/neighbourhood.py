@@ -20,6 +20,9 @@ class Timing:
     """Others wait this much longer before they take its jobs: clocks run at slightly different
     rates, and a process that is told to stop needs a moment."""
 
+    role: int = 6 * SECOND
+    """A role whose holder does not renew it for this long goes to somebody else."""
+
     @property
     def given_up_after(self) -> int:
         return self.lease + self.margin

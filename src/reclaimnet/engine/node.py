@@ -429,7 +429,7 @@ class Node:
         """What follows from the new state, whatever the event was."""
         for job in sorted(self.attempts):
             attempt = self.attempts[job]
-            if attempt.phase in (Phase.CLOSING, Phase.GONE):
+            if attempt.phase in (Phase.FINISHING, Phase.CLOSING, Phase.GONE):
                 self.provider.release(job)
             if attempt.phase == Phase.GONE:
                 del self.attempts[job]

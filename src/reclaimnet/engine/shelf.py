@@ -95,9 +95,15 @@ class Shelf:
         if event.job not in self.kept:
             return []
         record = event.record
-        if record is None or record.state.terminal:
+        if record is None:
             del self.kept[event.job]
             return [Forget(job=event.job)]
+        if record.state.terminal:
+            # Its output stays as long as the record does; its checkpoints are of no use any more.
+            if record.output is None or self.node not in record.output.holders:
+                del self.kept[event.job]
+                return [Forget(job=event.job)]
+            return [Forget(job=event.job, keep=(record.output.manifest,))]
         named = tuple(c.manifest for c in record.checkpoints)
         mine = self.kept[event.job]
         newer = tuple(m for m in (mine.newest, mine.before) if m is not None and m not in named)

@@ -229,6 +229,9 @@ class ProcessExited:
     code: int
     killed: bool = False
     reason: str = ""
+    output: ManifestId | None = None
+    """What it left in its output directory is in this node's vault."""
+    output_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

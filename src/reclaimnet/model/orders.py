@@ -77,8 +77,8 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Run the job, from the checkpoint if there is one. Answered by ProcessStarted, or by
-    ProcessExited if it could not be."""
+    """Run the job, from the checkpoint if there is one. Answered by ProcessStarted, by
+    PullFailed if the checkpoint turns out damaged, or by ProcessExited if it could not be."""
 
     job: JobId
     epoch: int

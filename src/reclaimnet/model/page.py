@@ -29,7 +29,7 @@ class Word(IntEnum):
     END_AT = 2
     """Monotonic; from then on no process of the attempt lives."""
     HOLD = 3
-    """1: the minder keeps all processes stopped, as if the lease had lapsed."""
+    """Not 0: the minder keeps all processes stopped, as if the lease had lapsed."""
     GO = 4
     """0: a job that was started ahead waits in `restore`; 1: file `resume` says from where."""
     SAVE_WANTED = 5
@@ -46,6 +46,9 @@ class Word(IntEnum):
     """1: the job was told to leave by SIGTERM, so that its exit does not mean that it is done."""
     LOG_READ = 11
     """How many bytes of the file `log` were reported."""
+
+    GATE = 14
+    """0: the minder waits before it starts the command, so that the guard can house it first."""
 
     # Written by the job.
     STATE = 16
@@ -70,7 +73,7 @@ class Word(IntEnum):
 
     # Written by the minder.
     STILL = 32
-    """1 while the minder keeps the processes stopped."""
+    """Not 0 while the minder keeps the processes stopped: 1 + the HOLD it has seen."""
 
 
 class PageState(IntEnum):

@@ -22,6 +22,7 @@ class JobState(StrEnum):
     RUNNING = "RUNNING"
     CHECKPOINTING = "CHECKPOINTING"
     MIGRATING = "MIGRATING"
+    COMPLETING = "COMPLETING"
     SUSPENDED = "SUSPENDED"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
@@ -42,6 +43,7 @@ _STATE_CODES: Final = {
     JobState.RUNNING: "R",
     JobState.CHECKPOINTING: "CK",
     JobState.MIGRATING: "MG",
+    JobState.COMPLETING: "CG",
     JobState.SUSPENDED: "S",
     JobState.COMPLETED: "CD",
     JobState.FAILED: "F",
@@ -158,6 +160,8 @@ class JobRecord:
     checkpoints: tuple[Checkpoint, ...] = ()
     """Newest first, bounded by KEPT_CHECKPOINTS."""
     standby: NodeId | None = None
+    output: Checkpoint | None = None
+    """What the job left in its output directory, once it has completed."""
     step: int = 0
     """The last step the holder has seen done."""
     last_step_at: int | None = None

@@ -7,6 +7,7 @@ from typing import Final
 from reclaimnet.policy.arbitrate import Arbitrate, first_fit
 from reclaimnet.policy.cadence import Cadence, young
 from reclaimnet.policy.place import Place, holder_first
+from reclaimnet.policy.prepare import STANDBY, STOP_AND_COPY, Preparation
 from reclaimnet.policy.rank import Rank, aged_priority
 from reclaimnet.policy.rescue import Rescue, leave_early
 
@@ -16,8 +17,12 @@ class Suite:
     arbitrate: Arbitrate = first_fit
     cadence: Cadence = young
     place: Place = holder_first
+    prepare: Preparation = STANDBY
     rank: Rank = aged_priority
     rescue: Rescue = leave_early
 
 
-SUITES: Final[dict[str, Suite]] = {"plain": Suite()}
+SUITES: Final[dict[str, Suite]] = {
+    "standby": Suite(),
+    "stop_and_copy": Suite(prepare=STOP_AND_COPY),
+}

@@ -239,6 +239,8 @@ class SimWorld:
                 return
             machine.wake_at = None
             self._deliver(machine.body.node, ev.Woke())
+            again = machine.mind.next_wake() if machine.mind else None
+            assert again is None or again > self.now, "a mind woke and left undone what it woke for"
 
         self.kernel.at(wake, wake_up)
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     # Only type checkers read this: at run time it would be a fifth of the time to start.
     from typing import Any, Final
 
+GATE_POLL_S = 0.005
+KILLED = 128 + signal.SIGKILL
 POLL_S: Final = 0.02
 KILL_POLL_S: Final = 0.002
 CHILD_ROUNDS: Final = 100
@@ -111,8 +113,15 @@ class Group:
         self.path = path
         self._unified = os.path.exists(os.path.join(path, "cgroup.kill"))
 
-    def join(self) -> bool:
-        return write_control(os.path.join(self.path, "cgroup.procs"), "0")
+    def join(self) -> None:
+        write_control(os.path.join(self.path, "cgroup.procs"), "0")
+
+    def holds(self, pid: int) -> bool:
+        try:
+            with open(os.path.join(self.path, "cgroup.procs")) as file:
+                return str(pid) in file.read().split()
+        except OSError:
+            return False
 
     def stop(self, still: bool) -> bool:
         if self._unified:
@@ -133,13 +142,29 @@ class Group:
         self.stop(False)
 
     def remove(self) -> None:
-        with contextlib.suppress(OSError):
-            os.rmdir(self.path)
+        # The job may have made groups of its own inside.
+        for folder, _, _ in os.walk(self.path, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
 
 
 def send(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+class Due:
+    """A moment of CLOCK_MONOTONIC that is not put off when the machine sleeps, as that clock is."""
+
+    def __init__(self) -> None:
+        self._written = 0
+        self._slept = 0
+
+    def at(self, written: int, slept: int) -> int:
+        """The moment that was written, less the sleep since; `slept` is all sleep since boot."""
+        if written != self._written:
+            self._written, self._slept = written, slept
+        return max(1, written - (slept - self._slept)) if written else 0
 
 
 class Minder:
@@ -157,6 +182,8 @@ class Minder:
         self._alone = False
         self._still = False
         self._log_checked = time.monotonic()
+        self._end_due = Due()
+        self._lease_due = Due()
 
     def run(self) -> None:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -166,14 +193,24 @@ class Minder:
         write_control("/proc/self/oom_score_adj", str(MINDER_OOM_SCORE))
         # Known before the command is: should both the agent and we die in between, nothing runs.
         self._tell_who()
-        failure = self._start()
+        failure = self._start() if self._admitted() else (KILLED, "ended before it was started")
         if failure:
             code, reason = failure
-            self._leave(code=code, killed=False, reason=reason)
+            self._leave(code=code, killed=code == KILLED, reason=reason)
             return
         self._tell_who()
         self._ring()
         self._watch()
+
+    def _admitted(self) -> bool:
+        """Wait until the command may start; False if its time is over before."""
+        page, word = self._page, self._word
+        while not page[word["GATE"]]:
+            end_at = page[word["END_AT"]]
+            if end_at and time.monotonic_ns() >= end_at:
+                return False
+            signal.sigtimedwait(_WAKES, GATE_POLL_S)
+        return True
 
     def _start(self) -> tuple[int, str] | None:
         told, tell = os.pipe()
@@ -184,6 +221,10 @@ class Minder:
         with os.fdopen(told, encoding="utf-8") as pipe:
             trouble = pipe.read()
         if not trouble:
+            if self._group is not None and not self._group.holds(self._main):
+                # It may not enter, or has exited already: do without the group.
+                self._group.remove()
+                self._group = None
             return None
         os.waitpid(self._main, 0)
         code, _, reason = trouble.partition(" ")
@@ -197,8 +238,8 @@ class Minder:
             os.setsid()
             # Our death is the command's: without a minder nobody would keep its deadline.
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if self._group is not None and not self._group.join():
-                raise OSError(f"it may not enter {self._group.path}")
+            if self._group is not None:
+                self._group.join()
             write_control("/proc/self/oom_score_adj", str(GUEST_OOM_SCORE))
             for number in _IGNORED:
                 signal.signal(number, signal.SIG_DFL)
@@ -224,9 +265,10 @@ class Minder:
         while True:
             self._reap()
             now = time.monotonic_ns()
-            end_at = page[word["END_AT"]]
+            slept = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - now
+            end_at = self._end_due.at(page[word["END_AT"]], slept)
             if end_at and now >= end_at:
-                asked = end_at == self._attempt["at_once"]
+                asked = page[word["END_AT"]] == self._attempt["at_once"]
                 self._end()
                 self._free_images()
                 reason = "ended on request" if asked else "its time here was over"
@@ -238,25 +280,33 @@ class Minder:
                 reason = f"signal {signal.Signals(-code).name}" if code < 0 else ""
                 self._leave(code=128 - code if code < 0 else code, killed=False, reason=reason)
                 return
-            lease_until = page[word["LEASE_UNTIL"]]
-            self._keep_still(now >= lease_until or page[word["HOLD"]] != 0)
+            lease_until = self._lease_due.at(page[word["LEASE_UNTIL"]], slept)
+            hold = page[word["HOLD"]]
+            if self._keep_still(now >= lease_until or hold != 0):
+                page[word["STILL"]] = 1 + hold if self._still else 0
             self._bound_log()
             times = [t - now for t in (end_at, lease_until) if t > now]
             signal.sigtimedwait(_WAKES, min([POLL_S, *(t / 1e9 for t in times)]))
 
-    def _keep_still(self, still: bool) -> None:
+    def _keep_still(self, still: bool) -> bool:
+        """Whether the processes are as they should be."""
         if still != self._still:
             if self._group is not None:
                 done = self._group.stop(still)
             else:
                 done = _stop_tree() if still else _continue_tree()
-            if done:
-                self._still = still
-                self._page[self._word["STILL"]] = int(still)
+            if not done:
+                return False
+            self._still = still
+        return True
 
     def _end(self) -> None:
         """Returns when no process is left: having no child is the kernel's word for it, since
         every orphan below us becomes our child. There is no other end that keeps the promise."""
+        if self._status is None:
+            # Most of it at once, before the longer look; its number cannot have been recycled.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._main, signal.SIGKILL)
         while True:
             if self._group is not None:
                 self._group.kill()

@@ -28,6 +28,7 @@ import re
 import selectors
 import shutil
 import signal
+import stat
 import sys
 import threading
 import time
@@ -50,6 +51,7 @@ from reclaimnet.model.work import REQUEUE_EXIT_CODE, JobSpec, Saving
 
 POLL: Final = 20 * MILLISECOND
 """How often pages are looked at when no bell rings."""
+OVERDUE: Final = 100 * MILLISECOND
 LOG_EVERY: Final = 100 * MILLISECOND
 LOG_BYTES: Final = 64 << 10
 """The most that one LogLines carries."""
@@ -61,6 +63,7 @@ SAVE_PATIENCE: Final = 300 * SECOND
 CATCH_PATIENCE: Final = 10 * SECOND
 """A process may not have come to installing its handler yet."""
 ORPHAN_ROUNDS: Final = 50
+CATCH_EVERY: Final = 200 * MILLISECOND
 COPY_TRIES: Final = 3
 ADOPT_PATIENCE: Final = 2 * SECOND
 CALL_PATIENCE_S: Final = 30.0
@@ -166,6 +169,7 @@ class _SignalSave:
     mark: tuple[int, int] | None
     """What `.saved` was before."""
     signalled: bool = False
+    next_try: int = 0
     terminated: bool = False
     copying: bool = False
 
@@ -215,8 +219,17 @@ class Runner:
     """One per agent; `root` holds the run directories and must be on a local file system."""
 
     def __init__(
-        self, root: Path, on: Callable[[RunnerReport], None], *, cgroups: bool = True
+        self,
+        root: Path,
+        on: Callable[[RunnerReport], None],
+        *,
+        cgroups: bool = True,
+        outputs: Path | None = None,
+        gate: Callable[[JobId, int, int], None] | None = None,
     ) -> None:
+        """Output directories are made below `outputs` and stay there; without it, they are part
+        of the run directories and go with them. `gate` is called with the pid that all processes
+        of an attempt will descend from, before there are any; if it raises, there will be none."""
         root.mkdir(parents=True, exist_ok=True)
         self._root = root.resolve()
         self._lock = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -226,15 +239,22 @@ class Runner:
             os.close(self._lock)
             raise Unavailable(f"another agent uses {root}; stop it first") from error
         self._on = on
+        self._outputs = outputs
+        self._gate = gate
         self._parent = cgroup.find_parent() if cgroups else None
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
         self._leases: dict[JobId, int] = {}
+        self._ends: dict[tuple[JobId, int], int] = {}
+        """When attempts end, those to come included; under `_ending`, as it changes any time."""
+        self._ending = threading.Lock()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._copier = ThreadPoolExecutor(2, thread_name_prefix="reclaimnet-copier")
         self._closing = False
+        self._closed = False
+        self._door = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="reclaimnet-runner", daemon=True)
         self._thread.start()
 
@@ -274,23 +294,22 @@ class Runner:
         self._do_for(job, epoch, lambda attempt: self._warn(attempt, notice))
 
     def limit(self, job: JobId, epoch: int, at_monotonic_ns: int | None) -> None:
-        """The attempt ends at that time, whoever is alive then; None lifts the limit."""
-
-        def set_limit(attempt: _Attempt) -> None:
-            if attempt.words[Word.END_AT] != AT_ONCE:
-                attempt.words[Word.END_AT] = at_monotonic_ns or 0
-                self._nudge(attempt)
-
-        self._do_for(job, epoch, set_limit)
+        """The attempt, be it still to come, ends at that time, whoever is alive then; None lifts
+        the limit. It stands when this returns: the owner has been promised it."""
+        self._set_end(job, epoch, at_monotonic_ns or 0)
 
     def end(self, job: JobId, epoch: int) -> None:
-        """End every process of the attempt now and free its memory. Answered by Exited."""
+        """End every process of the attempt now and free its memory. Answered by Exited, even if
+        there is no such attempt."""
 
-        def end_now(attempt: _Attempt) -> None:
-            attempt.words[Word.END_AT] = AT_ONCE
-            self._nudge(attempt)
+        def answer_for_none() -> None:
+            if (job, epoch) not in self._attempts:
+                self._ends.pop((job, epoch), None)
+                reason = "there was no process"
+                self._on(Exited(job=job, epoch=epoch, code=137, killed=True, reason=reason))
 
-        self._do_for(job, epoch, end_now)
+        self._set_end(job, epoch, AT_ONCE)
+        self._do(answer_for_none)
 
     def hold_lease(self, until_monotonic_ns: int, jobs: Sequence[JobId]) -> None:
         """The attempts of these jobs, those to come included, may make progress until then, and
@@ -303,7 +322,7 @@ class Runner:
         if attempt is None:
             return False
         if snapshot.path == attempt.checkpoint:
-            stands = attempt.over or attempt.words[Word.HOLD] == 1
+            stands = attempt.over or self._stopped(attempt)
             return stands and attempt.taken == snapshot.serial
         begun = attempt.words[Word.SAVE_BEGUN] if attempt.saving is Saving.SDK else attempt.taken
         return begun < snapshot.serial + SLOTS and snapshot.path.exists()
@@ -315,22 +334,33 @@ class Runner:
         self._do(lambda: found.set_result(self._adopt()))
         return found.result(timeout=CALL_PATIENCE_S)
 
+    def output_of(self, job: JobId, epoch: int) -> Path:
+        """The attempt's output directory."""
+        name = f"{job}.{epoch}"
+        return self._root / name / "output" if self._outputs is None else self._outputs / name
+
     def scrub(self, job: JobId, epoch: int) -> None:
         """Remove all that is left of an attempt that is over."""
         self._do(lambda: self._scrub(job, epoch))
 
     def close(self) -> None:
         """Stop watching. The attempts go on, under their minders, until their lease lapses."""
-        if not self._closing:
-            self._do(self._close)
-            self._thread.join()
+        self._do(self._close)
+        self._thread.join()
+        with self._door:
+            if not self._closed:
+                self._closed = True
+                os.close(self._wake)
+                os.close(self._lock)
 
     # --- the thread -------------------------------------------------------------------------
 
     def _do(self, order: Callable[[], None]) -> None:
-        self._orders.put(order)
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake, 1)
+        # After `close` the number of the eventfd may belong to somebody else.
+        with self._door:
+            if not self._closed:
+                self._orders.put(order)
+                os.eventfd_write(self._wake, 1)
 
     def _do_for(self, job: JobId, epoch: int, order: Callable[[_Attempt], None]) -> None:
         """Nothing happens for an attempt that is over: its Exited says all there is to say."""
@@ -358,6 +388,17 @@ class Runner:
                 if not attempt.over and attempt.waiting_orders is None:
                     self._safely(functools.partial(self._look, attempt, now))
 
+    def _set_end(self, job: JobId, epoch: int, at: int) -> None:
+        """From the caller's thread: ours may be busy, and the agent may be killed next."""
+        with self._ending:
+            if self._ends.get((job, epoch)) == AT_ONCE:
+                return
+            self._ends[job, epoch] = at
+            attempt = self._attempts.get((job, epoch))
+            if attempt is not None:
+                attempt.words[Word.END_AT] = at
+        self._do_for(job, epoch, self._nudge)
+
     def _safely(self, action: Callable[[], None]) -> None:
         """One attempt's trouble must not leave the others without their lease."""
         try:
@@ -381,8 +422,6 @@ class Runner:
         for attempt in self._attempts.values():
             self._unwatch(attempt)
         self._selector.close()
-        os.close(self._wake)
-        os.close(self._lock)
 
     def _nudge(self, attempt: _Attempt) -> None:
         """The minder looks at the page at once. A pidfd cannot reach a recycled pid."""
@@ -456,13 +495,16 @@ class Runner:
             self._refuse(job, epoch, error)
             return None
         try:
-            for part in ("checkpoint", "output", "lib"):
+            for part in ("checkpoint", "lib"):
                 (directory / part).mkdir()
+            self.output_of(job, epoch).mkdir(parents=True, exist_ok=True)
             # Whatever Python the job uses, it finds the SDK, and nothing else of the agent's.
             (directory / "lib" / "reclaimnet").symlink_to(Path(reclaimnet.__file__).parent)
             os.mkfifo(directory / "bell", 0o600)
             images = self._images(name)
-            group = None if self._parent is None else cgroup.make_group(self._parent, name)
+            group = None
+            if self._parent is not None:
+                group = cgroup.make_group(self._parent, self._group_name(name))
             words = make_page(directory / "page")
             attempt = _Attempt(
                 job=job,
@@ -475,6 +517,7 @@ class Runner:
                 words=words,
             )
             words[Word.LEASE_UNTIL] = self._leases.get(job, 0)
+            words[Word.GATE] = self._gate is None
             env = self._environment(attempt, spec, resume, restarts)
             text = {
                 "job": job,
@@ -495,7 +538,9 @@ class Runner:
             self._remove(name)
             self._refuse(job, epoch, error)
             return None
-        self._attempts[job, epoch] = attempt
+        with self._ending:
+            words[Word.END_AT] = self._ends.get((job, epoch), 0)
+            self._attempts[job, epoch] = attempt
         return attempt
 
     def _refuse(self, job: JobId, epoch: int, error: Exception) -> None:
@@ -505,7 +550,7 @@ class Runner:
     def _remove(self, name: str) -> None:
         """All that an attempt of that name has, or may have, on this machine."""
         if self._parent is not None:
-            cgroup.end_group(self._parent / (cgroup.MARK + name))
+            cgroup.end_group(self._parent / (cgroup.MARK + self._group_name(name)))
         shutil.rmtree(self._image_root / name, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._image_root.rmdir()
@@ -521,7 +566,7 @@ class Runner:
         env.update(spec.env)
         paths = [env.get("PYTHONPATH", ""), str(attempt.dir / "lib")]
         env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        by_signal = attempt.checkpoint if attempt.saving is Saving.SIGNAL else resume
+        source = attempt.checkpoint if attempt.saving is Saving.SIGNAL else resume
         env |= {
             "RN_JOB_ID": attempt.job,
             "RN_EPOCH": str(attempt.epoch),
@@ -529,9 +574,9 @@ class Runner:
             "RN_RUN_DIR": str(attempt.dir),
             "RN_IMAGE_DIR": str(attempt.images),
             "RN_CHECKPOINT_DIR": str(attempt.checkpoint),
-            "RN_RESUME_FROM": "" if resume is None else str(by_signal),
+            "RN_RESUME_FROM": "" if resume is None else str(source),
             "RN_NOTICE_FILE": str(attempt.dir / "notice.json"),
-            "RN_OUTPUT_DIR": str(attempt.dir / "output"),
+            "RN_OUTPUT_DIR": str(self.output_of(attempt.job, attempt.epoch)),
             "CUDA_VISIBLE_DEVICES": ",".join(attempt.gpus),
             "SLURM_JOB_ID": attempt.job,
             "SLURM_RESTART_COUNT": str(restarts),
@@ -539,17 +584,27 @@ class Runner:
         return env
 
     def _images(self, name: str) -> Path:
-        """In shared memory if there is any: private to us, and named after our root."""
-        if os.access(SHARED_MEMORY, os.W_OK):
-            path = self._image_root / name
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return path
+        """In shared memory if there is any, else in the run directory."""
+        with contextlib.suppress(OSError):
+            self._image_root.mkdir(mode=0o700, exist_ok=True)
+            # Everybody may write there: somebody else's directory of that name is not ours.
+            owner = self._image_root.lstat()
+            if owner.st_uid == os.getuid() and stat.S_ISDIR(owner.st_mode):
+                (self._image_root / name).mkdir(mode=0o700, exist_ok=True)
+                return self._image_root / name
         return self._root / name / "images"
 
     @property
     def _image_root(self) -> Path:
-        digest = hashlib.blake2b(str(self._root).encode(), digest_size=8).hexdigest()
-        return SHARED_MEMORY / f"reclaimnet-{os.getuid()}-{digest}"
+        return SHARED_MEMORY / f"reclaimnet-{os.getuid()}-{self._digest}"
+
+    def _group_name(self, name: str) -> str:
+        """Two agents of one machine may hold the same epoch ready, one after the other."""
+        return f"{self._digest}-{name}"
+
+    @property
+    def _digest(self) -> str:
+        return hashlib.blake2b(str(self._root).encode(), digest_size=8).hexdigest()
 
     def _restore_directory(self, attempt: _Attempt, resume: Path) -> None:
         attempt.waiting_orders = []
@@ -568,6 +623,9 @@ class Runner:
             order()
 
     def _launch(self, attempt: _Attempt) -> None:
+        if 0 < attempt.words[Word.END_AT] <= time.monotonic_ns():
+            self._exited(attempt, 128 + signal.SIGKILL, True, "its time here was over")
+            return
         try:
             pid = self._spawn_minder(attempt)
         except OSError as error:
@@ -575,6 +633,20 @@ class Runner:
             return
         # Our own child that nobody has waited for: its pid cannot have been recycled.
         self._watch(attempt, pid, os.pidfd_open(pid))
+        if self._gate is not None:
+            asked = self._copier.submit(self._gate, attempt.job, attempt.epoch, pid)
+            asked.add_done_callback(lambda done: self._do(lambda: self._admit(attempt, done)))
+
+    def _admit(self, attempt: _Attempt, done: Future[None]) -> None:
+        if attempt.over:
+            return
+        error = done.exception()
+        if error is None:
+            attempt.words[Word.GATE] = 1
+        else:
+            self._log(attempt, f"--- it may not run here: {error} ---\n".encode())
+            attempt.words[Word.END_AT] = AT_ONCE
+        self._nudge(attempt)
 
     def _spawn_minder(self, attempt: _Attempt) -> int:
         with (attempt.dir / "minder.err").open("wb") as err:
@@ -608,6 +680,8 @@ class Runner:
     # --- steering ---------------------------------------------------------------------------
 
     def _hold_lease(self, until: int, jobs: Sequence[JobId]) -> None:
+        now = time.monotonic_ns()
+        self._leases = {job: held for job, held in self._leases.items() if held > now}
         self._leases.update(dict.fromkeys(jobs, until))
         for attempt in self._attempts.values():
             if attempt.job in jobs and not attempt.over:
@@ -618,8 +692,18 @@ class Runner:
     def _save(self, attempt: _Attempt, final: bool) -> None:
         words = attempt.words
         match attempt.saving:
+            case Saving.SDK if words[Word.WAITING]:
+                self._see_image(attempt)  # Asked twice, and nothing has changed since.
+            case Saving.SIGNAL if self._stopped(attempt) and attempt.signal_save is None:
+                self._took(attempt, attempt.checkpoint, attempt.taken_mark, final=True)
             case Saving.NONE:
                 self._save_failed(attempt, "this job cannot be saved: it was submitted so")
+            case Saving.SDK if words[Word.STATE] == PageState.UNKNOWN:
+                self._save_failed(
+                    attempt,
+                    "the script has not called the SDK so far; if it never does, submit it with "
+                    "--saving signal or --saving none",
+                )
             case Saving.SDK:
                 wanted = words[Word.SAVE_WANTED] + 1
                 if final:
@@ -643,6 +727,11 @@ class Runner:
         if attempt.saving is Saving.SIGNAL:
             attempt.signal_save = None
             self._release(attempt)
+
+    def _stopped(self, attempt: _Attempt) -> bool:
+        """Whether the minder has stopped the processes because of HOLD as it is now."""
+        hold: int = attempt.words[Word.HOLD]
+        return hold != 0 and attempt.words[Word.STILL] == hold + 1
 
     def _release(self, attempt: _Attempt) -> None:
         attempt.words[Word.HOLD] = 0
@@ -691,6 +780,10 @@ class Runner:
         if now >= attempt.log_next or gone:
             attempt.log_next = now + LOG_EVERY
             self._see_log(attempt)
+        if not gone and 0 < words[Word.END_AT] < now - OVERDUE:
+            # A guest of the same user may have stopped its minder.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(attempt.pidfd, signal.SIGCONT)
         if gone:
             self._see_exit(attempt)
         elif attempt.signal_save is not None and attempt.main:
@@ -760,7 +853,8 @@ class Runner:
         except (OSError, ValueError, KeyError):
             self._end_orphans(attempt)
             why = _text(attempt.dir / "minder.err").strip().splitlines()[-1:]
-            code, killed = 128 + signal.SIGKILL, False
+            # Not the job's fault: the machine went down, or memory ran out.
+            code, killed = 128 + signal.SIGKILL, True
             reason = " ".join(["its minder died before it did", *why])
         if attempt.saving is Saving.SIGNAL and not killed:
             code, reason = self._see_leaving(attempt, code, reason)
@@ -769,7 +863,7 @@ class Runner:
     def _exited(self, attempt: _Attempt, code: int, killed: bool, reason: str) -> None:
         self._unwatch(attempt)
         attempt.over = True
-        if attempt.warm and attempt.words[Word.END_AT] == 0:
+        if attempt.warm and not killed:
             # Nobody has asked for it yet: `start` will run it anew, and tell.
             self._scrub(attempt.job, attempt.epoch)
             return
@@ -800,16 +894,14 @@ class Runner:
         if mark is not None and mark != save.mark and _settled(attempt.checkpoint, mark):
             self._take(attempt, save, mark)
             return
-        if attempt.words[Word.HOLD] and attempt.words[Word.STILL]:
+        if self._stopped(attempt):
             # It had begun to write again before it stood still: let it, and ask once more.
             self._release(attempt)
             save.mark, save.signalled = mark, False
         waited = now - save.asked_at
-        if not save.signalled:
-            save.signalled = _signal_catcher(attempt.main, signal.SIGUSR1)
-        if save.final and not save.terminated and waited >= self._term_after(attempt, save):
-            save.terminated = _signal_catcher(attempt.main, signal.SIGTERM)
-            attempt.words[Word.LEAVING] = int(save.terminated)
+        if now >= save.next_try:
+            save.next_try = now + CATCH_EVERY
+            self._signal(attempt, save, overdue=waited >= self._term_after(attempt, save))
         if waited >= SAVE_PATIENCE or (
             waited >= CATCH_PATIENCE and not save.signalled and not save.terminated
         ):
@@ -822,6 +914,13 @@ class Runner:
             self._release(attempt)
             why = "did not touch .saved after SIGUSR1" if save.signalled else "ignores SIGUSR1"
             self._save_failed(attempt, f"the job {why}")
+
+    def _signal(self, attempt: _Attempt, save: _SignalSave, *, overdue: bool) -> None:
+        if not save.signalled:
+            save.signalled = _signal_catcher(attempt.main, signal.SIGUSR1)
+        if save.final and overdue and not save.terminated:
+            save.terminated = _signal_catcher(attempt.main, signal.SIGTERM)
+            attempt.words[Word.LEAVING] = int(save.terminated)
 
     def _term_after(self, attempt: _Attempt, save: _SignalSave) -> int:
         """A job that has heard SIGUSR1 may take half of its grace to save."""
@@ -842,10 +941,10 @@ class Runner:
             work.add_done_callback(
                 lambda done: self._do(lambda: self._copied(attempt, save, target, done))
             )
-        elif not attempt.words[Word.STILL]:
-            attempt.words[Word.HOLD] = 1
+        elif not attempt.words[Word.HOLD]:
+            attempt.words[Word.HOLD] = attempt.taken + 1
             self._nudge(attempt)
-        else:
+        elif self._stopped(attempt):
             attempt.taken += 1
             attempt.signal_save = None
             self._took(attempt, attempt.checkpoint, mark, final=True)
@@ -924,12 +1023,16 @@ class Runner:
                 taken_mark=_mark(file.parent / "checkpoint"),
             )
             attempt.step_at = words[Word.STEP_AT]
-            self._attempts[attempt.job, attempt.epoch] = attempt
+            with self._ending:
+                self._ends[attempt.job, attempt.epoch] = words[Word.END_AT]
+                self._attempts[attempt.job, attempt.epoch] = attempt
             found.append(self._find(attempt, same_boot=text["boot"] == _boot_id()))
         return found
 
     def _find(self, attempt: _Attempt, *, same_boot: bool) -> Found:
-        pidfd = _pidfd_of_minder(attempt.dir) if same_boot else None
+        # Writing `exit` is the last thing a minder does: no process of the attempt is left then.
+        over = not same_boot or (attempt.dir / "exit").exists()
+        pidfd = None if over else _pidfd_of_minder(attempt.dir)
         exited = None
         if pidfd is not None:
             pid, fd, attempt.main = pidfd
@@ -957,13 +1060,15 @@ class Runner:
     def _scrub(self, job: JobId, epoch: int) -> None:
         attempt = self._attempts.get((job, epoch))
         if attempt is None:
+            self._ends.pop((job, epoch), None)
             return
         if not attempt.over:
             attempt.scrub = True
-            attempt.words[Word.END_AT] = AT_ONCE
-            self._nudge(attempt)
+            self._set_end(job, epoch, AT_ONCE)
             return
-        del self._attempts[job, epoch]
+        with self._ending:
+            del self._attempts[job, epoch]
+            self._ends.pop((job, epoch), None)
         if attempt.group is not None:
             cgroup.end_group(attempt.group)
         self._remove(attempt.dir.name)
@@ -1046,10 +1151,10 @@ def _signal_catcher(main: int, number: signal.Signals) -> bool:
 def _mark(checkpoint: Path) -> tuple[int, int] | None:
     """When `.saved` was touched last, and which file it is."""
     try:
-        stat = (checkpoint / SAVED_MARK).stat()
+        saved = (checkpoint / SAVED_MARK).stat()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_ino
+    return saved.st_mtime_ns, saved.st_ino
 
 
 def _settled(checkpoint: Path, mark: tuple[int, int]) -> bool:
@@ -1062,8 +1167,9 @@ def _listing(checkpoint: Path) -> list[tuple[str, int, int]]:
     for folder, _, names in os.walk(checkpoint):
         for name in names:
             with contextlib.suppress(OSError):
-                stat = os.stat(os.path.join(folder, name), follow_symlinks=False)
-                files.append((os.path.join(folder, name), stat.st_size, stat.st_mtime_ns))
+                path = os.path.join(folder, name)
+                file = os.lstat(path)
+                files.append((path, file.st_size, file.st_mtime_ns))
     return sorted(files)
 
 

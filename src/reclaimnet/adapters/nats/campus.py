@@ -189,7 +189,8 @@ class Campus:
         self, on_current: Callable[[], None] = lambda: None
     ) -> AsyncGenerator[JobRecord, None]:
         """All records, then every change, for ever; `on_current` is called when the first part
-        is done. Of several changes made while the link was down, only the newest is seen."""
+        is done. Of changes in quick succession, or while the link was down, only the newest
+        may be seen."""
         subject = f"$KV.jobs.{self._zone}.>"
         async with contextlib.aclosing(self._watch(streams.JOBS, subject, on_current)) as changes:
             async for stored in changes:

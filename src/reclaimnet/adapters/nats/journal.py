@@ -56,7 +56,8 @@ class JournalWriter:
                 await self._has_work.wait()
                 while self._waiting and len(batch) < BATCH_ENTRIES:
                     batch.append(self._waiting.popleft())
-                self._has_work.clear() if not self._waiting else None
+                if not self._waiting:
+                    self._has_work.clear()
             batch = await self._send(batch)
             if batch:
                 await asyncio.sleep(RETRY_S)

@@ -28,11 +28,15 @@ HEADER_ROOM_BYTES: Final = 64 * KIB
 """The server counts headers as payload."""
 MEMORY_STORE_BYTES: Final = 256 << 20
 """Only readers' positions are kept in memory."""
-LOG_TAIL_BYTES: Final = 2000
+LOG_BYTES: Final = 16 << 20
+LOG_FILES: Final = 3
+LOG_TAIL_BYTES: Final = 64 * KIB
 
 _CONFIG_NAME: Final = "nats.conf"
 _PID_NAME: Final = "nats.pid"
 _LOG_NAME: Final = "nats.log"
+_OUTPUT_NAME: Final = "nats.out"
+"""What the server says before it has read where its log is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,15 +133,15 @@ def start_server(
         config,
         config_text(state_dir, token, host=host, port=port, tls=tls, store_bytes=store_bytes),
     )
-    log_path = state_dir / _LOG_NAME
-    with log_path.open("ab") as log:
-        log_start = log.tell()
+    log_path, output_path = state_dir / _LOG_NAME, state_dir / _OUTPUT_NAME
+    log_start = log_path.stat().st_size if log_path.exists() else 0
+    with output_path.open("wb") as output:
         # A session of its own: the terminal's Ctrl-C must reach us, not the store.
         child = subprocess.Popen(
             [binary.path, "--config", config],
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
     try:
@@ -146,7 +150,8 @@ def start_server(
         child.kill()
         child.wait()
         if isinstance(error, Unavailable):
-            raise Unavailable(f"{error}: {_log_tail(log_path, log_start)}") from error
+            said = _last_line(output_path, 0) or _last_line(log_path, log_start)
+            raise Unavailable(f"{error}: {said or 'it did not say why'}") from error
         raise
     server = Server(
         binary=binary,
@@ -214,6 +219,9 @@ def config_text(
     lines = [
         f"listen: {json.dumps(f'{_bracket(host)}:{port or -1}')}",
         f"ports_file_dir: {json.dumps(str(state_dir))}",
+        f"log_file: {json.dumps(str(state_dir / _LOG_NAME))}",
+        f"logfile_size_limit: {LOG_BYTES}",
+        f"logfile_max_num: {LOG_FILES}",
         f"max_payload: {MAX_MESSAGE_BYTES + HEADER_ROOM_BYTES}",
         f'authorization {{ token: "{token}", timeout: 5 }}',
         "jetstream {",
@@ -329,8 +337,11 @@ def _write_private(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def _log_tail(path: Path, start: int) -> str:
-    with path.open("rb") as log:
-        log.seek(start)
-        lines = log.read()[-LOG_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "its log is empty"
+def _last_line(path: Path, start: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            lines = file.read(LOG_TAIL_BYTES).decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""

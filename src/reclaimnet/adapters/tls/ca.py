@@ -25,6 +25,8 @@ CLOCK_SKEW: Final = timedelta(hours=1)
 """Certificates are valid from a little before now, since campus clocks are not all alike."""
 MAX_REQUEST_BYTES: Final = 16 << 10
 MAX_NAMES: Final = 32
+GATEWAY: Final = "gateway"
+"""The common name of the campus's gateways, which fetch output for its users."""
 NODE_PREFIX: Final = "node:"
 _CERTIFICATE: Final = "ca.crt"
 _KEY: Final = "ca.key"

@@ -9,12 +9,17 @@
 
 A manifest is written after its chunks are durable and removed before them, so that a crash at any
 moment leaves at worst chunks that nobody needs.
+
+Chunks are written and read past the page cache where the file system can: the memory belongs to the
+provider, whose files would have to make room, and a gigabyte of fresh pages costs more time than
+hashing it.
 """
 
 import ctypes
 import errno
 import fcntl
 import itertools
+import mmap
 import os
 import stat
 import threading
@@ -47,6 +52,8 @@ COLLECT_BATCH: Final = 64
 """How many chunks are removed at a time, so that a save or a pull never waits long for it."""
 
 Bytes = bytes | bytearray | memoryview
+_BLOCK: Final = 4096
+"""What direct transfers are aligned to."""
 _HEX: Final = frozenset("0123456789abcdef")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _COMING: Final = ".part"
@@ -294,7 +301,7 @@ class Vault:
 
     def read(self, chunk: ChunkId) -> bytes:
         """The chunk's bytes, verified. Damaged ones are set aside, so that `missing` has them."""
-        buffer = memoryview(bytearray(CHUNK_BYTES))
+        buffer = chunk_buffer()
         return bytes(buffer[: self._read_verified(chunk, buffer)])
 
     def copy_out(self, chunk: ChunkId, into: memoryview) -> int:
@@ -369,7 +376,7 @@ class Vault:
                 view = buffer[: min(CHUNK_BYTES, size - offset)]
                 # Copied once and then hashed and written from the copy: the file may be in use,
                 # and what is written has to be what was hashed.
-                if _read_fully(descriptor, view, offset) != len(view):
+                if _read_fully(descriptor, view, offset, size=len(view)) != len(view):
                     raise Damaged(f"{source.path} shrank while it was saved; save again")
                 chunks[index] = ChunkId(blake3(view).hexdigest())
                 self._store(chunks[index], view, hold)
@@ -459,7 +466,7 @@ class Vault:
         temporary = f"{path}.{next(self._serial)}{_TEMPORARY}"
         try:
             with _explained(f"the vault {self.root} cannot be written"):
-                _write_file(temporary, data)
+                _write_chunk(temporary, data)
                 with self._lock:
                     os.rename(temporary, path)
                     if chunk in self._chunks:
@@ -491,14 +498,15 @@ class Vault:
         if not known:
             raise NotFound(f"chunk {chunk[:12]} is not in this vault; pull it")
         try:
-            descriptor = os.open(self._chunk_path(chunk), os.O_RDONLY)
+            descriptor = _open_direct(self._chunk_path(chunk), os.O_RDONLY)
         except FileNotFoundError as error:
             with self._lock:
                 self._remove(chunk)
             raise NotFound(f"chunk {chunk[:12]} is gone from this vault; pull it") from error
-        inode = os.fstat(descriptor).st_ino
+        status = os.fstat(descriptor)
+        inode = status.st_ino
         try:
-            return _read_fully(descriptor, into[:CHUNK_BYTES], 0), inode
+            return _read_fully(descriptor, into, 0, size=min(status.st_size, len(into))), inode
         except OSError as error:
             self._set_aside(chunk, inode)
             raise Damaged(f"chunk {chunk[:12]} cannot be read ({error.strerror})") from error
@@ -556,10 +564,11 @@ class Vault:
         try:
             with _explained(f"the vault {self.root} cannot be written"):
                 path.parent.mkdir(mode=0o700, exist_ok=True)
-                _write_file(temporary, data, durable=True)
+                _write_durably(temporary, data)
                 os.rename(temporary, path)
-                _sync_folder(path.parent)
-                _sync_folder(path.parent.parent)
+                if suffix != _COMING:  # What was coming is forgotten at a power cut anyway.
+                    _sync_folder(path.parent)
+                    _sync_folder(path.parent.parent)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary)
@@ -673,7 +682,7 @@ def _each(
     failed = threading.Event()
 
     def lane(number: int) -> None:
-        buffer = memoryview(bytearray(CHUNK_BYTES))
+        buffer = chunk_buffer()
         try:
             for index in indexes[number::LANES]:
                 if failed.is_set():
@@ -742,10 +751,39 @@ def _remove_below(root: int, name: str) -> None:
         os.close(parent)
 
 
-def _read_fully(descriptor: int, into: memoryview, offset: int) -> int:
+def chunk_buffer() -> memoryview:
+    """Memory for one chunk, aligned as direct transfers need it."""
+    return memoryview(mmap.mmap(-1, CHUNK_BYTES))
+
+
+def _open_direct(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # This file system knows only the page cache.
+        return os.open(path, flags & ~os.O_EXCL, 0o600)
+
+
+def _make_indirect(descriptor: int) -> bool:
+    """Whether it was direct before."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+    return bool(flags & os.O_DIRECT)
+
+
+def _read_fully(descriptor: int, into: memoryview, offset: int, *, size: int) -> int:
+    """Up to `size` bytes; fewer if the file ends before."""
     got = 0
-    while got < len(into):
-        count = os.preadv(descriptor, [into[got:]], offset + got)
+    while got < size:
+        try:
+            count = os.preadv(descriptor, [into[got:]], offset + got)
+        except OSError as error:
+            # The buffer, or where a short read left off, is not aligned.
+            if error.errno == errno.EINVAL and _make_indirect(descriptor):
+                continue
+            raise
         if count == 0:
             break
         got += count
@@ -759,16 +797,33 @@ def _write_fully(descriptor: int, data: Bytes, offset: int) -> None:
         done += os.pwrite(descriptor, view[done:], offset + done)
 
 
-def _write_file(path: str, data: Bytes, *, durable: bool = False) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+def _write_chunk(path: str, data: Bytes) -> None:
+    descriptor = _open_direct(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         if data:
-            # Four times faster than letting the file grow, and a full disk says so here
-            # rather than when the pages are written back.
+            # Faster than letting the file grow, and a full disk says so here and now.
             os.posix_fallocate(descriptor, 0, len(data))
+        view = memoryview(data)
+        aligned = len(view) // _BLOCK * _BLOCK
+        done = 0
+        if aligned:
+            try:
+                done = os.pwrite(descriptor, view[:aligned], 0)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        if done < len(view):
+            _make_indirect(descriptor)
+            _write_fully(descriptor, view[done:], done)
+    finally:
+        os.close(descriptor)
+
+
+def _write_durably(path: str, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
         _write_fully(descriptor, data, 0)
-        if durable:
-            os.fsync(descriptor)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -13,6 +13,7 @@ that the peer may read: to know a hash opens nothing.
 
 import errno
 import os
+import queue
 import select
 import socket
 import ssl
@@ -21,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -35,6 +36,7 @@ from reclaimnet.adapters.vault.store import (
     MAX_MANIFEST_BYTES,
     Hold,
     Vault,
+    chunk_buffer,
     chunk_sizes,
     parse_manifest,
 )
@@ -60,6 +62,8 @@ IDLE_S: Final = 60.0
 """A puller that asks for nothing for so long is sent away."""
 WINDOW: Final = 6
 """Chunks asked for ahead on one connection: what a fast campus link holds in flight."""
+STORERS: Final = 4
+"""Threads that hash and store what came: a disk wants several writes under way."""
 TRIES: Final = 4
 """How often in a row a source may break off before it is given up."""
 RETRY_S: Final = 0.1
@@ -132,7 +136,10 @@ class ChunkServer:
         may_read: MayRead,
         pace: Pace | None = None,
         max_connections: int = MAX_CONNECTIONS,
+        listener: socket.socket | None = None,
     ) -> None:
+        """`listener` is a socket that listens already, for example in another namespace; `host` is
+        then only the address it is known under."""
         self._vault = vault
         self._context = context
         self._host = host
@@ -144,7 +151,7 @@ class ChunkServer:
         self._connections: dict[threading.Thread, socket.socket] = {}
         self._peers: dict[str, int] = {}
         self._stop = threading.Event()
-        self._listener: socket.socket | None = None
+        self._listener = listener
         self._accepting: threading.Thread | None = None
 
     @property
@@ -159,10 +166,11 @@ class ChunkServer:
 
     def start(self) -> None:
         try:
-            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-            self._listener = socket.create_server(
-                (self._host, self._port), family=family, backlog=BACKLOG
-            )
+            if self._listener is None:
+                family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+                self._listener = socket.create_server(
+                    (self._host, self._port), family=family, backlog=BACKLOG
+                )
         except OSError as error:
             raise Unavailable(
                 f"chunks cannot be served on {self._host}:{self._port} ({error.strerror}); "
@@ -310,8 +318,8 @@ class _Sender:
         self._stream = stream
         self._bases = bases
         self._codec = Codec()
-        self._buffer = memoryview(bytearray(CHUNK_BYTES))
-        self._base_buffer = memoryview(bytearray(CHUNK_BYTES if bases else 0))
+        self._buffer = chunk_buffer()
+        self._base_buffer = chunk_buffer()
         self._link_cost = 0.0
         self._codec_cost = ASSUMED_CODEC_COST
         self._gain = 0.0
@@ -393,7 +401,12 @@ def pull(
     stays for the next try, unless there was no room. `on_progress` gets the bytes that are here
     and those there will be, from any of the threads, one call at a time.
     """
-    already = _whole(vault, manifest, job)
+    try:
+        already = _whole(vault, manifest, job)
+    except Damaged:
+        if not sources:
+            raise
+        already = None
     if already is not None:
         return PullResult(manifest=already, moved_bytes=0)
     return _Puller(
@@ -411,7 +424,7 @@ def pull(
 def _whole(vault: Vault, identity: ManifestId, job: JobId) -> Manifest | None:
     try:
         manifest = vault.manifest(identity)
-    except (NotFound, Damaged):
+    except NotFound:
         return None
     if manifest.job != job:
         raise Forbidden(f"checkpoint {identity[:12]} is not one of job {job}")
@@ -431,6 +444,18 @@ class _Origin:
     """In a row, without a chunk in between."""
     absent: set[int] = field(default_factory=set)
     given_up: ReclaimNetError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Storing:
+    """Who hashes and stores what one connection has received."""
+
+    hold: Hold
+    storers: ThreadPoolExecutor
+    stored: list[Future[None]] = field(default_factory=list)
+
+    def submit(self, work: Callable[..., None], *arguments: object) -> None:
+        self.stored.append(self.storers.submit(work, *arguments))
 
 
 class _Puller:
@@ -461,6 +486,8 @@ class _Puller:
         self._base_id = held[0] if held else None
         self._lock = threading.Lock()
         self._todo: deque[int] = deque()
+        self._buffers: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+        """As many as may be under way between the connections and the disk."""
         self._suspect: set[int] = set()
         """Places whose bytes came out wrong once: to be verified by the source before it sends."""
         self._interrupted = False
@@ -512,17 +539,32 @@ class _Puller:
     ) -> None:
         first = self._origins.index(origin)
         count = min(connections, len(self._todo))
-        with ThreadPoolExecutor(max(1, count), "chunk-pull") as pool:
-            try:
-                workers = [
-                    pool.submit(self._work, stream if number == 0 else None, first + number, hold)
-                    for number in range(count)
-                ]
-                for worker in workers:
-                    worker.result()
-            except BaseException:
-                self._interrupted = True
-                raise
+        for _ in range(count + STORERS):
+            self._buffers.put(chunk_buffer())
+        opened: Stream | None = stream
+        # A chunk that turns out damaged is left to do again after the connections have ended; each
+        # round either does one or gives a source up.
+        while self._todo and self._next_origin(first) is not None:
+            with (
+                ThreadPoolExecutor(STORERS, "chunk-store") as storers,
+                ThreadPoolExecutor(count, "chunk-pull") as pool,
+            ):
+                try:
+                    workers = [
+                        pool.submit(
+                            self._work,
+                            opened if number == 0 else None,
+                            first + number,
+                            _Storing(hold=hold, storers=storers),
+                        )
+                        for number in range(count)
+                    ]
+                    for worker in workers:
+                        worker.result()
+                except BaseException:
+                    self._interrupted = True
+                    raise
+            opened = None
         if isinstance(self._failure, VaultFull):
             self._vault.unstage(self._identity)
         if self._failure is not None:
@@ -531,7 +573,7 @@ class _Puller:
             raise self._why_not()
         self._tell(0)
 
-    def _work(self, stream: Stream | None, turn: int, hold: Hold) -> None:
+    def _work(self, stream: Stream | None, turn: int, storing: _Storing) -> None:
         """Pull over one connection after the other, until nothing is left or nobody has it."""
         try:
             while (origin := self._next_origin(turn)) is not None:
@@ -539,17 +581,16 @@ class _Puller:
                 try:
                     if stream is None:
                         stream, _ = self._open(origin, send=False)
-                    self._pull_from(stream, origin, hold)
-                    continue
+                    self._pull_from(stream, origin, storing)
                 except _Broken:
                     self._stop.wait(RETRY_S * 2**origin.failures)
                 finally:
                     if stream is not None:
                         stream.close()
                         stream = None
-        except ReclaimNetError as error:
-            with self._lock:
-                self._failure = self._failure or error
+        finally:
+            for stored in storing.stored:
+                stored.result()
 
     def _over(self) -> bool:
         return self._stop.is_set() or self._interrupted or self._failure is not None
@@ -612,22 +653,27 @@ class _Puller:
                 connection.close()
                 raise
 
-    def _pull_from(self, stream: Stream, origin: _Origin, hold: Hold) -> None:
+    def _pull_from(self, stream: Stream, origin: _Origin, storing: _Storing) -> None:
+        """Ask ahead, receive, and leave hashing and storing to others meanwhile."""
         asked: deque[int] = deque()
-        buffer = memoryview(bytearray(CHUNK_BYTES))
-        codec = Codec()
         try:
             with self._blaming(origin):
-                while not self._over():
+                while not self._over() and origin.given_up is None:
                     while len(asked) < WINDOW and (place := self._take(origin)) is not None:
                         asked.append(place)
                         stream.send(_WANT, _WANT_BODY.pack(place, place in self._suspect))
                     if not asked:
                         return
                     kind, length = stream.receive_header(_FROM_SERVER)
-                    stream.receive_into(buffer[:length])
-                    self._take_in(asked[0], kind, buffer[:length], origin, codec, hold)
-                    asked.popleft()
+                    buffer = self._buffers.get()
+                    try:
+                        stream.receive_into(buffer[:length])
+                    except BaseException:
+                        self._buffers.put(buffer)
+                        raise
+                    storing.submit(
+                        self._take_in, asked.popleft(), kind, buffer, length, origin, storing.hold
+                    )
         finally:
             with self._lock:
                 self._todo.extendleft(reversed(asked))
@@ -642,39 +688,50 @@ class _Puller:
             return None
 
     def _take_in(
-        self,
-        place: int,
-        kind: int,
-        payload: memoryview,
-        origin: _Origin,
-        codec: Codec,
-        hold: Hold,
+        self, place: int, kind: int, buffer: memoryview, length: int, origin: _Origin, hold: Hold
     ) -> None:
+        try:
+            if kind == _ABSENT:
+                self._note_absent(place, origin)
+            else:
+                self._keep(place, kind, buffer[:length], hold)
+                with self._lock:
+                    origin.failures = 0
+        except (Damaged, NotFound) as error:
+            with self._lock:
+                self._todo.append(place)
+                again = place in self._suspect
+                self._suspect.add(place)
+            if again:
+                self._give_up(origin, Damaged(f"sent a damaged chunk twice: {error}"))
+        except ReclaimNetError as error:
+            # Our own vault is full or broken: no source can help.
+            with self._lock:
+                self._todo.append(place)
+                self._failure = self._failure or error
+        finally:
+            self._buffers.put(buffer)
+
+    def _note_absent(self, place: int, origin: _Origin) -> None:
+        with self._lock:
+            origin.absent.add(place)
+            self._todo.append(place)
+        if len(origin.absent) > MAX_ABSENT:
+            self._give_up(origin, NotFound("it lacks much of the checkpoint"))
+
+    def _keep(self, place: int, kind: int, payload: memoryview, hold: Hold) -> None:
         chunk = self._places[place]
         size = self._sizes[chunk]
-        if kind == _ABSENT:
-            with self._lock:
-                origin.absent.add(place)
-                self._todo.append(place)
-            if len(origin.absent) > MAX_ABSENT:
-                raise NotFound("the source lacks much of the checkpoint")
-            return
-        try:
-            data: bytes | memoryview = payload
-            if kind == _DELTA:
-                data = codec.decode(payload, self._vault.read(self._bases[chunk]), size=size)
-            if len(data) != size:
-                raise Damaged(f"chunk {chunk[:12]} came with {len(data)} bytes instead of {size}")
-            self._vault.put(chunk, data, hold)
-        except (Damaged, NotFound, KeyError) as error:
-            with self._lock:
-                if place in self._suspect:
-                    raise Damaged(f"the source sent a damaged chunk twice: {error}") from error
-                self._suspect.add(place)
-                self._todo.appendleft(place)
-            return
+        data: bytes | memoryview = payload
+        if kind == _DELTA:
+            base = self._bases.get(chunk)
+            if base is None:
+                raise Damaged(f"chunk {chunk[:12]} came as a delta on nothing")
+            data = Codec().decode(payload, self._vault.read(base), size=size)
+        if len(data) != size:
+            raise Damaged(f"chunk {chunk[:12]} came with {len(data)} bytes instead of {size}")
+        self._vault.put(chunk, data, hold)
         with self._lock:
-            origin.failures = 0
             self._moved += len(payload)
             self._here += size
         self._tell(PROGRESS_S)

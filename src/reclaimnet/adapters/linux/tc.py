@@ -1,0 +1,382 @@
+"""Shaping: HTB on one interface, the owner's traffic first, a class for each transfer."""
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from reclaimnet.adapters.linux.tc_netns import IPRoute, NetlinkError, inside
+from reclaimnet.errors import NotFound, Unavailable, UsageError
+
+MAJOR: Final = 0x524E
+"""The handle of our qdiscs, "RN" in ASCII: how we know them again after a crash."""
+ROOT: Final = 0x1
+BACKGROUND: Final = 0x10
+SCAVENGER: Final = 0x20
+FIRST_TRANSFER: Final = 0x100
+MAX_TRANSFERS: Final = 1024
+
+LOWER_EFFORT_TOS: Final = 0x04
+"""DSCP 1 of RFC 8622, in the place of the TOS byte: the only mark that survives every bridge."""
+
+# HTB serves lower numbers first when classes borrow. Transfers come after the owner's traffic,
+# periodic checkpoints after transfers.
+_PRIO_BACKGROUND: Final = 0
+_PRIO_TRANSFER: Final = 6
+_PRIO_SCAVENGER: Final = 7
+_BACKGROUND_SHARE: Final = 0.99
+_SCAVENGER_SHARE: Final = 0.01
+
+# A burst of half a millisecond, within bounds at which HTB was measured exact to 0.1 %. With
+# more, short flows would pass a shaped link as if it were not there.
+_BURST_SECONDS: Final = 0.0005
+_MIN_BURST: Final = 16 << 10
+_MAX_BURST: Final = 256 << 10
+# One small packet at a time: a class that borrows must not hold the link for long.
+_BORROWER_QUANTUM: Final = 1514
+_BACKGROUND_QUANTUM: Final = 60_000
+_BACKGROUND_QUEUE: Final = 1 << 20
+_SCAVENGER_QUEUE: Final = 512 << 10
+_MIN_RATE: Final = 1000
+"""HTB takes no rate of zero; 8 kbit/s is as good as nothing."""
+TRICKLE: Final = 125_000
+"""The least a transfer gets that is not stopped, 1 Mbit/s: with less, TCP backs off for seconds."""
+
+_KERNEL_DEFAULTS: Final = frozenset({"noqueue", "pfifo_fast", "fq_codel", "fq", "mq", "pfifo"})
+_RTM_NEWQDISC: Final = 36
+_RTM_NEWTCLASS: Final = 40
+_RTM_DELTCLASS: Final = 41
+_NLM_REQUEST: Final = 0x1
+_NLM_ACK: Final = 0x4
+_NLM_CREATE: Final = 0x400
+_NLMSG_ERROR: Final = 2
+_TCA_KIND: Final = 1
+_TCA_OPTIONS: Final = 2
+_TCA_HTB_PARMS: Final = 1
+_TCA_HTB_RATE64: Final = 6
+_TCA_HTB_CEIL64: Final = 7
+_NLA_NESTED: Final = 0x8000
+_LINKLAYER_ETHERNET: Final = 1
+_REPLY_SECONDS: Final = 5.0
+_REPLY_BYTES: Final = 1 << 16
+_ETH_P_IP: Final = 0x0800
+_U32_PRIO: Final = 10
+
+
+def class_id(minor: int) -> int:
+    """What SO_PRIORITY (or skb->priority) must be for packets to fall into the class."""
+    return MAJOR << 16 | minor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassCount:
+    bytes: int
+    packets: int
+    backlog: int
+
+
+class Shaper:
+    """Our HTB on one interface.
+
+    Background (or, where only guests live, the scavenger class) takes whatever nobody has marked,
+    so that taking its mark off gains a socket nothing.
+    """
+
+    def __init__(self, interface: str, *, netns: Path | None = None) -> None:
+        """Take charge of an interface that `install` has prepared."""
+        self.interface = interface
+        self._netns = netns
+        self._index = inside(netns, lambda: _interface_index(interface))
+        self._socket = inside(netns, _netlink_socket)
+        self._sequence = 0
+        self._rates: dict[int, int] = {}
+        self._ticks = _ticks_per_second()
+
+    @classmethod
+    def install(
+        cls,
+        interface: str,
+        *,
+        rate: int,
+        netns: Path | None = None,
+        guests_only: bool = False,
+        lower_effort: bool = False,
+    ) -> "Shaper":
+        """Hold the interface to `rate` bytes a second.
+
+        With `guests_only`, unmarked packets are scavengers. With `lower_effort`, packets that
+        carry that DSCP are. Refuses if somebody else's qdisc is there; ours is replaced.
+        """
+        _check_rate(interface, rate)
+        shaper = cls(interface, netns=netns)
+        try:
+            default = SCAVENGER if guests_only else BACKGROUND
+            inside(netns, lambda: _replace_root(shaper._index, interface, default))
+            shaper._frame(rate, _NLM_CREATE)
+            for minor, limit in ((BACKGROUND, _BACKGROUND_QUEUE), (SCAVENGER, _SCAVENGER_QUEUE)):
+                shaper._bound_queue(minor, limit)
+            if lower_effort:
+                inside(netns, lambda: _add_filter(shaper._index))
+        except BaseException:
+            shaper.close()
+            raise
+        return shaper
+
+    def set_link_rate(self, rate: int) -> None:
+        """Hold the interface to another rate, with all that goes through it."""
+        _check_rate(self.interface, rate)
+        self._frame(rate, 0)
+
+    def open(self, minor: int, rate: int) -> None:
+        """A class for one transfer, held to `rate` bytes a second."""
+        if not FIRST_TRANSFER <= minor < FIRST_TRANSFER + MAX_TRANSFERS:
+            raise UsageError(f"There is no class {minor:#x} for transfers.")
+        self._send([self._transfer_message(minor, rate, _NLM_CREATE)])
+        self._rates[minor] = rate
+
+    def set_rate(self, minor: int, rate: int) -> None:
+        self.set_rates({minor: rate})
+
+    def set_rates(self, rates: Mapping[int, int]) -> None:
+        """Change many classes in one go; 0 shuts a class.
+
+        A class that was shut owes for its last packet at its old rate, for a minute at worst, and
+        HTB does not forgive that when the rate goes up: such a class is made anew.
+        """
+        for minor, rate in rates.items():
+            if rate > 0 and self._rates.get(minor, rate) == 0:
+                self.drop(minor)
+                self.open(minor, rate)
+        messages = [self._transfer_message(minor, rate, 0) for minor, rate in rates.items()]
+        if messages:
+            self._send(messages)
+            self._rates.update(rates)
+
+    def drop(self, minor: int) -> None:
+        """The transfer is over; its packets, if any come, fall into the default class."""
+        self._rates.pop(minor, None)
+        try:
+            self._send([self._message(_RTM_DELTCLASS, 0, class_id(minor), class_id(ROOT), b"")])
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+
+    def counts(self) -> dict[int, ClassCount]:
+        """Bytes and packets of each class, as they were on the wire."""
+        return inside(self._netns, self._read_counts)
+
+    def close(self) -> None:
+        """Let go; what is installed goes on."""
+        self._socket.close()
+
+    def remove(self) -> None:
+        """Give the interface back to the kernel's own default."""
+
+        def remove() -> None:
+            with IPRoute() as route:
+                route.tc("del", "htb", self._index, handle=MAJOR << 16)
+
+        inside(self._netns, remove)
+        self.close()
+
+    # --- details
+
+    def _transfer_message(self, minor: int, rate: int, flags: int) -> bytes:
+        """HTB lets a class have its `rate` even if that is more than its parent has. So a transfer
+        owns next to nothing and borrows up to its pace: together they stay within the link."""
+        ceil = max(rate, TRICKLE) if rate > 0 else _MIN_RATE
+        options = self._options(
+            rate=min(ceil, TRICKLE),
+            ceil=ceil,
+            prio=_PRIO_TRANSFER,
+            quantum=_BORROWER_QUANTUM,
+            burst=_burst(ceil),
+        )
+        return self._message(_RTM_NEWTCLASS, flags, class_id(minor), class_id(ROOT), options)
+
+    def _frame(self, rate: int, flags: int) -> None:
+        """The classes that are always there."""
+        burst = _burst(rate)
+        root = self._options(rate=rate, ceil=rate, prio=0, quantum=_BACKGROUND_QUANTUM, burst=burst)
+        background = self._options(
+            rate=round(rate * _BACKGROUND_SHARE),
+            ceil=rate,
+            prio=_PRIO_BACKGROUND,
+            quantum=_BACKGROUND_QUANTUM,
+            burst=burst,
+        )
+        scavenger = self._options(
+            rate=max(_MIN_RATE, round(rate * _SCAVENGER_SHARE)),
+            ceil=rate,
+            prio=_PRIO_SCAVENGER,
+            quantum=_BORROWER_QUANTUM,
+            burst=_MIN_BURST,
+        )
+        for minor, parent, options in (
+            (ROOT, 0, root),
+            (BACKGROUND, ROOT, background),
+            (SCAVENGER, ROOT, scavenger),
+        ):
+            above = class_id(parent)
+            self._send([self._message(_RTM_NEWTCLASS, flags, class_id(minor), above, options)])
+
+    def _options(self, *, rate: int, ceil: int, prio: int, quantum: int, burst: int) -> bytes:
+        def ratespec(value: int) -> bytes:
+            return struct.pack("<BBHhHI", 0, _LINKLAYER_ETHERNET, 0, 0, 0, min(value, 0xFFFFFFFF))
+
+        parms = ratespec(rate) + ratespec(ceil)
+        parms += struct.pack(
+            "<5I",
+            round(burst / rate * self._ticks),
+            round(burst / ceil * self._ticks),
+            quantum,
+            0,
+            prio,
+        )
+        nested = (
+            _attribute(_TCA_HTB_PARMS, parms)
+            + _attribute(_TCA_HTB_RATE64, struct.pack("<Q", rate))
+            + _attribute(_TCA_HTB_CEIL64, struct.pack("<Q", ceil))
+        )
+        return _attribute(_TCA_KIND, b"htb\0") + _attribute(_TCA_OPTIONS | _NLA_NESTED, nested)
+
+    def _bound_queue(self, minor: int, limit: int) -> None:
+        """A short first-in-first-out queue of so many bytes for a class."""
+        body = _attribute(_TCA_KIND, b"bfifo\0") + _attribute(
+            _TCA_OPTIONS, struct.pack("<I", limit)
+        )
+        self._send([self._message(_RTM_NEWQDISC, _NLM_CREATE, minor << 16, class_id(minor), body)])
+
+    def _message(self, kind: int, flags: int, handle: int, parent: int, body: bytes) -> bytes:
+        self._sequence += 1
+        body = struct.pack("<BxxxiIII", socket.AF_UNSPEC, self._index, handle, parent, 0) + body
+        flags |= _NLM_REQUEST | _NLM_ACK
+        return struct.pack("<IHHII", 16 + len(body), kind, flags, self._sequence, 0) + body
+
+    def _send(self, messages: list[bytes]) -> None:
+        """Every message is acknowledged; the first that failed is raised."""
+        self._socket.send(b"".join(messages))
+        waiting = len(messages)
+        failure = 0
+        while waiting:
+            data = self._socket.recv(_REPLY_BYTES)
+            at = 0
+            while at + 20 <= len(data):
+                length, kind, _, sequence = struct.unpack_from("<IHHI", data, at)
+                if kind == _NLMSG_ERROR and sequence > self._sequence - len(messages):
+                    (code,) = struct.unpack_from("<i", data, at + 16)
+                    failure = failure or code
+                    waiting -= 1
+                at += (length + 3) & ~3
+        if failure:
+            raise OSError(-failure, f"{self.interface}: {os.strerror(-failure)}")
+
+    def _read_counts(self) -> dict[int, ClassCount]:
+        with IPRoute() as route:
+            return {
+                minor: count
+                for message in route.get_classes(self._index)
+                if message["handle"] >> 16 == MAJOR
+                for minor, count in [_class_count(message)]
+            }
+
+
+def qdisc_owner(interface: str, *, netns: Path | None = None) -> str:
+    """Whose the root qdisc is: "kernel", "ours", or its kind if it is somebody else's."""
+    index = inside(netns, lambda: _interface_index(interface))
+    return inside(netns, lambda: _owner(index))
+
+
+def _owner(index: int) -> str:
+    with IPRoute() as route:
+        for message in route.get_qdiscs(index):
+            if message["parent"] != 0xFFFFFFFF:
+                continue
+            kind = str(message.get_attr("TCA_KIND"))
+            if message["handle"] == MAJOR << 16:
+                return "ours"
+            # The kernel's own default has no handle; `mq` has one on some drivers.
+            if message["handle"] == 0 and kind in _KERNEL_DEFAULTS:
+                continue
+            return kind
+    return "kernel"
+
+
+def _replace_root(index: int, interface: str, default: int) -> None:
+    owner = _owner(index)
+    if owner not in ("kernel", "ours"):
+        raise UsageError(
+            f"{interface} already has a {owner} qdisc that is not ours: remove it "
+            f"(tc qdisc del dev {interface} root) or choose another interface."
+        )
+    with IPRoute() as route:
+        if owner == "ours":
+            route.tc("del", "htb", index, handle=MAJOR << 16)
+        try:
+            route.tc("add", "htb", index, handle=MAJOR << 16, default=default)
+        except NetlinkError as error:
+            reason = (
+                "this kernel has no HTB (CONFIG_NET_SCH_HTB)"
+                if error.code in (errno.ENOENT, errno.EOPNOTSUPP)
+                else f"it needs CAP_NET_ADMIN: {os.strerror(error.code)}"
+            )
+            raise Unavailable(f"{interface} cannot be shaped: {reason}.") from error
+
+
+def _add_filter(index: int) -> None:
+    """Packets that ask for lower effort get it."""
+    with IPRoute() as route:
+        route.tc(
+            "add-filter",
+            "u32",
+            index,
+            parent=MAJOR << 16,
+            prio=_U32_PRIO,
+            protocol=_ETH_P_IP,
+            target=class_id(SCAVENGER),
+            keys=[f"{LOWER_EFFORT_TOS << 16:#010x}/{0xFC << 16:#010x}+0"],
+        )
+
+
+def _class_count(message: Any) -> tuple[int, ClassCount]:
+    stats = message.get_attr("TCA_STATS")
+    count = ClassCount(bytes=stats["bytes"], packets=stats["packets"], backlog=stats["backlog"])
+    return message["handle"] & 0xFFFF, count
+
+
+def _check_rate(interface: str, rate: int) -> None:
+    if rate < _MIN_RATE:
+        raise UsageError(f"{interface}: a rate of {rate} bytes a second is too low to shape.")
+
+
+def _burst(rate: int) -> int:
+    return min(_MAX_BURST, max(_MIN_BURST, round(rate * _BURST_SECONDS)))
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    head = struct.pack("<HH", 4 + len(value), kind)
+    return (head + value).ljust((4 + len(value) + 3) & ~3, b"\0")
+
+
+def _interface_index(interface: str) -> int:
+    try:
+        return socket.if_nametoindex(interface)
+    except OSError as error:
+        raise NotFound(f"There is no network interface {interface} here.") from error
+
+
+def _netlink_socket() -> socket.socket:
+    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+    made.bind((0, 0))
+    made.settimeout(_REPLY_SECONDS)
+    return made
+
+
+def _ticks_per_second() -> float:
+    """The unit in which HTB wants bursts: as time on the wire, in the scheduler's ticks."""
+    numbers = [int(word, 16) for word in Path("/proc/net/psched").read_text().split()]
+    return numbers[0] / numbers[1] * numbers[2]

@@ -1,0 +1,376 @@
+"""What migrations cost everybody else: a campus's own traffic and three moves with deadlines."""
+
+import json
+import math
+import os
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from reclaimnet.adapters.linux import testbed
+from reclaimnet.adapters.linux.bpf_killswitch import Observer
+from reclaimnet.adapters.linux.tc import (
+    FIRST_TRANSFER,
+    LOWER_EFFORT_TOS,
+    TRICKLE,
+    Shaper,
+    class_id,
+)
+from reclaimnet.apps.bench.killswitch import start, start_ready
+from reclaimnet.errors import Unavailable, UsageError
+from reclaimnet.model.market import JobId
+from reclaimnet.model.moving import Link, LinkId, Transfer, TransferId
+from reclaimnet.model.units import SECOND
+from reclaimnet.policy.pace import least_rate_first
+
+CONTENDERS: Final = ("none", "fair_share", "paced")
+LINK_RATE: Final = 125_000_000
+"""The uplink, 1 Gbit/s, in bytes a second as they are on the wire."""
+GOODPUT: Final = 1448 / 1514
+"""What of that is TCP's payload, with full segments and time stamps."""
+CONGESTION: Final = "cubic"
+
+_ROUND_SECONDS: Final = 3.0
+_MOVES: Final = ((30_000_000, 1.2), (40_000_000, 2.0), (50_000_000, 2.8))
+"""Bytes and deadline in seconds of each migration, from the start of its round."""
+_ROUNDS: Final = 8
+_QUICK_ROUNDS: Final = 3
+_BULK_RATE: Final = 50_000_000
+_RPC_BYTES: Final = 256 << 10
+_RPC_EVERY: Final = 0.025
+_PROBE_BYTES: Final = 64
+_PROBE_EVERY: Final = 0.005
+_SETTLE_SECONDS: Final = 0.3
+_PLAN_EVERY_SECONDS: Final = 0.1
+_BACKGROUND_MARGIN: Final = 0.05
+"""Kept free beside what the background was measured to use."""
+_ARRIVAL_MARGIN_SECONDS: Final = 0.1
+"""Transfers are planned to arrive so much ahead: the last window still has to be acknowledged."""
+_END_SECONDS: Final = 30.0
+_BULK_PORT, _MOVE_PORT, _ANSWER_PORT = 5501, 5502, 5503
+
+
+def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
+    """Rounds of each contender in turn, with rounds without any migration between them."""
+    if trace is not None:
+        raise UsageError("This bench makes its own traffic: it takes no trace.")
+    rounds = _QUICK_ROUNDS if quick else _ROUNDS
+    rng = random.Random(seed)
+    campus = testbed.Campus(
+        racks=(
+            testbed.Rack(name="a", hosts=2 + len(_MOVES), uplink=LINK_RATE),
+            testbed.Rack(name="b", hosts=2 + len(_MOVES)),
+        )
+    )
+    taken: dict[str, list[_Round]] = {name: [] for name in ("baseline", *CONTENDERS)}
+    with testbed.up(campus, f"f{os.getpid() % 1_000_000}") as bed:
+        site = _Site(bed)
+        try:
+            for _ in range(rounds):
+                # In a new rank each time, so that a machine that gets busy is nobody's bad luck.
+                rank = rng.sample(list(taken), len(taken))
+                if not taken["baseline"]:  # the plan needs to know what the background uses
+                    rank.sort(key=lambda name: name != "baseline")
+                for name in rank:
+                    share = _share(taken["baseline"])
+                    taken[name].append(site.measure(name, rng.randrange(1 << 30), share))
+        finally:
+            site.close()
+    share = _share(taken["baseline"])
+    return {
+        "bench": "background",
+        "seed": seed,
+        "params": {
+            "uplink_bps": LINK_RATE * 8,
+            "congestion": CONGESTION,
+            "rounds": rounds,
+            "round_s": _ROUND_SECONDS,
+            "migrations": [{"bytes": size, "deadline_s": at} for size, at in _MOVES],
+            "background": "400 Mbit/s bulk, 256 KiB answers every 25 ms, 64 byte every 5 ms",
+            "background_share": round(share, 3),
+            "fair_share": "each migration at the link's rate / (active migrations + 1)",
+            "paced": "least_rate_first at the senders' edge, lower effort at the uplink",
+            "window": "the whole round for all, also when a contender's migrations end early",
+            "baseline": _plain(taken["baseline"]),
+            "kernel": platform.release(),
+            "cpus": os.cpu_count(),
+        },
+        "results": {name: _summary(taken[name], taken["baseline"]) for name in CONTENDERS},
+    }
+
+
+def render(report: dict[str, Any]) -> None:
+    """A table for people."""
+    out = sys.stdout
+    out.write(f"{'':12}{'background':>12}{'FCT p50':>10}{'rr p99':>10}{'deadlines':>12}\n")
+    for name, row in report["results"].items():
+        out.write(
+            f"{name:12}{-row['background_loss_pct']:>+11.2f}%{row['fct_p50_ratio']:>9.3f}x"
+            f"{row['rr_p99_ratio']:>9.2f}x{row['deadline_met']:>12.0%}\n"
+        )
+
+
+# --- one migration -------------------------------------------------------------------------
+
+
+class Mover(Protocol):
+    """The bytes of one migration on their way; the bench only starts it and looks."""
+
+    def begin(self) -> None: ...
+
+    def left(self) -> int:
+        """Bytes that have not left yet."""
+        ...
+
+    def arrived_at(self) -> int | None:
+        """When the last byte had arrived, on time.monotonic_ns; None while it has not."""
+        ...
+
+
+class TcpMover:
+    """A plain TCP sender in a host's lane."""
+
+    def __init__(
+        self, bed: testbed.Testbed, shaper: Shaper, *, source: str, target: str, size: int, tos: int
+    ) -> None:
+        self._bed = bed
+        self._shaper = shaper
+        self._source = source
+        self._size = size
+        self._options = {
+            "host": str(bed.hosts[target].address),
+            "port": _MOVE_PORT,
+            "congestion": CONGESTION,
+            "size": size,
+            "priority": class_id(FIRST_TRANSFER),
+            "tos": tos,
+        }
+        self._process: subprocess.Popen[Any] | None = None
+        self._counted = 0
+        self._arrived: int | None = None
+
+    def begin(self) -> None:
+        self._counted = self._sent()
+        self._process = start(self._bed, self._source, "flood", self._options, lane=True)
+
+    def left(self) -> int:
+        return max(0, self._size - round((self._sent() - self._counted) * GOODPUT))
+
+    def arrived_at(self) -> int | None:
+        if self._arrived is None and self._process is not None and self._process.poll() is not None:
+            assert self._process.stdout is not None, "start asked for a pipe"
+            line = self._process.stdout.read()
+            if not line:
+                raise Unavailable("A migration of the bench broke off.")
+            self._arrived = int(json.loads(line)["ended"])
+        return self._arrived
+
+    def _sent(self) -> int:
+        return self._shaper.counts()[FIRST_TRANSFER].bytes
+
+
+# --- one round -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    bulk_bytes: int
+    uplink_bytes: int
+    rpc_ns: list[int]
+    probe_ns: list[int]
+    met: int = 0
+    lateness_s: list[float] = field(default_factory=list)
+
+
+class _Site:
+    """Two racks with a shared uplink, their servers, and who counts what arrives."""
+
+    def __init__(self, bed: testbed.Testbed) -> None:
+        self._bed = bed
+        self._sources = [f"a{3 + i}" for i in range(len(_MOVES))]
+        self._targets = [f"b{3 + i}" for i in range(len(_MOVES))]
+        start_ready(bed, "b1", "sink", {"port": _BULK_PORT})
+        start_ready(bed, "a2", "answer", {"port": _ANSWER_PORT, "congestion": CONGESTION})
+        for target in self._targets:
+            start_ready(bed, target, "sink", {"port": _MOVE_PORT})
+        self._shapers = []
+        for source in self._sources:
+            shaper = Shaper.install(
+                testbed.GUEST_INTERFACE,
+                netns=bed.hosts[source].lane,
+                rate=LINK_RATE,
+                guests_only=True,
+            )
+            shaper.open(FIRST_TRANSFER, LINK_RATE)
+            self._shapers.append(shaper)
+        self._bulk = Observer("eth0", netns=bed.hosts["b1"].netns)
+        self._uplink = Observer("a", netns=bed.core)
+
+    def close(self) -> None:
+        self._bulk.close()
+        self._uplink.close()
+        for shaper in self._shapers:
+            shaper.close()
+
+    def measure(self, contender: str, seed: int, share: float) -> _Round:
+        """One round: the background settles, the migrations run, everything comes to its end."""
+        bulk = start(
+            self._bed,
+            "a1",
+            "flood",
+            {
+                "host": str(self._bed.hosts["b1"].address),
+                "port": _BULK_PORT,
+                "congestion": CONGESTION,
+                "pacing": _BULK_RATE,
+            },
+        )
+        time.sleep(_SETTLE_SECONDS)
+        asking = {
+            "host": str(self._bed.hosts["a2"].address),
+            "port": _ANSWER_PORT,
+            "seconds": _ROUND_SECONDS,
+            "seed": seed,
+            "congestion": CONGESTION,
+        }
+        rpc = start(self._bed, "b2", "ask", {**asking, "size": _RPC_BYTES, "every": _RPC_EVERY})
+        probe = start(
+            self._bed, "b2", "ask", {**asking, "size": _PROBE_BYTES, "every": _PROBE_EVERY}
+        )
+        movers = self._movers(contender)
+        began = time.monotonic_ns()
+        before = self._bulk.bytes, self._uplink.bytes
+        for mover in movers:
+            mover.begin()
+        self._control(contender, movers, began, share)
+        after = self._bulk.bytes, self._uplink.bytes
+        answers = [json.loads(one.communicate(timeout=_END_SECONDS)[0]) for one in (rpc, probe)]
+        bulk.kill()
+        bulk.wait()
+        late = self._lateness(movers, began)
+        return _Round(
+            bulk_bytes=after[0] - before[0],
+            uplink_bytes=after[1] - before[1],
+            rpc_ns=answers[0],
+            probe_ns=answers[1],
+            met=sum(seconds <= 0 for seconds in late),
+            lateness_s=late,
+        )
+
+    def _movers(self, contender: str) -> list[Mover]:
+        if contender == "baseline":
+            return []
+        tos = LOWER_EFFORT_TOS if contender == "paced" else 0
+        return [
+            TcpMover(self._bed, shaper, source=source, target=target, size=size, tos=tos)
+            for shaper, source, target, (size, _) in zip(
+                self._shapers, self._sources, self._targets, _MOVES, strict=True
+            )
+        ]
+
+    def _control(self, contender: str, movers: Sequence[Mover], began: int, share: float) -> None:
+        """Set rates, again and again, until the round is over."""
+        end = began + round(_ROUND_SECONDS * SECOND)
+        while (moment := time.monotonic_ns()) < end:
+            active = [i for i, mover in enumerate(movers) if mover.arrived_at() is None]
+            rates = dict.fromkeys(active, LINK_RATE)
+            if contender == "fair_share":
+                rates = {i: LINK_RATE // (len(active) + 1) for i in active}
+            elif contender == "paced":
+                rates = _plan(movers, active, share, began, moment)
+            for i, rate in rates.items():
+                self._shapers[i].set_rate(FIRST_TRANSFER, rate)
+            pause = _PLAN_EVERY_SECONDS if active else _ROUND_SECONDS
+            time.sleep(max(0.0, min(pause, (end - time.monotonic_ns()) / SECOND)))
+
+    def _lateness(self, movers: Sequence[Mover], began: int) -> list[float]:
+        """How late each arrived, in seconds; those that are still on their way are let run out."""
+        end = time.monotonic() + _END_SECONDS
+        for shaper in self._shapers:
+            shaper.set_rate(FIRST_TRANSFER, LINK_RATE)
+        late = []
+        for mover, (_, deadline) in zip(movers, _MOVES, strict=False):
+            while (arrived := mover.arrived_at()) is None:
+                if time.monotonic() > end:
+                    raise Unavailable("A migration of the bench never arrived.")
+                time.sleep(0.01)
+            late.append((arrived - began) / SECOND - deadline)
+        return late
+
+
+def _plan(
+    movers: Sequence[Mover], active: Sequence[int], share: float, began: int, moment: int
+) -> dict[int, int]:
+    """What the pace policy says, as rates on the wire."""
+    uplink = Link(id=LinkId("uplink"), rate=round(LINK_RATE * GOODPUT), background=share)
+    early = round(_ARRIVAL_MARGIN_SECONDS * SECOND)
+    transfers = [
+        Transfer(
+            id=TransferId(str(i)),
+            job=JobId(str(i)),
+            left=movers[i].left(),
+            path=(uplink.id,),
+            deadline=began + round(_MOVES[i][1] * SECOND) - early,
+            unsaved=SECOND,
+        )
+        for i in active
+    ]
+    plan = least_rate_first([t for t in transfers if t.left > 0], [uplink], moment)
+    # Whoever has to wait, or waits for its last bytes to be acknowledged, still trickles.
+    return {i: max(TRICKLE, math.ceil(plan.rate_of(TransferId(str(i))) / GOODPUT)) for i in active}
+
+
+# --- what comes out ------------------------------------------------------------------------
+
+
+def _share(baseline: Sequence[_Round]) -> float:
+    """What the background uses of the uplink, with a margin."""
+    if not baseline:
+        return 0.0
+    used = sum(one.uplink_bytes for one in baseline)
+    return used / (len(baseline) * _ROUND_SECONDS * LINK_RATE) + _BACKGROUND_MARGIN
+
+
+def _plain(rounds: Sequence[_Round]) -> dict[str, Any]:
+    pooled = _pooled(rounds)
+    return {
+        "bulk_bps": round(pooled.bulk_bytes * 8 / (len(rounds) * _ROUND_SECONDS)),
+        "fct_p50_us": round(_percentile(pooled.rpc_ns, 0.5) / 1000),
+        "rr_p99_us": round(_percentile(pooled.probe_ns, 0.99) / 1000),
+    }
+
+
+def _summary(rounds: Sequence[_Round], baseline: Sequence[_Round]) -> dict[str, Any]:
+    ours, theirs = _pooled(rounds), _pooled(baseline)
+    return {
+        "background_loss_pct": round(100 * (1 - ours.bulk_bytes / theirs.bulk_bytes), 3),
+        "fct_p50_ratio": round(_percentile(ours.rpc_ns, 0.5) / _percentile(theirs.rpc_ns, 0.5), 4),
+        "rr_p99_ratio": round(
+            _percentile(ours.probe_ns, 0.99) / _percentile(theirs.probe_ns, 0.99), 3
+        ),
+        "deadline_met": round(ours.met / (len(rounds) * len(_MOVES)), 4),
+        "worst_lateness_s": round(max(ours.lateness_s), 3),
+    }
+
+
+def _pooled(rounds: Sequence[_Round]) -> _Round:
+    return replace(
+        rounds[0],
+        bulk_bytes=sum(one.bulk_bytes for one in rounds),
+        uplink_bytes=sum(one.uplink_bytes for one in rounds),
+        rpc_ns=[took for one in rounds for took in one.rpc_ns],
+        probe_ns=[took for one in rounds for took in one.probe_ns],
+        met=sum(one.met for one in rounds),
+        lateness_s=[seconds for one in rounds for seconds in one.lateness_s],
+    )
+
+
+def _percentile(values: Sequence[int], share: float) -> float:
+    ranked = sorted(values)
+    return float(ranked[min(len(ranked) - 1, int(share * len(ranked)))])

@@ -1,0 +1,979 @@
+"""The guard: a small root process that keeps the owner's word when everything else has failed.
+
+It holds the kill switch, the guests' cgroups and the shaping of their traffic. It listens on a Unix
+socket and knows who speaks by the kernel's word (SO_PEERCRED). The agent may ask for less time or
+less traffic at any moment, and for more only within the owner's terms. Those come from a file that
+only root can write, or from the owner's own uid. What it promises:
+
+- At a guest's deadline no packet of it passes (the kernel sees to that, with or without us) and
+  no process of it is left (we see to that, with or without the agent).
+- If we are gone, guest packets stop within the lease, since nobody renews it.
+- If we come back, we go on where we were.
+
+One request is one line of JSON, and so is its answer: {"verb": "open", ...} -> {"ok": true, ...}.
+"""
+
+import array
+import contextlib
+import ctypes
+import json
+import os
+import re
+import selectors
+import signal
+import socket
+import stat
+import struct
+import sys
+import time
+import tomllib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from reclaimnet.adapters.linux import bpfload, tc
+from reclaimnet.adapters.linux.bpf_killswitch import (
+    ALL,
+    DEFAULT_CACHE,
+    FIRST_GUEST,
+    LANE,
+    LAST_GUEST,
+    NEVER,
+    KillSwitch,
+    now,
+)
+from reclaimnet.adapters.linux.tc_netns import inside
+from reclaimnet.apps.guard_client import DEFAULT_SOCKET
+from reclaimnet.apps.guard_processes import (
+    Process,
+    family,
+    members,
+    prepare_cgroups,
+    remove_group,
+    send_signal,
+    started_at,
+    write_control,
+)
+from reclaimnet.errors import (
+    BadConfig,
+    Forbidden,
+    NotFound,
+    ReclaimNetError,
+    Unavailable,
+    UsageError,
+)
+from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND, parse_duration
+
+END_AHEAD: Final = 50 * MILLISECOND
+"""Ending a guest takes a few milliseconds; at the deadline it has to be over."""
+CHECK_EVERY: Final = 20 * MILLISECOND
+"""How soon to look again whether a guest that was killed is gone, and to kill what is not."""
+RENEWALS_PER_LEASE: Final = 5
+MAX_PEERS: Final = 16
+MAX_LINE: Final = 64 << 10
+MAX_FDS: Final = 16
+MAX_PIDS: Final = 256
+GONE_FOR: Final = 15 * MINUTE
+"""The kernel gives up on the sockets of a process that is gone well before that."""
+MAX_GONE: Final = 2048
+MAX_GUESTS: Final = LAST_GUEST - FIRST_GUEST + 1
+KEPT_ENDED: Final = 64
+BACKLOG: Final = 128
+UNLIMITED_RATE: Final = 12_500_000_000
+"""100 Gbit/s, for owners who set no rate: transfers can be paced all the same."""
+FIFO_PRIORITY: Final = 20
+
+LANE_NAME: Final = "lane"
+"""Not a guest: whatever crosses the lane and belongs to none, such as checkpoints on their way."""
+
+_GUEST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_MCL_CURRENT_AND_FUTURE: Final = 3
+
+
+# --- what the owner says -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerTerms:
+    """The most that guests may ever have. Only the owner changes it."""
+
+    until: int | None = None
+    """Nanoseconds since 1970 after which no guest is here; None: no such moment."""
+    guests: int = 64
+    rate: int | None = None
+    """Bytes a second for all guests together; None: as fast as the machine goes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardConfig:
+    """The owner's file, /etc/reclaimnet/guard.toml."""
+
+    agent_uid: int
+    owner_uid: int = 0
+    socket: Path = DEFAULT_SOCKET
+    state: Path = Path("/var/lib/reclaimnet/guard")
+    pins: Path = Path("/sys/fs/bpf/reclaimnet")
+    cache: Path = DEFAULT_CACHE
+    cgroup: Path | None = None
+    """Guests' groups are made below; None: below the root of cgroup v2, wherever it is mounted."""
+    lane: str | None = None
+    """The host's side of the guests' veth, where the kill switch sits."""
+    lane_netns: Path | None = None
+    lane_inner: str = "eth0"
+    """The guests' side of it, which is shaped."""
+    uplinks: tuple[str, ...] = ()
+    """Interfaces by which guests outside the lane could send; the owner's traffic passes."""
+    lease: int = SECOND
+    terms: OwnerTerms = OwnerTerms()
+
+
+def read_config(path: Path) -> GuardConfig:
+    """Read the owner's file; refused unless only root can have written it."""
+    try:
+        status = path.stat()
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"The guard needs the owner's terms in {path}, which is not there."
+        ) from error
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise BadConfig(f"{path} cannot be read: {error}.") from error
+    if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Forbidden(f"{path} must belong to root and be writable by nobody else.")
+    readers: dict[str, Callable[[Any], Any]] = {
+        "agent_uid": int,
+        "owner_uid": int,
+        "socket": Path,
+        "state": Path,
+        "pins": Path,
+        "cache": Path,
+        "cgroup": Path,
+        "lane": str,
+        "lane_netns": Path,
+        "lane_inner": str,
+        "uplinks": tuple,
+        "lease": parse_duration,
+        "terms": lambda given: read_terms(given, OwnerTerms()),
+    }
+    try:
+        unknown = sorted(set(table) - set(readers))
+        if unknown:
+            raise ValueError(f"nobody knows the key {unknown[0]!r}")
+        config = GuardConfig(**{key: readers[key](value) for key, value in table.items()})
+    except (TypeError, ValueError) as error:
+        raise BadConfig(f"{path} is wrong: {error}.") from error
+    if config.lease < 50 * MILLISECOND:
+        raise BadConfig(f"{path} is wrong: a lease below 50ms does not outlast a busy machine.")
+    return config
+
+
+def read_terms(given: Mapping[str, Any], old: OwnerTerms) -> OwnerTerms:
+    """The old terms with what is given changed; ValueError says what is wrong with it."""
+    unknown = sorted(set(given) - {"until", "guests", "rate"})
+    if unknown:
+        raise ValueError(f"terms have no {unknown[0]!r}")
+    for key, value in given.items():
+        if key == "guests" and value is None:
+            raise ValueError("guests must be a number")
+        if value is not None and (type(value) is not int or not 0 <= value < 1 << 63):
+            raise ValueError(f"{key} must be a whole number, not {value!r}")
+        if key == "rate" and value is not None and value < tc.TRICKLE:
+            raise ValueError(
+                f"a rate below {tc.TRICKLE} bytes a second is of no use; use guests = 0"
+            )
+    return replace(old, **given)
+
+
+# --- what is known of a guest --------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class Guest:
+    name: str
+    slot: int
+    deadline: int
+    """On the kill switch's clock; NEVER if there is none."""
+    cgroup: Path | None = None
+    cgroup_id: int = 0
+    processes: list[Process] = field(default_factory=list)
+    ending: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Who is at the other end of the socket."""
+
+    pid: int
+    uid: int
+    is_owner: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request, who made it, the descriptors that came along, and those that go back."""
+
+    request: Mapping[str, Any]
+    peer: Peer
+    fds: Sequence[int] = ()
+    give: list[int] = field(default_factory=list)
+
+
+Answer = dict[str, Any]
+
+
+class Guard:
+    """All that the guard decides. One thread calls it; nothing in it waits for anybody."""
+
+    def __init__(self, config: GuardConfig) -> None:
+        self.config = config
+        self.terms = config.terms
+        self.guests: dict[str, Guest] = {}
+        self.transfers: dict[str, tuple[int, int]] = {}
+        self.gone: deque[tuple[int, int]] = deque()
+        self.lane_deadline = NEVER
+        self.halted = False
+        self.ended: deque[str] = deque(maxlen=KEPT_ENDED)
+        self._renewed = 0
+        self._checked = 0
+        config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _prepare_pins(config.pins)
+        self._cgroups = prepare_cgroups(config.cgroup)
+        self.switch = KillSwitch(pins=config.pins, cache=config.cache)
+        self._shaper: tc.Shaper | None = None
+        self._load()
+        if config.lane is not None:
+            self.switch.attach(config.lane, slot=LANE, shared=True)
+        for uplink in config.uplinks:
+            self.switch.attach_uplink(uplink)
+        self._prepare_shaper()
+        self._apply_terms()
+        self.tick()
+
+    # --- time passes
+
+    def tick(self) -> int:
+        """Do what is due; returns when to come back, on the kill switch's clock."""
+        moment = now()
+        period = self.config.lease // RENEWALS_PER_LEASE
+        if moment >= self._renewed + period:
+            self._renew_all(moment)
+        for guest in list(self.guests.values()):
+            if not guest.ending and moment >= guest.deadline - END_AHEAD:
+                self._end(guest)
+        if any(guest.ending for guest in self.guests.values()):
+            if moment >= self._checked + CHECK_EVERY:
+                self._finish()
+                self._checked = now()
+            due = [self._checked + CHECK_EVERY]
+        else:
+            due = []
+        due += [guest.deadline - END_AHEAD for guest in self.guests.values() if not guest.ending]
+        return min([self._renewed + period, *due])
+
+    def _renew_all(self, moment: int) -> None:
+        if self.halted:
+            self.switch.stop(ALL)
+        else:
+            self.switch.set_lease(ALL, moment + self.config.lease)
+        self._renewed = moment
+
+    # --- the verbs
+
+    def handle(self, call: Call) -> Answer:
+        """Carry out one request. A refusal is an answer too; nothing is half done."""
+        verbs: dict[str, Callable[[Call], Answer]] = {
+            "open": self._verb_open,
+            "shorten": self._verb_shorten,
+            "renew": self._verb_renew,
+            "stop": self._verb_stop,
+            "stop_all": self._verb_stop_all,
+            "close": self._verb_close,
+            "pace": self._verb_pace,
+            "mark": self._verb_mark,
+            "listen": self._verb_listen,
+            "status": self._verb_status,
+        }
+        owner_verbs: dict[str, Callable[[Call], Answer]] = {
+            "terms": self._verb_terms,
+            "lengthen": self._verb_lengthen,
+            "resume": self._verb_resume,
+        }
+        verb = str(call.request.get("verb"))
+        try:
+            if verb in owner_verbs and not call.peer.is_owner:
+                raise Forbidden(f"Only the machine's owner may ask for {verb!r}.")
+            known = {**verbs, **owner_verbs}
+            if verb not in known:
+                raise UsageError(f"The guard knows no {verb[:40]!r}; it knows {', '.join(known)}.")
+            return {"ok": True, **known[verb](call)}
+        except ReclaimNetError as error:
+            return {"ok": False, "error": str(error)}
+        except OSError as error:
+            return {"ok": False, "error": f"{verb} failed: {error}."}
+
+    def _verb_open(self, call: Call) -> Answer:
+        """Let a guest in: its processes go into a cgroup, its packets may pass until its deadline.
+
+        The processes must not have opened sockets yet, since a socket belongs to the group that
+        its process was in when it was made.
+        """
+        name = _name(call.request, "guest")
+        if name == LANE_NAME:
+            raise UsageError(f"No guest can be called {LANE_NAME}.")
+        deadline = self._within_terms(_deadline(call.request))
+        processes = [_process(pid, call.peer) for pid in _pids(call.request)]
+        if self.halted:
+            raise Forbidden("The owner has stopped all guests; only the owner may resume.")
+        old = self.guests.get(name)
+        if old is not None and old.ending:
+            raise Forbidden(f"{name} is being ended.")
+        if old is None and len(self.guests) >= min(self.terms.guests, MAX_GUESTS):
+            raise Forbidden(f"The owner's terms allow {self.terms.guests} guests at a time.")
+        guest = old
+        if guest is None:
+            used = {other.slot for other in self.guests.values()}
+            slot = next(slot for slot in range(FIRST_GUEST, LAST_GUEST + 1) if slot not in used)
+            guest = Guest(name=name, slot=slot, deadline=deadline)
+            # Written before anything of it can run: a restart finds it in any case.
+            self.guests[name] = guest
+            self.switch.set_deadline(slot, deadline)
+            self.switch.set_lease(slot, NEVER)
+        elif deadline > guest.deadline:
+            deadline = guest.deadline  # asking again is not a way to get more
+        self._set_deadline(guest, deadline)
+        guest.processes += [one for one in processes if one not in guest.processes]
+        self._save()
+        try:
+            self._house(guest, processes)
+        except OSError:
+            self._end(guest)  # it is not where it should be, so it may not be here
+            raise
+        self._save()
+        return self._describe(guest)
+
+    def _verb_shorten(self, call: Call) -> Answer:
+        """A guest leaves earlier; or, with the guest "lane", what is sent on behalf of guests."""
+        wanted = _deadline(call.request)
+        if call.request.get("guest") == LANE_NAME:
+            self.lane_deadline = min(self.lane_deadline, wanted)
+            self._apply_terms()
+            self._save()
+            return {}
+        guest = self._guest(call.request)
+        if wanted > guest.deadline:
+            raise Forbidden(f"{guest.name} has to leave earlier than that; ask the owner for more.")
+        self._set_deadline(guest, wanted)
+        self._save()
+        return self._describe(guest)
+
+    def _verb_renew(self, call: Call) -> Answer:
+        """The agent vouches for its guests until then. Never past a deadline: both are checked."""
+        until = _moment(call.request, "until")
+        names = [_name(call.request, "guest")] if "guest" in call.request else list(self.guests)
+        for name in names:
+            guest = self._guest({"guest": name})
+            if not guest.ending:
+                self.switch.set_lease(guest.slot, until)
+        return {"guests": names}
+
+    def _verb_stop(self, call: Call) -> Answer:
+        """Packets first, then the processes."""
+        guest = self._guest(call.request)
+        self._end(guest)
+        return self._describe(guest)
+
+    def _verb_stop_all(self, call: Call) -> Answer:
+        self.switch.stop(ALL)
+        self.halted = True
+        for guest in list(self.guests.values()):
+            self._end(guest)
+        self._save(durable=True)
+        return {"guests": list(self.guests)}
+
+    def _verb_close(self, call: Call) -> Answer:
+        """The guest has left: end what is left of it. Closing twice is no mistake."""
+        guest = self.guests.get(_name(call.request, "guest"))
+        if guest is not None:
+            self._end(guest)
+            self._finish()
+        return {}
+
+    def _verb_pace(self, call: Call) -> Answer:
+        """Hold a transfer to a rate in bytes a second; 0 ends it. `mark` says which sockets."""
+        shaper = self._need_shaper()
+        name = _name(call.request, "transfer")
+        rate = _whole(call.request, "rate")
+        if self.terms.rate is not None and rate > self.terms.rate:
+            raise Forbidden(f"The owner's terms allow {self.terms.rate} bytes a second.")
+        minor, _old = self.transfers.get(name, (0, 0))
+        if rate == 0:
+            if minor:
+                shaper.drop(minor)
+                del self.transfers[name]
+                self._save()
+            return {}
+        if minor:
+            shaper.set_rate(minor, rate)
+        else:
+            used = {minor for minor, _ in self.transfers.values()}
+            free = range(tc.FIRST_TRANSFER, tc.FIRST_TRANSFER + tc.MAX_TRANSFERS)
+            minor = next((one for one in free if one not in used), 0)
+            if not minor:
+                raise Unavailable(f"There are {tc.MAX_TRANSFERS} transfers already.")
+            shaper.open(minor, rate)
+        self.transfers[name] = (minor, rate)
+        self._save()
+        return {"class": tc.class_id(minor)}
+
+    def _verb_mark(self, call: Call) -> Answer:
+        """Put the sockets that came along into a transfer's class, and mark them lower effort."""
+        name = _name(call.request, "transfer")
+        if name not in self.transfers:
+            raise NotFound(f"No transfer {name} is paced; ask for its pace first.")
+        if not call.fds:
+            raise UsageError("To mark sockets, send them along (SCM_RIGHTS).")
+        for fd in call.fds:
+            with socket.socket(fileno=os.dup(fd)) as sock:
+                # In this order: setting the type of service changes the priority.
+                if sock.family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, tc.LOWER_EFFORT_TOS)
+                sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tc.LOWER_EFFORT_TOS)
+                priority = tc.class_id(self.transfers[name][0])
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
+        return {"marked": len(call.fds)}
+
+    def _verb_listen(self, call: Call) -> Answer:
+        """A listening socket in the lane, for an agent that serves checkpoints from outside it."""
+        netns = self.config.lane_netns
+        if netns is None:
+            raise Unavailable("There is no lane here: the guard's file names no lane_netns.")
+        port = _whole(call.request, "port")
+        if port > 65535:
+            raise UsageError("port must be at most 65535.")
+        made = inside(netns, lambda: socket.create_server(("", port), backlog=BACKLOG))
+        call.give.append(made.detach())
+        return {}
+
+    def _verb_status(self, call: Call) -> Answer:
+        return {
+            "guests": [self._describe(guest) for guest in self.guests.values()],
+            "ended": list(self.ended),
+            "transfers": {name: rate for name, (_, rate) in self.transfers.items()},
+            "terms": asdict(self.terms),
+            "halted": self.halted,
+            "counts": {"lane": asdict(self.switch.counts(LANE))},
+            "can": {
+                "kill_switch": self.config.lane is not None or bool(self.config.uplinks),
+                "cgroup": self._cgroups is not None,
+                "shape": self._shaper is not None,
+            },
+        }
+
+    def _verb_terms(self, call: Call) -> Answer:
+        """New terms hold at once, also for guests that are here already."""
+        given = {key: value for key, value in call.request.items() if key != "verb"}
+        try:
+            self.terms = _narrower(read_terms(given, self.terms), self.config.terms)
+        except ValueError as error:
+            raise UsageError(f"These terms will not do: {error}.") from error
+        self._apply_terms()
+        self._save(durable=True)
+        return {"terms": asdict(self.terms)}
+
+    def _verb_lengthen(self, call: Call) -> Answer:
+        if call.request.get("guest") == LANE_NAME:
+            self.lane_deadline = self._within_terms(_deadline(call.request))
+            self._apply_terms()
+            self._save()
+            return {}
+        guest = self._guest(call.request)
+        if guest.ending:
+            raise Forbidden(f"{guest.name} is being ended.")
+        self._set_deadline(guest, self._within_terms(_deadline(call.request)))
+        self._save()
+        return self._describe(guest)
+
+    def _verb_resume(self, call: Call) -> Answer:
+        self.halted = False
+        self._renew_all(now())
+        self._save(durable=True)
+        return {}
+
+    # --- time
+
+    def _within_terms(self, deadline: int) -> int:
+        """A deadline that the owner's terms allow. None at all means: as late as they allow."""
+        latest = NEVER if self.terms.until is None else _on_our_clock(self.terms.until)
+        if deadline != NEVER and deadline > latest:
+            raise Forbidden("The owner's terms end before that deadline.")
+        return min(deadline, latest)
+
+    def _apply_terms(self) -> None:
+        latest = NEVER if self.terms.until is None else _on_our_clock(self.terms.until)
+        self.switch.set_deadline(ALL, latest)
+        self.switch.set_deadline(LANE, min(latest, self.lane_deadline))
+        self.switch.set_lease(LANE, NEVER)
+        if self._shaper is not None:
+            self._shaper.set_link_rate(self.terms.rate or UNLIMITED_RATE)
+        for guest in self.guests.values():
+            if latest < guest.deadline:
+                self._set_deadline(guest, latest)
+
+    def _set_deadline(self, guest: Guest, deadline: int) -> None:
+        guest.deadline = deadline
+        self.switch.set_deadline(guest.slot, deadline)
+
+    # --- processes
+
+    def _house(self, guest: Guest, processes: Sequence[Process]) -> None:
+        if self._cgroups is None:
+            return
+        guest.cgroup = self._cgroups / guest.name
+        guest.cgroup.mkdir(exist_ok=True)
+        identity = guest.cgroup.stat().st_ino
+        if identity != guest.cgroup_id:
+            guest.cgroup_id = identity
+            self.switch.admit(guest.cgroup, guest.slot)
+        for process in family(processes):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                write_control(guest.cgroup / "cgroup.procs", str(process.pid))
+
+    def _end(self, guest: Guest) -> None:
+        """Network first: killing a sender still lets a megabyte out of its buffers."""
+        self.switch.stop(guest.slot)
+        if not guest.ending:
+            guest.ending = True
+            self._save()
+        self._kill(guest)
+
+    def _kill(self, guest: Guest) -> None:
+        if guest.cgroup is not None:
+            try:
+                write_control(guest.cgroup / "cgroup.kill", "1")
+            except FileNotFoundError:  # no such file before Linux 5.14, or the group is gone
+                for pid in members(guest.cgroup):
+                    send_signal(pid, signal.SIGKILL)
+        for process in family(guest.processes):
+            send_signal(process.pid, signal.SIGKILL, started=process.started)
+
+    def _finish(self) -> None:
+        """Forget the guests that are gone; kill again what is not."""
+        for guest in [guest for guest in self.guests.values() if guest.ending]:
+            housed = [] if guest.cgroup is None else members(guest.cgroup)
+            if housed or family(guest.processes):
+                self._kill(guest)
+                continue
+            if guest.cgroup is not None:
+                with contextlib.suppress(OSError):  # busy for a moment yet, or gone already
+                    remove_group(guest.cgroup)
+                if guest.cgroup.exists():
+                    continue
+            self.switch.dismiss(guest.cgroup_id, guest.slot)
+            self.gone.append((guest.cgroup_id, now()))
+            while len(self.gone) > MAX_GONE or now() - self.gone[0][1] > GONE_FOR:
+                self.switch.forget(self.gone.popleft()[0])
+            del self.guests[guest.name]
+            self.ended.append(guest.name)
+            self._save()
+
+    # --- shaping
+
+    def _prepare_shaper(self) -> None:
+        config = self.config
+        if config.lane_netns is None:
+            return
+        owner = tc.qdisc_owner(config.lane_inner, netns=config.lane_netns)
+        if owner == "ours" and self.transfers:
+            self._shaper = tc.Shaper(config.lane_inner, netns=config.lane_netns)
+            return
+        rate = self.terms.rate or UNLIMITED_RATE
+        self._shaper = tc.Shaper.install(
+            config.lane_inner, netns=config.lane_netns, rate=rate, guests_only=True
+        )
+        for minor, rate in self.transfers.values():
+            self._shaper.open(minor, rate)
+
+    def _need_shaper(self) -> tc.Shaper:
+        if self._shaper is None:
+            raise Unavailable("Nothing is shaped here: the guard's file names no lane_netns.")
+        return self._shaper
+
+    # --- what is kept on disk
+
+    def _save(self, *, durable: bool = False) -> None:
+        """The owner's word outlasts a power failure. Guests do not, and so their entries need not:
+        waiting for a disk could cost the lease."""
+        state = {
+            "boot": _boot_id(),
+            "terms": asdict(self.terms),
+            "halted": self.halted,
+            "lane_deadline": self.lane_deadline,
+            "transfers": self.transfers,
+            "gone": list(self.gone),
+            "guests": [
+                {**asdict(guest), "cgroup": None if guest.cgroup is None else str(guest.cgroup)}
+                for guest in self.guests.values()
+            ],
+        }
+        target = self.config.state / "state.json"
+        temporary = target.with_suffix(".new")
+        with temporary.open("w") as file:
+            json.dump(state, file)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        temporary.replace(target)
+
+    def _load(self) -> None:
+        """Go on where we were. If that cannot be read, nobody passes until the owner resumes."""
+        path = self.config.state / "state.json"
+        if not path.exists():
+            return
+        try:
+            state = json.loads(path.read_text())
+            self.terms = _narrower(read_terms(state["terms"], OwnerTerms()), self.config.terms)
+            self.halted = bool(state["halted"])
+            if state["boot"] != _boot_id():
+                return  # the machine was restarted: no guest has survived that
+            self.transfers = {name: (int(m), int(r)) for name, (m, r) in state["transfers"].items()}
+            self.lane_deadline = int(state["lane_deadline"])
+            self.gone.extend((int(identity), int(since)) for identity, since in state["gone"])
+            for entry in state["guests"]:
+                guest = Guest(
+                    name=entry["name"],
+                    slot=entry["slot"],
+                    deadline=entry["deadline"],
+                    cgroup=None if entry["cgroup"] is None else Path(entry["cgroup"]),
+                    cgroup_id=entry["cgroup_id"],
+                    processes=[Process(**one) for one in entry["processes"]],
+                    ending=entry["ending"],
+                )
+                self.guests[guest.name] = guest
+                if not self.switch.resumed:
+                    # The pins are gone but the guest is not: put the kill switch back on it.
+                    self.switch.set_lease(guest.slot, NEVER)
+                    if guest.cgroup is not None and guest.cgroup.exists():
+                        self.switch.admit(guest.cgroup, guest.slot)
+                self._set_deadline(guest, min(guest.deadline, self._deadline_in_force(guest)))
+        except (ValueError, KeyError, TypeError) as error:
+            self.halted = True
+            _note(f"{path} is damaged ({error!r}): all guests are stopped until the owner resumes.")
+
+    def _deadline_in_force(self, guest: Guest) -> int:
+        return self.switch.deadline(guest.slot) if self.switch.resumed else NEVER
+
+    # --- small words
+
+    def _guest(self, request: Mapping[str, Any]) -> Guest:
+        name = _name(request, "guest")
+        if name not in self.guests:
+            raise NotFound(f"There is no guest {name}.")
+        return self.guests[name]
+
+    def _describe(self, guest: Guest) -> dict[str, Any]:
+        return {
+            "guest": guest.name,
+            "slot": guest.slot,
+            "deadline": None if guest.deadline == NEVER else _on_wall_clock(guest.deadline),
+            "cgroup": None if guest.cgroup is None else str(guest.cgroup),
+            "ending": guest.ending,
+            "counts": asdict(self.switch.counts(guest.slot)),
+        }
+
+    def close(self) -> None:
+        """Let go; the kill switch stays, and closes when the lease is over."""
+        if self._shaper is not None:
+            self._shaper.close()
+        self.switch.close()
+
+    def remove(self) -> None:
+        """Take everything off this machine. Guests end first."""
+        for guest in self.guests.values():
+            self._end(guest)
+        end = now() + 5 * SECOND
+        while self.guests and now() < end:
+            self._finish()
+            time.sleep(CHECK_EVERY / SECOND)
+        if self._shaper is not None:
+            self._shaper.remove()
+        self.switch.remove()
+        if self.config.pins.is_mount():
+            bpfload.drop_bpffs(self.config.pins)
+        self.config.pins.rmdir()
+        if self._cgroups is not None:
+            with contextlib.suppress(OSError):  # somebody else has put a group there
+                self._cgroups.rmdir()
+        (self.config.state / "state.json").unlink(missing_ok=True)
+
+
+def _narrower(kept: OwnerTerms, file: OwnerTerms) -> OwnerTerms:
+    """What the owner said last, within what root's file says."""
+
+    def least(one: int | None, other: int | None) -> int | None:
+        return other if one is None else one if other is None else min(one, other)
+
+    return OwnerTerms(
+        until=least(kept.until, file.until),
+        guests=min(kept.guests, file.guests),
+        rate=least(kept.rate, file.rate),
+    )
+
+
+# --- reading requests ----------------------------------------------------------------------
+
+
+def _name(request: Mapping[str, Any], key: str) -> str:
+    value = request.get(key)
+    if not isinstance(value, str) or not _GUEST_NAME.fullmatch(value):
+        raise UsageError(f"{key} must be a name of letters, digits, dots, dashes or underscores.")
+    return value
+
+
+def _whole(request: Mapping[str, Any], key: str) -> int:
+    value = request.get(key)
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise UsageError(f"{key} must be a whole number that is not negative.")
+    return value
+
+
+def _moment(request: Mapping[str, Any], key: str) -> int:
+    """A moment given in nanoseconds since 1970, on our clock."""
+    return _on_our_clock(_whole(request, key))
+
+
+def _deadline(request: Mapping[str, Any]) -> int:
+    return NEVER if request.get("deadline") is None else _moment(request, "deadline")
+
+
+def _pids(request: Mapping[str, Any]) -> list[int]:
+    value = request.get("pids", [])
+    if (
+        not isinstance(value, list)
+        or len(value) > MAX_PIDS
+        or not all(type(pid) is int and 1 < pid < 1 << 22 for pid in value)
+    ):
+        raise UsageError(f"pids must be a list of at most {MAX_PIDS} process ids.")
+    return value
+
+
+def _process(pid: int, peer: Peer) -> Process:
+    """A process that the peer may hand over: its own, never somebody else's."""
+    try:
+        owner = os.stat(f"/proc/{pid}").st_uid
+        started = started_at(pid)
+    except OSError as error:
+        raise NotFound(f"There is no process {pid}.") from error
+    if pid == os.getpid() or (peer.uid != 0 and owner != peer.uid):
+        raise Forbidden(f"Process {pid} is not yours to give.")
+    if started is None:
+        raise NotFound(f"There is no process {pid}.")
+    return Process(pid=pid, started=started)
+
+
+def _on_our_clock(wall: int) -> int:
+    return max(0, now() + wall - time.time_ns())
+
+
+def _on_wall_clock(ours: int) -> int:
+    return ours - now() + time.time_ns()
+
+
+def _prepare_pins(pins: Path) -> None:
+    """Pins live on a BPF file system: the machine's own, or one of ours if it has none there."""
+    if pins.parent == Path("/sys/fs/bpf"):
+        bpfload.ensure_bpffs(pins.parent)
+    elif not (pins.parent.exists() and bpfload.is_bpffs(pins.parent)):
+        bpfload.ensure_bpffs(pins)
+    pins.mkdir(exist_ok=True, mode=0o700)
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+# --- the socket ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Line:
+    """What a peer has sent and was not dealt with yet."""
+
+    data: bytes = b""
+    fds: list[int] = field(default_factory=list)
+
+    def drop_fds(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+
+
+class Server:
+    """Waits for requests and for what is due, whichever comes first.
+
+    Between two requests it always looks at the clock, and it never waits for a peer: nobody can
+    keep it from renewing the lease or from ending a guest.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self._path = guard.config.socket
+        self._stopping = False
+        self._selector = selectors.DefaultSelector()
+        self._peers: dict[socket.socket, _Line] = {}
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        if not self._path.parent.exists():
+            self._path.parent.mkdir(parents=True)
+            self._path.parent.chmod(0o755)  # whatever our umask: the agent has to get in
+        self._path.unlink(missing_ok=True)
+        self._listener.bind(str(self._path))
+        # Who may speak is decided by uid, below; the file's mode would only be a second answer.
+        self._path.chmod(0o666)
+        self._listener.listen(MAX_PEERS)
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def serve(self) -> None:
+        while not self._stopping:
+            due = self.guard.tick()
+            waiting = [peer for peer, line in self._peers.items() if b"\n" in line.data]
+            if waiting:
+                self._turn(waiting[0])
+            wait = 0.0 if waiting else max(0, due - now()) / SECOND
+            for key, _ in self._selector.select(wait):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif isinstance(key.fileobj, socket.socket):
+                    self._read(key.fileobj)
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def close(self) -> None:
+        for peer in list(self._peers):
+            self._drop(peer)
+        self._selector.close()
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            connection, _ = self._listener.accept()
+            if self._peer(connection) is None or len(self._peers) >= MAX_PEERS:
+                connection.close()
+                return
+            connection.setblocking(False)
+            self._peers[connection] = _Line()
+            self._selector.register(connection, selectors.EVENT_READ)
+
+    def _peer(self, connection: socket.socket) -> Peer | None:
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, uid, _ = struct.unpack("3i", raw)
+        config = self.guard.config
+        if uid not in (0, config.owner_uid, config.agent_uid):
+            return None
+        return Peer(pid=pid, uid=uid, is_owner=uid in (0, config.owner_uid))
+
+    def _read(self, connection: socket.socket) -> None:
+        line = self._peers[connection]
+        try:
+            data, ancillary, _, _ = connection.recvmsg(
+                MAX_LINE, socket.CMSG_SPACE(MAX_FDS * struct.calcsize("i"))
+            )
+        except OSError:
+            self._drop(connection)
+            return
+        line.fds += _received(ancillary)
+        line.data += data
+        if not data or len(line.data) > 2 * MAX_LINE or len(line.fds) > MAX_FDS:
+            self._drop(connection)
+
+    def _turn(self, connection: socket.socket) -> None:
+        """Answer one request; whoever has more of them goes to the end of the queue."""
+        line = self._peers.pop(connection)
+        self._peers[connection] = line
+        request, _, line.data = line.data.partition(b"\n")
+        peer = self._peer(connection)
+        assert peer is not None, "the peer was let in"
+        give: list[int] = []
+        try:
+            answer = self._answer(request, peer, line.fds, give) + b"\n"
+            socket.send_fds(connection, [answer[:MAX_LINE]], give)
+            connection.sendall(answer[MAX_LINE:])
+        except OSError:  # gone, or it does not read its answers
+            self._drop(connection)
+        finally:
+            line.drop_fds()
+            for fd in give:
+                os.close(fd)
+
+    def _answer(self, line: bytes, peer: Peer, fds: Sequence[int], give: list[int]) -> bytes:
+        try:
+            request = json.loads(line)
+        except ValueError:
+            request = None
+        if not isinstance(request, dict):
+            return json.dumps({"ok": False, "error": "A request is one JSON object."}).encode()
+        answer = self.guard.handle(Call(request=request, peer=peer, fds=fds, give=give))
+        return json.dumps(answer).encode()
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._peers.pop(connection).drop_fds()
+        self._selector.unregister(connection)
+        connection.close()
+
+
+def _received(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
+
+
+# --- the process ---------------------------------------------------------------------------
+
+
+def main(config_path: Path) -> None:
+    """Run until SIGTERM. The kill switch stays in place when we go."""
+    config = read_config(config_path)
+    if os.geteuid() != 0:
+        raise Unavailable("The guard has to run as root.")
+    os.umask(0o077)
+    guard = Guard(config)
+    server = Server(guard)
+    signal.signal(signal.SIGTERM, lambda *_: server.stop())
+    signal.signal(signal.SIGINT, lambda *_: server.stop())
+    _note(f"watching{'' if run_ahead() else ' (without real-time priority)'}: {config.socket}")
+    try:
+        server.serve()
+    finally:
+        server.close()
+        guard.close()
+
+
+def run_ahead() -> bool:
+    """Before all ordinary processes and never swapped out, if the machine lets us."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    locked = bool(libc.mlockall(_MCL_CURRENT_AND_FUTURE) == 0)
+    try:
+        os.sched_setscheduler(
+            0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(FIFO_PRIORITY)
+        )
+    except OSError:
+        return False
+    return locked
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"guard: {text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else "/etc/reclaimnet/guard.toml"))
+    except ReclaimNetError as failure:
+        _note(str(failure))
+        sys.exit(failure.exit_code)

@@ -1,0 +1,103 @@
+"""Guests' processes and their groups, for the guard: find them, and end all of them."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from reclaimnet.errors import BadConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process that cannot be confused with a later one of the same number."""
+
+    pid: int
+    started: int
+
+
+def started_at(pid: int) -> int | None:
+    """When the process started, in clock ticks; None if it is gone or only waits to be reaped."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def family(roots: Sequence[Process]) -> list[Process]:
+    """Those of the processes that live, and all that descends from them."""
+    alive = [process for process in roots if started_at(process.pid) == process.started]
+    if not alive:
+        return []
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                children.setdefault(int(fields[1]), []).append(int(entry))
+    found = {process.pid: process for process in alive}
+    waiting = list(found)
+    while waiting:
+        for pid in children.get(waiting.pop(), []):
+            started = started_at(pid)
+            if started is not None and pid not in found:
+                found[pid] = Process(pid=pid, started=started)
+                waiting.append(pid)
+    return list(found.values())
+
+
+def send_signal(pid: int, number: int, *, started: int | None = None) -> None:
+    """Signal through a pidfd: between looking and killing, a number may get a new owner."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if started is None or started_at(pid) == started:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, number)
+    finally:
+        os.close(descriptor)
+
+
+def members(group: Path) -> list[int]:
+    pids: list[int] = []
+    for folder in [group, *(path for path in group.rglob("*") if path.is_dir())]:
+        with contextlib.suppress(OSError):
+            pids += [int(line) for line in (folder / "cgroup.procs").read_text().split()]
+    return pids
+
+
+def remove_group(group: Path) -> None:
+    folders = [group, *(path for path in group.rglob("*") if path.is_dir())]
+    for folder in sorted(folders, key=lambda path: -len(path.parts)):
+        folder.rmdir()
+
+
+def write_control(path: Path, text: str) -> None:
+    """One write, so that the kernel's refusal is seen: a buffered file may swallow it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def prepare_cgroups(parent: Path | None) -> Path | None:
+    """Where guests' groups go; None if this machine has no cgroup v2."""
+    if parent is None:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        roots = [line.split()[4] for line in mounts if " - cgroup2 " in line]
+        if not roots:
+            return None
+        parent = Path(roots[0]) / "reclaimnet"
+    try:
+        parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise BadConfig(f"{parent} cannot hold the guests' cgroups: {error.strerror}.") from error
+    if not (parent / "cgroup.procs").exists():
+        raise BadConfig(f"{parent} is not a folder of cgroup v2.")
+    return parent

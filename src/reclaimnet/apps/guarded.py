@@ -1,0 +1,116 @@
+"""An agent's line to the guard: guests are housed, their deadlines held in the kernel.
+
+Requests are sent in turn, by one thread. The guard needs none of them to keep a deadline it has
+heard of; so one that fails is said in the log, and what it was for holds by the minder alone.
+"""
+
+import logging
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from reclaimnet.apps.guard_client import GuardClient
+from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable
+from reclaimnet.model.market import JobId
+
+_log = logging.getLogger("reclaimnet.agent")
+
+
+class Guarded:
+    """Times are nanoseconds since 1970."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._client: GuardClient | None = GuardClient(path)
+        self._turn = ThreadPoolExecutor(1, "reclaimnet-guard")
+        self._deadlines: dict[str, int] = {}
+        self._guests: set[str] = set()
+
+    def listen(self) -> socket.socket | None:
+        """A listening socket in the guests' lane; None if this machine has no lane."""
+        try:
+            with GuardClient(self._path) as client:
+                return client.listen()
+        except (ReclaimNetError, IndexError) as error:
+            _log.info("checkpoints are served outside of a lane: %s", error)
+            return None
+
+    def admit(self, job: JobId, epoch: int, pid: int) -> None:
+        """House what descends from the process; raises if the guard does not want it."""
+        guest = _name(job, epoch)
+        deadline = self._deadlines.get(guest)
+        self._ask("open", guest=guest, pids=[pid], deadline=deadline)
+        self._guests.add(guest)
+        nearer = self._deadlines.get(guest)
+        if nearer is not None and nearer != deadline:
+            # It was set while the guard was opening the door.
+            self._ask("shorten", guest=guest, deadline=nearer)
+
+    def limit(self, job: JobId, epoch: int, at: int | None) -> None:
+        """Packets and processes end by then, even if we and the guard are gone."""
+        guest = _name(job, epoch)
+        if at is None:
+            # Only the owner may give time back; a guard that does not take us for one refuses.
+            known = self._deadlines.pop(guest, None)
+            if known is not None and guest in self._guests:
+                self._later("lengthen", guest=guest, deadline=None)
+            return
+        self._deadlines[guest] = at
+        if guest in self._guests:
+            self._later("shorten", guest=guest, deadline=at)
+
+    def renew(self, jobs: tuple[JobId, ...], until: int) -> None:
+        names = {guest for guest in self._guests if guest.rpartition(".")[0] in jobs}
+        for guest in sorted(names):
+            self._later("renew", guest=guest, until=until)
+
+    def end(self, job: JobId, epoch: int) -> None:
+        """Packets first, then the processes."""
+        if _name(job, epoch) in self._guests:
+            self._later("stop", guest=_name(job, epoch))
+
+    def forget(self, job: JobId, epoch: int) -> None:
+        guest = _name(job, epoch)
+        self._deadlines.pop(guest, None)
+        if guest in self._guests:
+            self._guests.discard(guest)
+            self._later("close", guest=guest)
+
+    def close(self) -> None:
+        self._turn.shutdown()
+        if self._client is not None:
+            self._client.close()
+
+    def _later(self, verb: str, **request: Any) -> None:
+        def ask() -> None:
+            try:
+                self._ask(verb, **request)
+            except NotFound:
+                pass
+            except ReclaimNetError as error:
+                _log.warning("the guard was asked to %s %s: %s", verb, request["guest"], error)
+
+        self._turn.submit(ask)
+
+    def _ask(self, verb: str, **request: Any) -> dict[str, Any]:
+        """Once more on a new connection if the guard was restarted."""
+        with self._lock:
+            for attempt in (1, 2):
+                try:
+                    if self._client is None:
+                        self._client = GuardClient(self._path)
+                    return self._client.ask(verb, **request)
+                except Unavailable:
+                    if self._client is not None:
+                        self._client.close()
+                        self._client = None
+                    if attempt == 2:
+                        raise
+            raise AssertionError("the second try returns or raises")
+
+
+def _name(job: JobId, epoch: int) -> str:
+    return f"{job}.{epoch}"

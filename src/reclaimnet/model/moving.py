@@ -1,0 +1,64 @@
+"""Moving: the bytes of migrations on their way, the links they share, and how fast each may go."""
+
+from dataclasses import dataclass
+from typing import NewType
+
+from reclaimnet.model.market import JobId
+from reclaimnet.model.work import Decision
+
+LinkId = NewType("LinkId", str)
+TransferId = NewType("TransferId", str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Shared network capacity, in one direction."""
+
+    id: LinkId
+    rate: int
+    """What it carries, in bytes a second: as built, or as measured if that is less."""
+    background: float = 0.0
+    """The share, 0 to 1, that is kept for everybody else's traffic."""
+
+    @property
+    def room(self) -> int:
+        """What transfers may use of it, in bytes a second."""
+        return max(0, int(self.rate * (1.0 - self.background)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """The bytes of one migration, or of one periodic checkpoint, on the wire."""
+
+    id: TransferId
+    job: JobId
+    left: int
+    """Bytes that have not arrived yet."""
+    path: tuple[LinkId, ...]
+    deadline: int | None = None
+    """When the last byte must be there; None for a periodic checkpoint, which yields to all."""
+    unsaved: int = 0
+    """Nanoseconds of work that are lost if it does not arrive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """The rate, in bytes a second, that a transfer is held to."""
+
+    transfer: TransferId
+    rate: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacePlan:
+    """Rates that hold until `until`, or until something changes."""
+
+    paces: tuple[Pace, ...]
+    shed: tuple[TransferId, ...]
+    """Given up early, so that the others arrive."""
+    until: int | None
+    """The earliest deadline among those that go on."""
+    decision: Decision
+
+    def rate_of(self, transfer: TransferId) -> int:
+        return next((pace.rate for pace in self.paces if pace.transfer == transfer), 0)

@@ -1,0 +1,88 @@
+"""What is restored is what was saved, or it is refused and the one before it is used."""
+
+from pathlib import Path
+
+import pytest
+from tests.live.campus import LiveAgent, LiveCampus, live_campus
+
+from reclaimnet.model.work import Checkpoint, JobRecord, JobState
+
+pytestmark = pytest.mark.needs("nats")
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it_and_why_says_so(
+    tmp_path: Path,
+) -> None:
+    with live_campus(tmp_path) as campus:
+        job, older, newest = _two_checkpoints(campus)
+        _flip_a_byte_of_what_is_new(campus["a"])
+        campus["a"].lend()
+        record = campus.await_running(job, epoch=2)
+        campus.await_steps(3, epoch=2)
+        first = next(entry for entry in campus.ledger() if entry.epoch == 2)
+        assert first.step == older.step + 1
+        assert record.steps_lost >= newest.step - older.step
+        story = campus.why(job)
+        assert "damaged" in story
+        assert f"step {older.step}" in story
+        campus.counted()
+
+
+def test_a_truncated_manifest_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        job, older, newest = _two_checkpoints(campus)
+        manifest = next((campus["a"].folder / "vault").rglob(f"*{newest.manifest}*"))
+        manifest.write_bytes(manifest.read_bytes()[:-7])
+        campus["a"].lend()
+        campus.await_running(job, epoch=2)
+        campus.await_steps(3, epoch=2)
+        assert next(e for e in campus.ledger() if e.epoch == 2).step == older.step + 1
+        assert "damaged" in campus.why(job)
+        campus.counted()
+
+
+def test_a_damaged_copy_is_mended_from_the_one_on_another_node(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start("a")
+        job = campus.train(save_every=0)
+        campus.await_running(job)
+        campus.add("b")
+        home, other = campus["a"], campus["b"]
+        # Nothing is vacant on b, so the job stays on a, but b can keep its state.
+        blocker = campus.train(save_every=0)
+        campus.await_running(blocker)
+        assert campus.job(blocker).holder == "b"
+        home.reclaim(grace_s=3)
+        campus.await_job(job, lambda r: r.state is JobState.PENDING, "it waits")
+        record = campus.await_saved(job, holders=2)
+        assert record.newest is not None
+        _flip_a_byte_of_what_is_new(home)
+        home.lend()
+        campus.await_running(job, epoch=2)
+        first = campus.job(job)
+        assert (first.steps_lost, first.holder) == (0, "a")
+        assert other.guests()
+        assert "damaged" in campus.why(job)
+
+
+def _two_checkpoints(campus: LiveCampus) -> tuple[str, Checkpoint, Checkpoint]:
+    """A job that waits, with two checkpoints in the vault of the only node."""
+    campus.start("a")
+    job = campus.train(save_every=10)
+    campus.await_job(job, lambda r: len(r.checkpoints) >= 2, "two checkpoints")
+    campus["a"].reclaim(grace_s=0)
+
+    def waits(record: JobRecord) -> bool:
+        return record.state is JobState.PENDING and record.holder is None
+
+    record = campus.await_job(job, waits, "it waits")
+    newest, older = record.checkpoints[:2]
+    return job, older, newest
+
+
+def _flip_a_byte_of_what_is_new(agent: LiveAgent) -> None:
+    chunks = [path for path in (agent.folder / "vault" / "data").glob("*/*") if path.is_file()]
+    newest = max(chunks, key=lambda path: path.stat().st_mtime_ns)
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)

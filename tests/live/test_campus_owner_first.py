@@ -1,0 +1,70 @@
+"""Owner first: at the deadline nothing of a guest is left, whoever has crashed."""
+
+from pathlib import Path
+
+import pytest
+from tests.live.campus import live_campus, until
+
+from reclaimnet.model.work import JobState
+
+pytestmark = pytest.mark.needs("nats")
+
+
+def test_a_reclaim_at_once_leaves_no_guest_and_the_job_waits_with_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start("a")
+        job = campus.train()
+        saved = campus.await_saved(job)
+        campus["a"].reclaim(grace_s=0)
+        until(lambda: not campus["a"].guests(), "the guest is gone")
+        until(lambda: not campus["a"].leftovers(), "nothing of it is left")
+        record = campus.await_job(job, lambda r: r.state is JobState.PENDING, "it waits")
+        assert record.holder is None
+        campus["a"].lend()
+        campus.await_running(job, epoch=2)
+        campus.await_steps(3, epoch=2)
+        assert saved.newest is not None
+        first = next(entry for entry in campus.ledger() if entry.epoch == 2)
+        assert first.step > saved.newest.step
+        campus.counted()
+
+
+def test_the_deadline_holds_though_the_agent_is_killed_right_after_the_notice(
+    tmp_path: Path,
+) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start("a")
+        job = campus.train()
+        campus.await_running(job)
+        campus["a"].reclaim(grace_s=4)
+        campus["a"].kill()
+        until(lambda: not campus["a"].guests(), "the minder ends the guest", wait_s=15)
+
+
+def test_one_gpu_is_taken_back_and_the_guest_on_the_other_stays(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start("a", gpus=2)
+        first, second = campus.train(), campus.train()
+        for job in (first, second):
+            campus.await_running(job)
+        until(lambda: len(campus["a"].guests()) == 2, "both run")
+        campus["a"].reclaim(grace_s=0, gpus=("1",))
+        until(lambda: len(campus["a"].guests()) == 1, "one is gone")
+        states = sorted(
+            campus.await_job(job, lambda r: r.state is not JobState.CHECKPOINTING, "").state
+            for job in (first, second)
+        )
+        until(
+            lambda: (
+                sorted(campus.job(j).state for j in (first, second))
+                == [JobState.PENDING, JobState.RUNNING]
+            ),
+            f"one runs and one waits, not {states}",
+        )
+        assert len(campus["a"].card().gpus) == 1
+        campus.rn("cancel", first, second)
+        for job in (first, second):
+            campus.await_job(job, lambda r: r.state is JobState.CANCELLED, "it is cancelled")
+        until(lambda: not campus["a"].guests(), "no guest is left")

@@ -1,0 +1,226 @@
+"""What people see: one sentence and an exit code for every mistake, and nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.live.campus import LiveCampus, live_campus, until
+
+from reclaimnet.model.work import JobState
+
+pytestmark = pytest.mark.needs("nats")
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCampus]:
+    with live_campus(tmp_path_factory.mktemp("people")) as campus:
+        campus.start("a")
+        yield campus
+
+
+MISTAKES = [
+    (("run",), 2),
+    (("run", "--gpus", "0", "--", "true"), 2),
+    (("run", "--gpus", "many", "--", "true"), 2),
+    (("run", "--priority", "x", "--", "true"), 2),
+    (("run", "--saving", "magic", "--", "true"), 2),
+    (("run", "--env", "A", "--", "true"), 2),
+    (("run", "--workdir", "no-such-folder", "--", "true"), None),
+    (("run", "--detach", "--wait", "--", "true"), 2),
+    (("logs", "no-such-job"), 66),
+    (("why", "no-such-job"), 66),
+    (("cancel", "no-such-job"), 66),
+    (("cancel",), 2),
+    (("ps", "extra"), 2),
+    (("nodes", "extra"), 2),
+    (("lend", "--gpus", "7", "--node", "a"), None),
+    (("lend", "--notice", "soon", "--node", "a"), 2),
+    (("lend", "--notice", "-5s", "--node", "a"), 2),
+    (("lend", "--node", "nobody"), None),
+    (("reclaim", "--gpu", "9", "--node", "a"), None),
+    (("reclaim", "--now", "--notice", "5s", "--node", "a"), 2),
+    (("reclaim", "--cancel", "--node", "a"), None),
+    (("reclaim", "--node", "nobody"), None),
+    (("up",), 2),
+    (("agent", "--name", "../etc", "--gpus", "1"), 2),
+    (("agent", "--name", "a", "--gpus", "1"), 2),
+    (("agent", "--name", "z", "--gpus", "0"), 2),
+    (("agent", "--name", "z", "--gpus", "1", "--vault-quota", "much"), 2),
+    (("agent", "--name", "z", "--gpus", "1", "--join", "nats://127.0.0.1:1x"), None),
+    (("agent", "--name", "z", "--token-file", "no-such-file"), None),
+    (("bench", "no-such-bench"), None),
+    (("--gateway", "nonsense", "ps"), None),
+    (("no-such-verb",), 2),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code"), MISTAKES, ids=[" ".join(a) for a, _ in MISTAKES])
+def test_a_mistake_gets_one_sentence_and_changes_nothing(
+    shared: LiveCampus, arguments: tuple[str, ...], code: int | None
+) -> None:
+    card = shared["a"].card()
+    before = (card.gpus, card.vacant, card.leaving, card.terms, shared.gateway.jobs(ended=True))
+    done = shared.rn(*arguments, check=False)
+    assert done.returncode not in (0, 70), done.stderr
+    assert code is None or done.returncode == code, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    card = shared["a"].card()
+    after = (card.gpus, card.vacant, card.leaving, card.terms, shared.gateway.jobs(ended=True))
+    assert after == before
+
+
+def test_two_campuses_started_at_once_are_one(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        done: list[subprocess.CompletedProcess[str]] = []
+
+        def bring_up() -> None:
+            done.append(campus.rn("up", "--gateway-port", "0", check=False))
+
+        threads = [threading.Thread(target=bring_up) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert 0 in [one.returncode for one in done], done
+        assert all("Traceback" not in one.stderr for one in done)
+        campus.add("a")
+        assert campus.rn("ps").returncode == 0
+        assert campus.rn("down").returncode == 0
+        assert "Nothing was running" in campus.rn("down").stderr
+
+
+def test_two_agents_of_one_name_on_a_machine_are_one(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start()
+        argv = [sys.executable, "-m", "reclaimnet.apps.cli", "agent", "--name", "a", "--gpus", "1"]
+        both = [
+            subprocess.Popen(argv, env=campus.env, stderr=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        try:
+            until(lambda: [p for p in both if p.poll() is not None], "one gives way")
+            loser = next(p for p in both if p.poll() is not None)
+            winner = next(p for p in both if p is not loser)
+            assert loser.stderr is not None
+            assert "runs here already" in loser.stderr.read()
+            assert loser.returncode == 2
+            until(lambda: "a" in campus.rn("nodes").stdout, "the other is a node")
+            assert winner.poll() is None
+        finally:
+            for process in both:
+                process.terminate()
+                process.wait()
+                assert process.stderr is not None
+                process.stderr.close()
+
+
+def test_a_second_machine_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start("a")
+        until(lambda: campus.gateway.nodes(), "it has been heard")
+        other = [
+            "--state", str(tmp_path / "elsewhere"), "agent", "--name", "a", "--gpus", "1",
+            "--join", campus.nats_url, "--token-file", str(campus.config.state / "join-token"),
+        ]  # fmt: skip
+        done = campus.rn(*other, check=False)
+        assert done.returncode == 2
+        assert "a node called a is on this campus already" in done.stderr.splitlines()[-1]
+        assert campus["a"].card()
+
+
+def test_a_wrong_token_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start()
+        (tmp_path / "token").write_text("a-token-that-is-not-the-right-one")
+        done = campus.rn(
+            "agent", "--name", "a", "--gpus", "1", "--join", campus.nats_url,
+            "--token-file", str(tmp_path / "token"), check=False,
+        )  # fmt: skip
+        assert done.returncode == 77
+        assert "refuses the token" in done.stderr
+
+
+def test_down_ends_guests_whose_agent_was_killed(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start("a")
+        campus.await_running(campus.train())
+        agent = campus["a"]
+        agent.kill()
+        assert agent.guests()
+        done = campus.rn("down")
+        assert "guests that agent a had left" in done.stderr
+        assert not agent.guests()
+        assert not agent.leftovers()
+
+
+def test_ctrl_c_leaves_a_followed_job_running(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start("a")
+        argv = [sys.executable, "-m", "reclaimnet.apps.cli", "run", "--env"]
+        argv += [f"LEDGER={tmp_path / 'ledger'}", "--", sys.executable, "train.py"]
+        with subprocess.Popen(
+            [*argv, "100000", "0.02", "0", "0"],
+            env=campus.env,
+            cwd=campus.work,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as following:
+            assert following.stdout is not None
+            assert "from step 0" in following.stdout.readline()
+            following.send_signal(signal.SIGINT)
+            _, said = following.communicate(timeout=30)
+        assert following.returncode == 130
+        assert "goes on" in said
+        (job,) = campus.gateway.jobs(ended=False)
+        campus.await_steps(3, epoch=1)
+        assert campus.job(job.id).state in (JobState.RUNNING, JobState.CHECKPOINTING)
+
+
+def test_a_vault_that_is_too_small_is_told_and_the_job_runs_on(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start()
+        campus.add("a", quota=4 << 20)
+        job = campus.train(padding_mib=16, save_every=10)
+        record = campus.await_job(job, lambda r: "save failed" in r.reason, "the user is told")
+        assert record.state is JobState.RUNNING
+        assert "full" in record.reason
+        assert "full" in campus.why(job)
+        assert "full" in campus.rn("ps").stdout
+        campus.await_steps(5, epoch=1)
+        assert campus.job(job).checkpoints == ()
+
+
+def test_a_script_that_knows_only_signals_moves_with_its_directory(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        (campus.work / "train_signal.py").write_text((EXAMPLES / "train_signal.py").read_text())
+        campus.start("a", "b")
+        steps = 400
+        job = campus.submit(
+            ["train_signal.py", "--steps", str(steps), "--delay", "0.02"], saving="signal"
+        )
+        home = campus[str(campus.await_running(job).holder)]
+        until(lambda: "from step 0" in campus.log(job), "it has begun")
+        home.reclaim(grace_s=20)
+        campus.await_running(job, epoch=2)
+        until(lambda: not home.guests(), "the source is free")
+        ended = campus.await_job(job, lambda r: r.state.terminal, "it ends")
+        assert ended.state is JobState.COMPLETED
+        alone = subprocess.run(
+            [sys.executable, "train_signal.py", "--steps", str(steps), "--delay", "0"],
+            cwd=campus.work,
+            env={**os.environ, "RN_CHECKPOINT_DIR": str(tmp_path / "alone")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert alone.stdout.splitlines()[-1] in campus.log(job)
+        assert "saved at step" in campus.log(job)

@@ -1,0 +1,618 @@
+"""The guard on a real machine: what it refuses, what it ends, and what holds when it is dead."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from reclaimnet.adapters.linux import tc, testbed
+from reclaimnet.adapters.linux.bpf_killswitch import Observer, now
+from reclaimnet.adapters.linux.testbed import Campus, Rack
+from reclaimnet.apps.bench.killswitch import start, start_ready
+from reclaimnet.apps.guard import Guard, read_config
+from reclaimnet.apps.guard_client import GuardClient, samples
+from reclaimnet.errors import BadConfig, Forbidden, NotFound, Unavailable
+
+pytestmark = [
+    pytest.mark.needs("root"),
+    pytest.mark.needs("netns"),
+    pytest.mark.needs("bpf"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="the guard needs root"),
+]
+
+MARK = f"g{os.getpid() % 1_000_000}"
+AGENT, STRANGER = 65534, 65533
+MILLISECOND, SECOND = 1_000_000, 1_000_000_000
+PORT = 5401
+RATE = 62_500_000
+
+
+def wait_until(true, seconds=10.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def bed():
+    """A fresh one for each test: sockets of killed guests try again long after their end."""
+    with testbed.up(Campus(racks=(Rack(name="a", hosts=2),)), MARK) as made:
+        start_ready(made, "a2", "sink", {"port": PORT})
+        yield made
+
+
+def cgroup2_root() -> Path:
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return Path(next(line.split()[4] for line in mounts if " - cgroup2 " in line))
+
+
+class Station:
+    """A guard on host a1, its files, and ways to speak to it."""
+
+    def __init__(self, bed, folder: Path) -> None:
+        self.bed = bed
+        self.folder = folder
+        self.file = folder / "guard.toml"
+        self.cgroup = cgroup2_root() / f"rn-{MARK}"
+        self.process = None
+        self.clients = []
+        self.settings = {
+            "agent_uid": AGENT,
+            "socket": str(folder / "sock" / "guard.sock"),
+            "state": str(folder / "state"),
+            "pins": str(folder / "pins"),
+            "cgroup": str(self.cgroup),
+            "lane": "lane0",
+            "lane_netns": str(bed.hosts["a1"].lane),
+            "lease": "30s",
+            "terms": {"guests": 3, "rate": RATE},
+        }
+
+    def run(self, **changes) -> None:
+        self.settings.update(changes)
+        self.write()
+        self.process = self.bed.run(
+            "a1",
+            [sys.executable, "-m", "reclaimnet.apps.guard", str(self.file)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stderr=subprocess.PIPE,
+        )
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        assert b"watching" in line, line
+
+    def write(self) -> None:
+        terms = self.settings["terms"]
+        lines = [
+            f"{key} = {json.dumps(value)}" for key, value in self.settings.items() if key != "terms"
+        ]
+        lines += ["[terms]"] + [f"{key} = {json.dumps(value)}" for key, value in terms.items()]
+        self.file.write_text("\n".join(lines))
+        self.file.chmod(0o600)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def client(self, uid=0) -> GuardClient:
+        os.seteuid(uid)
+        try:
+            made = GuardClient(Path(self.settings["socket"]))
+        finally:
+            os.seteuid(0)
+        self.clients.append(made)
+        return made
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        if self.process is not None:
+            if self.process.poll() is None:
+                self.kill()
+            config = read_config(self.file)
+            self.bed.inside("a1", lambda: Guard(config).remove())
+        assert not self.cgroup.exists()
+        assert not (self.folder / "pins").exists()
+
+
+@pytest.fixture
+def station(bed):
+    folder = Path(tempfile.mkdtemp(prefix="rn-guard-"))
+    folder.chmod(0o755)
+    made = Station(bed, folder)
+    try:
+        yield made
+        made.close()
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def sleeper():
+    """Processes of the agent's own uid, each with a grandchild that tries to get away."""
+    started = []
+
+    def make(uid=AGENT) -> subprocess.Popen:
+        script = "setsid sh -c 'sleep 1000 & wait' & echo up; read go; sleep 1000"
+        process = subprocess.Popen(
+            ["sh", "-c", script],
+            user=uid,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        process.stdout.readline()
+        started.append(process)
+        return process
+
+    yield make
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with process:
+            pass
+
+
+def in_wall_time(milliseconds) -> int:
+    return time.time_ns() + milliseconds * MILLISECOND
+
+
+def both_clocks(milliseconds) -> tuple[int, int]:
+    """The same moment for the guard and for us. Ours is never earlier, however busy it is here."""
+    wall = in_wall_time(milliseconds)
+    return wall, now() + milliseconds * MILLISECOND
+
+
+def guests(client) -> dict:
+    return {guest["guest"]: guest for guest in client.ask("status")["guests"]}
+
+
+def watch(station, *, lane) -> Observer:
+    """Who sees what has left: for a lane right behind the kill switch, else the peer's wire.
+
+    Between the two lie queues of the kernel's own, one for each CPU: on a busy machine a packet
+    that left in time can sit there for a while, and would look late at the peer.
+    """
+    if lane:
+        return Observer("lane0", netns=station.bed.hosts["a1"].netns)
+    return Observer("eth0", netns=station.bed.hosts["a2"].netns)
+
+
+class Flow:
+    """A guest on host a1 that fills its lane, from within its own cgroup."""
+
+    def __init__(self, station, name="flow", deadline=None, *, lane=True) -> None:
+        self.process = start(
+            station.bed,
+            "a1",
+            "flood",
+            {
+                "host": str(station.bed.hosts["a2"].address),
+                "port": PORT,
+                "congestion": "cubic",
+                "wait": True,
+            },
+            lane=lane,
+        )
+        self.client = station.client()
+        self.client.ask("open", guest=name, pids=[self.process.pid], deadline=deadline)
+        self.observer = watch(station, lane=lane)
+
+    def go(self) -> None:
+        goal = self.observer.bytes + 1_000_000
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+        wait_until(lambda: self.observer.bytes > goal)
+
+    def __enter__(self) -> "Flow":
+        self.go()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.observer.close()
+        self.process.kill()
+        self.process.wait()
+
+    def last_before(self, moment) -> int:
+        """How long before this moment the last packet was seen; waits to see whether one comes."""
+        wait_until(lambda: now() > moment + 50 * MILLISECOND)
+        return moment - self.observer.last
+
+
+# --- packets -------------------------------------------------------------------------------
+
+
+def test_packets_stop_at_the_deadline_with_the_guard_killed(station) -> None:
+    station.run()
+    with Flow(station) as flow:
+        wall, moment = both_clocks(400)
+        flow.client.ask("shorten", guest="flow", deadline=wall)
+        station.kill()
+        # It was the deadline, not the lease: they came until then, and not after.
+        assert -MILLISECOND < flow.last_before(moment) < 100 * MILLISECOND
+        assert flow.process.poll() is None, "nobody is left to end the process"
+
+
+def test_packets_stop_with_the_lease_when_the_guard_is_killed(station) -> None:
+    station.run(lease="200ms")
+    with Flow(station) as flow:
+        station.kill()
+        assert flow.last_before(now() + 200 * MILLISECOND) > -MILLISECOND
+
+
+def test_twenty_random_deadlines_and_no_guest_packet_after_any(station) -> None:
+    station.run()
+    rng = random.Random(11)
+    for number in range(20):
+        with Flow(station, f"flow-{number}") as flow:
+            grace = rng.randrange(80, 250)
+            wall, moment = both_clocks(grace)
+            flow.client.ask("shorten", guest=f"flow-{number}", deadline=wall)
+            flow.client.close()  # the agent is gone
+            wait_until(lambda flow=flow: flow.process.poll() is not None)
+            assert now() < moment, "the process has ended before the deadline"
+            assert flow.last_before(moment) > 0
+            # Neither does what its sockets still held: this is long after its slot was freed.
+            assert flow.last_before(moment + 100 * MILLISECOND) > 100 * MILLISECOND
+
+
+def test_stop_ends_one_guest_at_once_and_leaves_the_others(station, sleeper) -> None:
+    station.run()
+    other = sleeper(0)
+    with Flow(station) as flow:
+        flow.client.ask("open", guest="other", pids=[other.pid])
+        flow.client.ask("stop", guest="flow")
+        moment = now()
+        wait_until(lambda: list(guests(flow.client)) == ["other"])
+        # Its sockets still hold a megabyte when its last process is gone: not a byte of it leaves.
+        gone = now() - moment
+        assert flow.last_before(moment + gone) > gone
+        assert other.poll() is None
+        assert "flow" in flow.client.ask("status")["ended"]
+
+
+def test_stop_all_holds_until_the_owner_resumes(station, sleeper) -> None:
+    station.run()
+    agent = station.client(AGENT)
+    agent.ask("open", guest="one", pids=[sleeper().pid])
+    agent.ask("stop_all")
+    with pytest.raises(Forbidden, match="only the owner may resume"):
+        agent.ask("open", guest="two", pids=[sleeper().pid])
+    with pytest.raises(Forbidden, match="Only the machine's owner"):
+        agent.ask("resume")
+    station.client().ask("resume")
+    agent.ask("open", guest="two", pids=[sleeper().pid])
+
+
+def test_the_lane_stops_for_what_is_sent_on_behalf_of_guests(station) -> None:
+    station.run()
+    flow = Flow.__new__(Flow)
+    flow.process = start(
+        station.bed,
+        "a1",
+        "flood",
+        {
+            "host": str(station.bed.hosts["a2"].address),
+            "port": PORT,
+            "congestion": "cubic",
+            "wait": True,
+        },
+        lane=True,
+    )
+    flow.observer = watch(station, lane=True)
+    with flow:
+        wall, moment = both_clocks(200)
+        station.client(AGENT).ask("shorten", guest="lane", deadline=wall)
+        assert -MILLISECOND < flow.last_before(moment) < 100 * MILLISECOND
+        assert station.client().ask("status")["counts"]["lane"]["out_dropped"]["packets"] > 0
+
+
+def test_a_guest_outside_the_lane_is_stopped_too_and_the_owner_is_not(station) -> None:
+    station.run(uplinks=["eth0"])
+    with Flow(station, lane=False) as flow:
+        station.client(AGENT)
+        wall, moment = both_clocks(300)
+        flow.client.ask("shorten", guest="flow", deadline=wall)
+        station.kill()
+        assert flow.last_before(moment) > -MILLISECOND
+        owner = start(
+            station.bed,
+            "a1",
+            "flood",
+            {
+                "host": str(station.bed.hosts["a2"].address),
+                "port": PORT,
+                "congestion": "cubic",
+                "size": 1_000_000,
+            },
+        )
+        assert owner.wait(timeout=10) == 0
+
+
+# --- processes -----------------------------------------------------------------------------
+
+
+def test_at_the_deadline_no_process_is_left_though_the_agent_is_gone(station, sleeper) -> None:
+    station.run()
+    process = sleeper()
+    agent = station.client(AGENT)
+    answer = agent.ask("open", guest="job.1", pids=[process.pid], deadline=in_wall_time(300))
+    group = Path(answer["cgroup"])
+    # Born in the group, so it cannot get away, whatever it does.
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    agent.close()
+    wait_until(lambda: not group.exists())
+    assert process.wait(timeout=5) == -signal.SIGKILL
+    assert station.client().ask("status")["ended"] == ["job.1"]
+
+
+def test_a_killed_guard_comes_back_into_the_same_state(station, sleeper) -> None:
+    station.run()
+    process = sleeper()
+    agent = station.client(AGENT)
+    agent.ask("open", guest="job", pids=[process.pid], deadline=in_wall_time(60_000))
+    agent.ask("shorten", guest="job", deadline=in_wall_time(2_000))
+    station.client().ask("terms", guests=1)
+    before = guests(agent)["job"]
+    station.kill()
+    station.run()
+    again = station.client(AGENT)
+    after = guests(again)["job"]
+    assert abs(after["deadline"] - before["deadline"]) < MILLISECOND
+    assert after["slot"] == before["slot"]
+    assert again.ask("status")["terms"]["guests"] == 1
+    with pytest.raises(Forbidden, match="allow 1 guests"):
+        again.ask("open", guest="more", pids=[sleeper().pid])
+    assert process.wait(timeout=10) == -signal.SIGKILL
+    wait_until(lambda: not guests(again))
+
+
+def test_a_deadline_that_passed_while_it_was_away_is_kept_at_once(station, sleeper) -> None:
+    station.run()
+    process = sleeper()
+    station.client(AGENT).ask("open", guest="job", pids=[process.pid], deadline=in_wall_time(300))
+    station.kill()
+    moment = now() + 300 * MILLISECOND
+    wait_until(lambda: now() > moment)
+    assert process.poll() is None
+    station.run()
+    assert process.wait(timeout=5) == -signal.SIGKILL
+
+
+def test_damaged_state_stops_everybody_until_the_owner_resumes(station, sleeper) -> None:
+    station.run()
+    station.kill()
+    (Path(station.settings["state"]) / "state.json").write_text("{")
+    station.settings["lease"] = "1s"
+    station.write()
+    station.process = station.bed.run(
+        "a1",
+        [sys.executable, "-m", "reclaimnet.apps.guard", str(station.file)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.PIPE,
+    )
+    assert b"damaged" in station.process.stderr.readline()
+    assert b"watching" in station.process.stderr.readline()
+    with pytest.raises(Forbidden, match="only the owner may resume"):
+        station.client(AGENT).ask("open", guest="job", pids=[sleeper().pid])
+
+
+# --- who may ask for what ------------------------------------------------------------------
+
+
+def test_the_agent_gets_less_when_it_asks_and_never_more(station, sleeper) -> None:
+    station.run()
+    agent, owner = station.client(AGENT), station.client()
+    process = sleeper()
+    agent.ask("open", guest="job", pids=[process.pid], deadline=in_wall_time(60_000))
+    soon = in_wall_time(30_000)
+    agent.ask("shorten", guest="job", deadline=soon)
+    for ask in (
+        lambda: agent.ask("shorten", guest="job", deadline=in_wall_time(90_000)),
+        lambda: agent.ask("shorten", guest="job"),
+        lambda: agent.ask("lengthen", guest="job", deadline=in_wall_time(90_000)),
+        lambda: agent.ask("terms", until=None),
+    ):
+        with pytest.raises(Forbidden):
+            ask()
+    agent.ask("open", guest="job", pids=[], deadline=in_wall_time(90_000))
+    agent.ask("renew", until=in_wall_time(900_000))
+    assert abs(guests(agent)["job"]["deadline"] - soon) < MILLISECOND
+    later = in_wall_time(90_000)
+    owner.ask("lengthen", guest="job", deadline=later)
+    assert abs(guests(agent)["job"]["deadline"] - later) < MILLISECOND
+
+
+def test_the_owners_terms_hold_for_those_who_are_here_and_those_who_come(station, sleeper) -> None:
+    station.run()
+    agent, owner = station.client(AGENT), station.client()
+    agent.ask("open", guest="here", pids=[sleeper().pid])
+    until = in_wall_time(60_000)
+    owner.ask("terms", until=until)
+    assert abs(guests(agent)["here"]["deadline"] - until) < MILLISECOND
+    with pytest.raises(Forbidden, match="end before that deadline"):
+        agent.ask("open", guest="late", pids=[sleeper().pid], deadline=in_wall_time(61_000))
+    agent.ask("open", guest="late", pids=[sleeper().pid])
+    assert abs(guests(agent)["late"]["deadline"] - until) < MILLISECOND
+    # What the owner says stays within what root's file says.
+    assert owner.ask("terms", rate=10 * RATE)["terms"]["rate"] == RATE
+    for nonsense in ({"until": -1}, {"until": 1 << 80}, {"rate": 1}, {"guests": None}, {"x": 1}):
+        with pytest.raises(Forbidden, match="will not do"):
+            owner.ask("terms", **nonsense)
+
+
+def test_a_stranger_is_not_listened_to(station) -> None:
+    station.run()
+    with pytest.raises(Unavailable):
+        station.client(STRANGER).ask("status")
+
+
+def test_an_agent_can_hand_over_its_own_processes_only(station, sleeper) -> None:
+    station.run()
+    agent = station.client(AGENT)
+    roots = sleeper(0)
+    for pid in (roots.pid, station.process.pid):
+        with pytest.raises(Forbidden, match="not yours to give"):
+            agent.ask("open", guest="job", pids=[pid])
+    with pytest.raises(Forbidden, match="list of at most"):
+        agent.ask("open", guest="job", pids=[1])
+    assert guests(agent) == {}
+    assert roots.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "complaint"),
+    [
+        ({"verb": "dance"}, "knows no 'dance'"),
+        ({"verb": ["open"]}, "knows no"),
+        ({"verb": "open", "guest": "../x"}, "must be a name"),
+        ({"verb": "open", "guest": ["x"]}, "must be a name"),
+        ({"verb": "open", "guest": "x", "pids": {"1": 2}}, "list of at most"),
+        ({"verb": "open", "guest": "x", "pids": [4194303]}, "no process"),
+        ({"verb": "renew", "until": 1 << 80}, "whole number"),
+        ({"verb": "open", "guest": "lane"}, "No guest can be called"),
+        ({"verb": "open", "guest": "x", "deadline": "soon"}, "whole number"),
+        ({"verb": "shorten", "guest": "nobody", "deadline": 1}, "no guest nobody"),
+        ({"verb": "pace", "transfer": "t", "rate": -1}, "not negative"),
+        ({"verb": "pace", "transfer": "t", "rate": RATE + 1}, "terms allow"),
+        ({"verb": "mark", "transfer": "t"}, "ask for its pace first"),
+    ],
+)
+def test_nonsense_is_refused_in_a_sentence(station, request_, complaint) -> None:
+    station.run()
+    agent = station.client(AGENT)
+    with pytest.raises(Forbidden, match=complaint):
+        agent.ask(**request_)
+    assert guests(agent) == {}
+
+
+def test_a_line_that_is_not_a_request(station) -> None:
+    station.run()
+    client = station.client(AGENT)
+    client._socket.sendall(b"hello\n[1]\n")
+    answers = client._socket.makefile("rb")
+    with answers:
+        for _ in range(2):
+            assert json.loads(answers.readline())["ok"] is False
+
+
+def test_flooding_the_guard_does_not_keep_it_from_the_deadline(station, sleeper) -> None:
+    station.run()
+    agent = station.client(AGENT)
+    process = sleeper()
+    wall, moment = both_clocks(500)
+    agent.ask("open", guest="job", pids=[process.pid], deadline=wall)
+    noise = json.dumps({"verb": "pace", "transfer": "t", "rate": 1_000_000}).encode() + b"\n"
+    flood = station.client(AGENT)._socket
+    flood.settimeout(0.01)
+    with contextlib.suppress(OSError):
+        while process.poll() is None and now() < moment + SECOND:
+            with contextlib.suppress(TimeoutError):
+                flood.send(noise * 100)
+    assert process.wait(timeout=5) == -signal.SIGKILL
+    assert now() < moment + 500 * MILLISECOND
+
+
+# --- traffic -------------------------------------------------------------------------------
+
+
+def test_sockets_are_marked_by_the_guard_not_by_the_job(station, bed) -> None:
+    station.run()
+    agent = station.client(AGENT)
+    answer = agent.ask("pace", transfer="move", rate=1_000_000)
+    sock = bed.inside("a1", lambda: socket.socket(), lane=True)
+    with sock:
+        assert agent.ask("mark", transfer="move", sockets=[sock])["marked"] == 1
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == answer["class"]
+        assert sock.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) == tc.LOWER_EFFORT_TOS
+    assert agent.ask("status")["transfers"] == {"move": 1_000_000}
+    agent.ask("pace", transfer="move", rate=2_000_000)
+    station.kill()
+    station.run()
+    again = station.client(AGENT)
+    assert again.ask("pace", transfer="move", rate=3_000_000) == answer
+    again.ask("pace", transfer="move", rate=0)
+    assert again.ask("status")["transfers"] == {}
+
+
+def test_an_agent_outside_the_lane_serves_from_within_it(station, bed) -> None:
+    station.run()
+    agent = station.client(AGENT)
+    address = str(bed.hosts["a1"].lane_address)
+    with agent.listen() as server:
+        server.settimeout(5)
+        port = server.getsockname()[1]
+        client = bed.inside("a2", lambda: socket.create_connection((address, port), timeout=5))
+        with client, server.accept()[0] as connection:
+            agent.ask("pace", transfer="move", rate=1_000_000)
+            assert agent.ask("mark", transfer="move", sockets=[connection])["marked"] == 1
+            connection.sendall(b"chunk")
+            assert client.recv(5, socket.MSG_WAITALL) == b"chunk"
+            status = agent.ask("status")
+            passed = status["counts"]["lane"]["out_passed"]["packets"]
+            assert passed > 0
+            metrics = samples(status)
+            labels = {"guest": "lane", "direction": "out", "verdict": "passed"}
+            assert ("reclaimnet_edge_packets_total", labels, passed) in metrics
+            agent.ask("shorten", guest="lane", deadline=1)
+            connection.sendall(b"late")
+            client.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                client.recv(4)
+
+
+# --- the owner's file ----------------------------------------------------------------------
+
+
+def test_a_file_that_others_can_write_is_not_the_owners(tmp_path) -> None:
+    file = tmp_path / "guard.toml"
+    file.write_text("agent_uid = 1000\n")
+    file.chmod(0o666)
+    with pytest.raises(Forbidden, match="must belong to root"):
+        read_config(file)
+    file.chmod(0o644)
+    assert read_config(file).agent_uid == 1000
+    os.chown(file, AGENT, -1)
+    with pytest.raises(Forbidden, match="must belong to root"):
+        read_config(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "agent_uid"),
+        ("agent_uid = 1\nlane_width = 2\n", "nobody knows the key 'lane_width'"),
+        ('agent_uid = 1\nlease = "1ms"\n', "does not outlast"),
+        ("agent_uid = 1\n[terms]\nguests = -1\n", "whole number"),
+        ("agent_uid = 1\n[terms]\nnotice = 1\n", "no 'notice'"),
+        ("agent_uid =", "cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_a_sentence(tmp_path, text, complaint) -> None:
+    file = tmp_path / "guard.toml"
+    file.write_text(text)
+    file.chmod(0o600)
+    with pytest.raises(BadConfig, match=complaint):
+        read_config(file)
+
+
+def test_no_file_no_guard(tmp_path) -> None:
+    with pytest.raises(NotFound, match="owner's terms"):
+        read_config(tmp_path / "none.toml")
+
+
+def test_nobody_answers_where_no_guard_is(tmp_path) -> None:
+    with pytest.raises(Unavailable, match="is it running"):
+        GuardClient(tmp_path / "none.sock")

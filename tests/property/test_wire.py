@@ -1,0 +1,103 @@
+"""The wire format: what is sent is what arrives, and nothing else gets in."""
+
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reclaimnet import wire
+from reclaimnet.errors import Damaged
+from reclaimnet.model import events, orders
+from reclaimnet.model.asking import LendRequest, ReclaimRequest, StatusRequest, WithdrawRequest
+from reclaimnet.model.work import JobRecord, Manifest
+
+EVENTS = st.one_of([st.from_type(kind) for kind in typing.get_args(events.Event)])
+ORDERS = st.one_of([st.from_type(kind) for kind in typing.get_args(orders.Order)])
+REQUESTS = st.one_of(
+    [st.from_type(k) for k in (LendRequest, ReclaimRequest, WithdrawRequest, StatusRequest)]
+)
+KINDS = [kind.__name__ for kind in typing.get_args(events.Event)]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(EVENTS)
+def test_an_event_arrives_as_it_was_sent(event: events.Event) -> None:
+    try:
+        data = wire.encode_event(event)
+    except OverflowError:
+        return
+    assert wire.decode_event(data) == event
+
+
+@given(ORDERS)
+def test_an_order_in_a_journal_reads_as_it_was_given(order: orders.Order) -> None:
+    assert wire.order_from_dict(wire.order_to_dict(order)) == order
+
+
+@given(REQUESTS)
+def test_a_request_arrives_as_it_was_made(request) -> None:
+    try:
+        data = wire.encode_request(request)
+    except OverflowError:
+        return
+    assert wire.decode_request(data) == request
+
+
+@given(st.from_type(JobRecord))
+def test_a_record_is_stored_as_it_is(record: JobRecord) -> None:
+    try:
+        data = wire.encode_record(record)
+    except OverflowError:
+        return
+    assert wire.decode_record(data) == record
+
+
+@given(st.from_type(Manifest))
+def test_a_manifest_has_one_spelling(manifest: Manifest) -> None:
+    try:
+        data = wire.encode_manifest(manifest)
+    except OverflowError:
+        return
+    again = wire.decode_manifest(data)
+    assert again == manifest
+    assert wire.encode_manifest(again) == data
+
+
+@given(st.binary(max_size=400))
+def test_noise_is_refused_in_our_own_words(noise: bytes) -> None:
+    for decode in (
+        wire.decode_event,
+        wire.decode_request,
+        wire.decode_record,
+        wire.decode_manifest,
+        wire.decode_card,
+        wire.decode_reply,
+    ):
+        with pytest.raises(Damaged):
+            decode(noise)
+
+
+@given(
+    st.dictionaries(st.text(), JSON),
+    st.sampled_from([k.__name__ for k in typing.get_args(events.Event)]),
+)
+def test_a_known_kind_with_strange_fields_is_refused_or_understood(fields, kind: str) -> None:
+    data = wire.encode_json({**fields, "kind": kind})
+    try:
+        wire.decode_event(data)
+    except Damaged:
+        return
+
+
+def test_a_newer_nodes_words_are_named() -> None:
+    with pytest.raises(Damaged, match="newer"):
+        wire.decode_event(b'{"kind": "Teleported"}')
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(Damaged):
+        wire.decode_event(b'{"kind": "Woke", "x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}")

@@ -1,0 +1,37 @@
+"""One entry for each job that an event touched, and none for what is no news."""
+
+from reclaimnet import journal
+from reclaimnet.model.events import BeatAcked, ReclaimAsked, StepDone, Woke
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.orders import Answer, Explain, HoldLease, Read
+from reclaimnet.model.work import Decision
+
+LAB = NodeId("lab")
+A, B = JobId("a"), JobId("b")
+
+
+def explain(job: JobId) -> Explain:
+    return Explain(job=job, decision=Decision(question="where to?", chosen="there"))
+
+
+def test_what_touches_two_jobs_is_told_of_both() -> None:
+    answer = Answer(request="1", ok=True, text="yes")
+    written = journal.entries(5, LAB, ReclaimAsked(request="1"), [answer, explain(A), explain(B)])
+    assert [(entry["job"], len(entry["orders"])) for entry in written] == [
+        (None, 1),
+        (A, 1),
+        (B, 1),
+    ]
+    assert {entry["event"]["kind"] for entry in written} == {"ReclaimAsked"}
+
+
+def test_routine_is_no_news() -> None:
+    assert journal.entries(5, LAB, Woke(), [Read(job=A)]) == []
+    assert journal.entries(5, LAB, BeatAcked(sent_at=4), [HoldLease(until=9, jobs=(A,))]) == []
+    assert journal.entries(5, LAB, StepDone(job=A, epoch=1, step=1, at=4), []) == []
+
+
+def test_a_decision_is_news_whatever_prompted_it() -> None:
+    [entry] = journal.entries(5, LAB, Woke(), [explain(A)])
+    assert (entry["at"], entry["node"], entry["job"]) == (5, LAB, A)
+    assert entry["orders"][0]["decision"]["chosen"] == "there"

@@ -13,7 +13,14 @@ from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import Order, Tell, Write
 from reclaimnet.wire import event_to_dict, order_to_dict
 
-_NO_NEWS: Final = (ev.BeatHeard, ev.BeatAcked, ev.BeatChecked, ev.StepDone, ev.RecordSeen)
+_NO_NEWS: Final = (
+    ev.BeatHeard,
+    ev.BeatAcked,
+    ev.BeatChecked,
+    ev.StepDone,
+    ev.RecordSeen,
+    ev.VacancyTold,
+)
 """Events that are only worth an entry if something was ordered because of them."""
 _NO_ORDER_OF_NOTE: Final = frozenset({"Beat", "HoldLease", "Read", "Check"})
 
@@ -51,6 +58,7 @@ def job_of_event(event: Event) -> JobId | None:
             return ticket.job
         case (
             ev.TicketRedeemed(record=record)
+            | ev.WorkForwarded(record=record)
             | ev.HandoverOffered(record=record)
             | ev.Written(record=record)
             | ev.ProcessFound(record=record)

@@ -9,7 +9,7 @@ The desk decides; whoever owns it (engine/dispatcher.py live, sim/place_plain.py
 asks the nodes. sim/place_kernel.py is the same for a million nodes, and agrees event for event.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -23,6 +23,8 @@ MAX_PROBES: Final = 5
 """Nodes asked for one placement, however large the campus is."""
 LONG_TURN: Final = 10
 """After so many vacancies that went to short jobs while a long one waits, it is its turn."""
+CHOICE: Final = 64
+"""So many nodes are looked at for one that lends to the job's user."""
 BACKFILL: Final = 32
 """So many of those who wait are looked at when the first does not fit."""
 
@@ -128,14 +130,29 @@ class Desk:
         """It found a place, or nobody wants it any more."""
         waiter = self._waiters.pop(job, None)
         if waiter is not None:
-            self._lines[waiter.lane].remove((waiter.key, waiter))
+            line = self._lines[waiter.lane]
+            del line[bisect_left(line, waiter.key, key=lambda entry: entry[0])]
         for node in [node for node, kept in self.kept_for.items() if kept == job]:
             del self.kept_for[node]
 
     def waits(self, job: JobId) -> bool:
         return job in self._waiters
 
-    def match(self, now: int) -> tuple[Waiter, NodeId] | None:
+    def ahead_of(self, job: JobId) -> int:
+        """How many in its lane go before it."""
+        waiter = self._waiters.get(job)
+        if waiter is None:
+            return 0
+        line = self._lines[waiter.lane]
+        return bisect_left(line, waiter.key, key=lambda entry: entry[0])
+
+    def could_ever(self, gpus: int) -> bool:
+        """Some node has so many GPUs, vacant or not."""
+        return any(size >= gpus for size in self._size.values())
+
+    def match(
+        self, now: int, may_use: Callable[[Waiter, NodeId], bool] | None = None
+    ) -> tuple[Waiter, NodeId] | None:
         """Who goes next, and where; taken out of the line and off the board."""
         if not self._vacant:
             return None
@@ -145,7 +162,7 @@ class Desk:
             if self._turns > LONG_TURN or not self._lines[Lane.SHORT]:
                 lanes.reverse()
         for lane in lanes:
-            found = self._first_fit(lane, now)
+            found = self._first_fit(lane, now, may_use)
             if found is not None:
                 waiter, node = found
                 if lane == Lane.LONG:
@@ -155,11 +172,14 @@ class Desk:
                 return found
         return None
 
-    def _first_fit(self, lane: Lane, now: int) -> tuple[Waiter, NodeId] | None:
+    def _first_fit(
+        self, lane: Lane, now: int, may_use: Callable[[Waiter, NodeId], bool] | None
+    ) -> tuple[Waiter, NodeId] | None:
         for _, waiter in islice(self._lines[lane], BACKFILL):
-            nodes = self.best(waiter.gpus, most=1, job=waiter.job)
-            if nodes:
-                return waiter, nodes[0]
+            most = 1 if may_use is None else CHOICE
+            for node in self.best(waiter.gpus, most=most, job=waiter.job):
+                if may_use is None or may_use(waiter, node):
+                    return waiter, node
             self._keep_one(waiter, now)
         return None
 
@@ -181,7 +201,9 @@ class Desk:
 
     # --- other zones -----------------------------------------------------------------------
 
-    def lend(self, mine: int, digest: Digest, dice: Callable[[], float]) -> list[tuple[NodeId, int]]:
+    def lend(
+        self, mine: int, digest: Digest, dice: Callable[[], float]
+    ) -> list[tuple[NodeId, int]]:
         """Which vacancies go to which zone, so that all have alike. Half of what is too much goes:
         the digest is old, and others act on it too."""
         need = digest.residual

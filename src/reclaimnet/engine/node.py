@@ -13,7 +13,16 @@ from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood, Timing
 from reclaimnet.engine.provider import Provider
 from reclaimnet.engine.shelf import Shelf
 from reclaimnet.model import events as ev
-from reclaimnet.model.market import Address, Card, JobId, NodeId, Notice, Progress, Terms
+from reclaimnet.model.market import (
+    Address,
+    Card,
+    GpuId,
+    JobId,
+    NodeId,
+    Notice,
+    Progress,
+    Terms,
+)
 from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Read, Tell, Write
 from reclaimnet.model.probing import Ticket
 from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND
@@ -23,6 +32,8 @@ from reclaimnet.policy.suite import Suite
 DISPATCHER: Final = "dispatcher"
 EARLY_BEAT: Final = 50 * MILLISECOND
 """A change of what is vacant is told this soon, and not more often than this."""
+HINTS: Final = 2
+"""How many others a refusal names that may have room."""
 STRAY_AGAIN: Final = 2 * SECOND
 """How often a record that names this node by mistake is looked at until it is mended."""
 REPLAN: Final = MINUTE
@@ -59,7 +70,8 @@ class Node:
         self._beat_at = 0
         self.lease_until = 0
         self._leases: dict[JobId, int] = {}
-        self._told: Card | None = None
+        self._told: tuple[object, ...] = ()
+        self._vacant_told: set[GpuId] = set()
         self._strays: dict[JobId, int] = {}
         """Jobs whose records name this node though it does not run them, until that is mended."""
         self._plan_at = 0
@@ -100,6 +112,7 @@ class Node:
             shelf_bytes=self.body.shelf_bytes,
             hazard_per_h=self.body.hazard_per_h,
             lending_since=self.provider.lending_since,
+            roles=(DISPATCHER,) if self.dispatcher is not None else (),
         )
 
     def _progress(self) -> tuple[Progress, ...]:
@@ -123,6 +136,10 @@ class Node:
                 return [self._answer_probe(event, now)]
             case ev.ProbeAnswered():
                 return self._probe_answered(event, now)
+            case ev.VacancyTold():
+                return self.dispatcher.vacancy_told(event, now) if self.dispatcher else []
+            case ev.WorkForwarded():
+                return self.dispatcher.forwarded(event, now) if self.dispatcher else []
             case ev.TicketRedeemed():
                 return self._ticket_redeemed(event, now)
             case ev.TicketReturned():
@@ -196,13 +213,17 @@ class Node:
             case ev.BeatChecked():
                 return self._beat_checked(event, now)
             case ev.RoleWon():
-                if event.role == DISPATCHER and self.dispatcher is None:
+                if event.role.startswith(DISPATCHER) and self.dispatcher is None:
                     self.dispatcher = Dispatcher(
-                        node=self.body.node, suite=self.suite, around=self.around, now=now
+                        node=self.body.node,
+                        suite=self.suite,
+                        around=self.around,
+                        now=now,
+                        zone=self.body.zone,
                     )
                 return []
             case ev.RoleLost():
-                if event.role == DISPATCHER:
+                if event.role.startswith(DISPATCHER):
                     self.dispatcher = None
                 return []
             case ev.Woke():
@@ -242,10 +263,19 @@ class Node:
         self.provider.expire(now)
         verdict = self.provider.arbitrate(event.probe, self.suite.arbitrate, now)
         if isinstance(verdict, Ticket):
-            answer = ev.ProbeAnswered(probe=event.probe.id, node=self.body.node, ticket=verdict)
+            answer = ev.ProbeAnswered(
+                probe=event.probe.id,
+                node=self.body.node,
+                ticket=verdict,
+                vacant=len(self.provider.vacant()),
+            )
         else:
             answer = ev.ProbeAnswered(
-                probe=event.probe.id, node=self.body.node, reasons=verdict.reasons
+                probe=event.probe.id,
+                node=self.body.node,
+                reasons=verdict.reasons,
+                vacant=len(self.provider.vacant()),
+                hints=self.around.vacant_nodes(event.probe.shape.gpus, now, most=HINTS),
             )
         return Tell(to=event.probe.asker, event=answer)
 
@@ -379,12 +409,8 @@ class Node:
     # --- beats and time --------------------------------------------------------------------
 
     def _beat_heard(self, event: ev.BeatHeard, now: int) -> list[Order]:
-        before = self.around.card(event.card.node)
         self.around.heard(event.card, now)
-        if self.dispatcher is None:
-            return []
-        gained = set(event.card.vacant) - set(before.vacant if before else ())
-        return self.dispatcher.vacancy(now) if gained else []
+        return self.dispatcher.beat(event.card, now) if self.dispatcher else []
 
     def _beat_acked(self, event: ev.BeatAcked, now: int) -> list[Order]:
         lapsed = now >= self.lease_until
@@ -456,14 +482,38 @@ class Node:
         return orders
 
     def _maybe_beat(self, now: int) -> list[Order]:
-        card = self.card()
+        vacant = {gpu.id for gpu in self.provider.vacant()}
+        gained = vacant - self._vacant_told
+        self._vacant_told = vacant
         if now >= self._beat_at:
             self._beat_at = now + self.body.timing.beat
-            self._told = card
-            return [Beat(card=replace(card, beat=now, jobs=self._progress()))]
-        if card != self._told:
+            self._told = self._standing()
+            return [Beat(card=replace(self.card(), beat=now, jobs=self._progress()))]
+        if self._standing() != self._told:
             self._beat_at = min(self._beat_at, now + EARLY_BEAT)
-        return []
+        return self._tell_vacancy(len(vacant), now) if gained else []
+
+    def _standing(self) -> tuple[object, ...]:
+        """What everybody should know soon. That something became vacant is not: only who
+        dispatches is told, or the cost of a placement would grow with the campus."""
+        provider = self.provider
+        return (
+            provider.offer,
+            provider.leaving(),
+            provider.deadline(),
+            provider.lending_since,
+            self.dispatcher is not None,
+        )
+
+    def _tell_vacancy(self, vacant: int, now: int) -> list[Order]:
+        told = ev.VacancyTold(node=self.body.node, vacant=vacant, at=now)
+        if self.dispatcher is not None:
+            return self.dispatcher.vacancy_told(told, now)
+        dispatching = self.around.dispatchers(now)
+        here = [card for card in dispatching if card.zone == self.body.zone]
+        if not dispatching:
+            self._beat_at = min(self._beat_at, now + EARLY_BEAT)
+        return [Tell(to=card.node, event=told) for card in here or dispatching]
 
     def _running(self, job: JobId, epoch: int) -> Attempt | None:
         attempt = self.attempts.get(job)

@@ -125,3 +125,5 @@ class Card:
     """The rate at which this provider is expected to take GPUs back now."""
     lending_since: int | None = None
     jobs: tuple[Progress, ...] = ()
+    roles: tuple[str, ...] = ()
+    """What the node does for others, so that they know whom to tell."""

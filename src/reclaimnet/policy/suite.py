@@ -8,7 +8,7 @@ from reclaimnet.policy.arbitrate import Arbitrate, first_fit
 from reclaimnet.policy.cadence import Cadence, young
 from reclaimnet.policy.place import Place, holder_first
 from reclaimnet.policy.prepare import STANDBY, STOP_AND_COPY, Preparation
-from reclaimnet.policy.rank import Rank, aged_priority
+from reclaimnet.policy.rank import Rank, fair_share
 from reclaimnet.policy.rescue import Rescue, leave_early
 
 
@@ -18,7 +18,7 @@ class Suite:
     cadence: Cadence = young
     place: Place = holder_first
     prepare: Preparation = STANDBY
-    rank: Rank = aged_priority
+    rank: Rank = fair_share
     rescue: Rescue = leave_early
 
 

@@ -20,6 +20,8 @@ _NO_NEWS: Final = (
     ev.StepDone,
     ev.RecordSeen,
     ev.VacancyTold,
+    ev.Written,
+    ev.ProbeArrived,
 )
 """Events that are only worth an entry if something was ordered because of them."""
 _NO_ORDER_OF_NOTE: Final = frozenset({"Beat", "HoldLease", "Read", "Check"})
@@ -27,7 +29,7 @@ _NO_ORDER_OF_NOTE: Final = frozenset({"Beat", "HoldLease", "Read", "Check"})
 
 def entries(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> list[dict[str, Any]]:
     """None, one, or one for each job."""
-    noted = [order for order in orders if type(order).__name__ not in _NO_ORDER_OF_NOTE]
+    noted = [order for order in orders if not _is_routine(order)]
     quiet = isinstance(event, (*_NO_NEWS, ev.Woke))
     if quiet and not noted:
         return []
@@ -46,6 +48,13 @@ def entries(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> li
         }
         for job, about in jobs.items()
     ]
+
+
+def _is_routine(order: Order) -> bool:
+    """An answer to a probe is written down by the one who asked."""
+    if isinstance(order, Tell):
+        return isinstance(order.event, (ev.ProbeAnswered, ev.VacancyTold))
+    return type(order).__name__ in _NO_ORDER_OF_NOTE
 
 
 def job_of_event(event: Event) -> JobId | None:

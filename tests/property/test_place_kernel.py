@@ -1,5 +1,7 @@
 """The compiled kernels do what the engine does, and what theory says."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -46,7 +48,7 @@ def test_no_node_runs_two_tasks_and_none_is_lost(name: str) -> None:
         for node in range(offered.nodes):
             here = np.flatnonzero(placed.node == node)
             spans = sorted(zip(placed.start[here], ends[here], strict=True))
-            assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+            assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ LONG_TURN: Final = 10
 """After so many vacancies that went to short jobs while a long one waits, it is its turn."""
 CHOICE: Final = 64
 """So many nodes are looked at for one that lends to the job's user."""
+OVERDUE: Final = 8
+"""So many of those who need much can have a node kept free at once."""
 BACKFILL: Final = 32
 """So many of those who wait are looked at when the first does not fit."""
 
@@ -39,6 +41,10 @@ class Waiter:
     lane: Lane
     key: Key
     since: int
+
+
+MayUse = Callable[[Waiter, NodeId], bool]
+"""Whether the node lends to the job's user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +72,8 @@ class Desk:
         """Nodes by what is vacant there, the one told of last at the end."""
         self._lines: dict[Lane, list[tuple[Key, Waiter]]] = {lane: [] for lane in Lane}
         self._waiters: dict[JobId, Waiter] = {}
+        self._big: dict[JobId, Waiter] = {}
+        """Who needs more than one GPU, in the rank in which they came."""
         self._turns = 0
         self.kept_for: dict[NodeId, JobId] = {}
 
@@ -88,7 +96,7 @@ class Desk:
         self._set(node, vacant)
 
     def gone(self, node: NodeId) -> None:
-        """It does not answer, or lends nothing any more: nothing of it is vacant until it says so."""
+        """It does not answer, or lends nothing any more, until it says otherwise."""
         self._set(node, 0)
         self._size.pop(node, None)
 
@@ -124,11 +132,14 @@ class Desk:
     def line_up(self, waiter: Waiter) -> None:
         assert waiter.job not in self._waiters, "a job waits once"
         self._waiters[waiter.job] = waiter
+        if waiter.gpus > 1:
+            self._big[waiter.job] = waiter
         insort(self._lines[waiter.lane], (waiter.key, waiter), key=lambda entry: entry[0])
 
     def leave(self, job: JobId) -> None:
         """It found a place, or nobody wants it any more."""
         waiter = self._waiters.pop(job, None)
+        self._big.pop(job, None)
         if waiter is not None:
             line = self._lines[waiter.lane]
             del line[bisect_left(line, waiter.key, key=lambda entry: entry[0])]
@@ -150,50 +161,69 @@ class Desk:
         """Some node has so many GPUs, vacant or not."""
         return any(size >= gpus for size in self._size.values())
 
-    def match(
-        self, now: int, may_use: Callable[[Waiter, NodeId], bool] | None = None
-    ) -> tuple[Waiter, NodeId] | None:
+    def match(self, now: int, may_use: MayUse | None = None) -> tuple[Waiter, NodeId] | None:
         """Who goes next, and where; taken out of the line and off the board."""
         if not self._vacant:
             return None
+        overdue = self._overdue(now, may_use)
+        if overdue is not None:
+            return overdue
         lanes = [Lane.SHORT, Lane.LONG]
         if self._lines[Lane.LONG]:
             self._turns += 1
             if self._turns > LONG_TURN or not self._lines[Lane.SHORT]:
                 lanes.reverse()
         for lane in lanes:
-            found = self._first_fit(lane, now, may_use)
+            found = self._first_fit(lane, may_use)
             if found is not None:
                 waiter, node = found
                 if lane == Lane.LONG:
                     self._turns = 0
-                self.leave(waiter.job)
-                self.promised(node, waiter.gpus)
-                return found
+                return self._matched(waiter, node)
         return None
 
-    def _first_fit(
-        self, lane: Lane, now: int, may_use: Callable[[Waiter, NodeId], bool] | None
-    ) -> tuple[Waiter, NodeId] | None:
+    def _matched(self, waiter: Waiter, node: NodeId) -> tuple[Waiter, NodeId]:
+        self.leave(waiter.job)
+        self.promised(node, waiter.gpus)
+        return waiter, node
+
+    def _first_fit(self, lane: Lane, may_use: MayUse | None) -> tuple[Waiter, NodeId] | None:
         for _, waiter in islice(self._lines[lane], BACKFILL):
-            most = 1 if may_use is None else CHOICE
-            for node in self.best(waiter.gpus, most=most, job=waiter.job):
-                if may_use is None or may_use(waiter, node):
-                    return waiter, node
-            self._keep_one(waiter, now)
+            node = self._fit(waiter, may_use)
+            if node is not None:
+                return waiter, node
         return None
 
-    def _keep_one(self, waiter: Waiter, now: int) -> None:
-        """Who has waited too long gets a node kept free: the one that lacks least."""
-        patience = self.reserve_after
-        if patience is None or now - waiter.since < patience:
-            return
+    def _fit(self, waiter: Waiter, may_use: MayUse | None) -> NodeId | None:
+        most = 1 if may_use is None else CHOICE
+        for node in self.best(waiter.gpus, most=most, job=waiter.job):
+            if may_use is None or may_use(waiter, node):
+                return node
+        return None
+
+    def _overdue(self, now: int, may_use: MayUse | None) -> tuple[Waiter, NodeId] | None:
+        """Who needs much and has waited too long goes before all others; until it fits, the node
+        that lacks least is kept free for it."""
+        if self.reserve_after is None:
+            return None
+        for waiter in list(islice(self._big.values(), OVERDUE)):
+            if now - waiter.since < self.reserve_after:
+                continue
+            node = self._fit(waiter, may_use)
+            if node is not None:
+                return self._matched(waiter, node)
+            self._keep_one(waiter, may_use)
+        return None
+
+    def _keep_one(self, waiter: Waiter, may_use: MayUse | None) -> None:
         if waiter.job in self.kept_for.values():
             return
         able = [
             node
             for node, size in self._size.items()
-            if size >= waiter.gpus and node not in self.kept_for
+            if size >= waiter.gpus
+            and node not in self.kept_for
+            and (may_use is None or may_use(waiter, node))
         ]
         if able:
             node = max(able, key=lambda node: (self.vacant(node), node))

@@ -78,7 +78,9 @@ class Dispatcher:
         self.desk = Desk(reserve_after=RESERVE_AFTER)
         self._told_at: dict[NodeId, int] = {}
         self._searches: dict[JobId, Prober] = {}
-        self._asking: dict[ProbeId, JobId] = {}
+        self._asking: dict[ProbeId, tuple[JobId, NodeId]] = {}
+        self._asked_of: Counter[NodeId] = Counter()
+        """GPUs that open probes ask of each node: they are spoken for, whatever the node says."""
         self._resting: dict[JobId, int] = {}
         """When to line up again: after a refusal, or if nobody claims."""
         self._pause: dict[JobId, int] = {}
@@ -239,7 +241,7 @@ class Dispatcher:
             return
         if card.beat >= self._told_at.get(card.node, 0):
             self._told_at[card.node] = card.beat
-            self.desk.told(card.node, len(card.vacant), size=len(card.gpus) - len(card.leaving))
+            self._told(card.node, len(card.vacant))
 
     def beat(self, card: Card, now: int) -> list[Order]:
         self.heard(card)
@@ -249,9 +251,13 @@ class Dispatcher:
         if event.at < self._told_at.get(event.node, 0):
             return []
         self._told_at[event.node] = event.at
-        card = self.around.card(event.node)
-        self.desk.told(event.node, event.vacant, size=len(card.gpus) if card else 0)
+        self._told(event.node, event.vacant)
         return self._place(now)
+
+    def _told(self, node: NodeId, vacant: int) -> None:
+        card = self.around.card(node)
+        size = len(card.gpus) - len(card.leaving) if card else 0
+        self.desk.told(node, max(vacant - self._asked_of[node], 0), size=size)
 
     def _has_dispatcher(self, zone: str) -> bool:
         return any(card.zone == zone for card in self.around.dispatchers(self.listening_since))
@@ -291,7 +297,7 @@ class Dispatcher:
         ranked = self.suite.place(need, candidates, now)
         chosen = ranked.nodes[0] if ranked.nodes else node
         if chosen != node:
-            self.desk.told(node, self.desk.vacant(node) + record.spec.gpus)
+            self._told(node, self.desk.vacant(node) + record.spec.gpus + self._asked_of[node])
             self.desk.promised(chosen, record.spec.gpus)
         prober = Prober(
             asker=self.node,
@@ -315,21 +321,25 @@ class Dispatcher:
         return replace(candidate, card=replace(card, vacant=believed))
 
     def probe_answered(self, event: ProbeAnswered, now: int) -> list[Order]:
-        job = self._asking.pop(event.probe)
+        job = self._no_longer_asking(event.probe)
         prober = self._searches[job]
         orders = self._noted(prober, prober.answered(event, now))
         if event.vacant is not None:
-            self.desk.told(event.node, event.vacant, size=self._size(event.node))
+            self._told(event.node, event.vacant)
         return orders + self._if_sought(job, now) + self._place(now)
 
-    def _size(self, node: NodeId) -> int:
-        card = self.around.card(node)
-        return len(card.gpus) - len(card.leaving) if card else 0
-
     def _noted(self, prober: Prober, orders: list[Order]) -> list[Order]:
-        if prober.asking is not None:
-            self._asking[prober.asking] = prober.job
+        if prober.asking is not None and prober.asked is not None:
+            self._asking[prober.asking] = (prober.job, prober.asked)
+            self._asked_of[prober.asked] += prober.shape.gpus
         return orders
+
+    def _no_longer_asking(self, probe: ProbeId) -> JobId:
+        job, node = self._asking.pop(probe)
+        self._asked_of[node] -= self._searches[job].shape.gpus
+        if self._asked_of[node] <= 0:
+            del self._asked_of[node]
+        return job
 
     def _if_sought(self, job: JobId, now: int) -> list[Order]:
         prober = self._searches.get(job)
@@ -372,7 +382,7 @@ class Dispatcher:
         for job in [job for job, prober in self._searches.items() if _due(prober.next_wake(), now)]:
             prober = self._searches[job]
             if prober.asking is not None:
-                self._asking.pop(prober.asking, None)
+                self._no_longer_asking(prober.asking)
             orders += self._noted(prober, prober.woke(now))
             for node in prober.silent:
                 self.desk.gone(node)
@@ -389,7 +399,7 @@ class Dispatcher:
 
     def _report(self, now: int) -> list[Order]:
         """Tell those who wait why, and when they can expect to start."""
-        due = sorted((at, job) for job, at in self._report_at.items() if now >= at)
+        due = sorted(job for job, at in self._report_at.items() if now >= at)
         if not due:
             return []
         ends = sorted(
@@ -398,7 +408,7 @@ class Dispatcher:
             if record.spec.lasts is not None
         )
         orders: list[Order] = []
-        for at, job in due:
+        for job in due:
             if len(orders) >= REPORTS:
                 self._report_at[job] = now + REPORT_AFTER
                 continue
@@ -417,8 +427,8 @@ class Dispatcher:
         ahead = self.desk.ahead_of(record.id)
         line = f"{ahead} job{'s' * (ahead != 1)} go first" if ahead else "next in line"
         if ahead < len(ends):
-            left = max(ends[ahead] - now, 0)
-            expected = f"expected start in {show_duration(left // MINUTE * MINUTE + MINUTE)}"
+            left = max(-(-(ends[ahead] - now) // MINUTE), 1) * MINUTE
+            expected = f"expected start in {show_duration(left)}"
         else:
             known = f"{len(ends)} of {len(self.held)} running jobs said how long they last"
             expected = f"expected start unknown: {known}"

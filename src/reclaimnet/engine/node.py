@@ -30,6 +30,8 @@ from reclaimnet.model.work import JobState, Writer
 from reclaimnet.policy.suite import Suite
 
 DISPATCHER: Final = "dispatcher"
+WHOLE: Final = "campus"
+"""The zone of every node on a campus that is not divided."""
 EARLY_BEAT: Final = 50 * MILLISECOND
 """A change of what is vacant is told this soon, and not more often than this."""
 HINTS: Final = 2
@@ -49,7 +51,7 @@ class Body:
 
     node: NodeId
     provider: str = ""
-    zone: str = "campus"
+    zone: str = WHOLE
     address: Address = NOWHERE
     uplink_bps: int = 125_000_000
     shelf_bytes: int = 1 << 34
@@ -80,6 +82,10 @@ class Node:
     # --- what a world calls ----------------------------------------------------------------
 
     def handle(self, event: ev.Event, now: int) -> list[Order]:
+        if isinstance(event, ev.BeatHeard) and self.dispatcher is None and now < self._beat_at:
+            # By far the most frequent event, and nothing here follows from it.
+            self.around.heard(event.card, now)
+            return []
         orders = self._react(event, now)
         orders += self._sweep(now)
         orders += self._maybe_beat(now)
@@ -518,6 +524,11 @@ class Node:
     def _running(self, job: JobId, epoch: int) -> Attempt | None:
         attempt = self.attempts.get(job)
         return attempt if attempt is not None and attempt.epoch == epoch else None
+
+
+def dispatcher_role(zone: str) -> str:
+    """Each zone has a dispatcher of its own; a campus that is not divided is one zone."""
+    return DISPATCHER if zone == WHOLE else f"{DISPATCHER}-{zone}"
 
 
 def _end(job: JobId, epoch: int) -> End:

@@ -37,7 +37,7 @@ class Prober:
         self.silent: list[NodeId] = []
         """Who did not answer in time."""
         self._waiting_for: Probe | None = None
-        self._asked: NodeId | None = None
+        self.asked: NodeId | None = None
         self._until = 0
         self._left = list(ranked[:MAX_PROBES])
         self._known = set(self._left)
@@ -64,7 +64,7 @@ class Prober:
             self._waiting_for = None
             return []
         node = self._left.pop(0)
-        self._asked = node
+        self.asked = node
         self._asked_so_far += 1
         self._until = now + PATIENCE
         self._waiting_for = Probe(
@@ -98,7 +98,7 @@ class Prober:
     def woke(self, now: int) -> list[Order]:
         if self._waiting_for is None or now < self._until:
             return []
-        assert self._asked is not None, "somebody was asked"
-        self.silent.append(self._asked)
-        self.refused.append(f"{self._asked}: did not answer")
+        assert self.asked is not None, "somebody was asked"
+        self.silent.append(self.asked)
+        self.refused.append(f"{self.asked}: did not answer")
         return self.ask_next(now)

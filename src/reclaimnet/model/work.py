@@ -95,8 +95,6 @@ class JobSpec:
     lasts: int | None = None
     """How long it is expected to run, in nanoseconds; None if its user did not say. Only used to
     choose its lane and to tell others when they can expect to start."""
-    nodes: int = 1
-    """How many nodes it runs on at once, with `gpus` on each: all of them or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ def _sparrow(
         while row >= 0:
             kind, a, b = pool[row, 0], pool[row, 1], pool[row, 2]
             ready = -1
-            if kind == ARRIVE or kind == AGAIN:
+            if kind in (ARRIVE, AGAIN):
                 if eagle and a >= 0 and longs[b] > 0:
                     # Refused with the list of nodes that hold long tasks; the second time the
                     # short partition is asked.

@@ -103,8 +103,7 @@ def _row(contender: Run, offered: Load) -> Row:
     placed = contender(offered)
     took = time.thread_time() - began
     begun = placed.start >= 0
-    wait_ms = np.where(begun, placed.start, placed.end) - offered.arrive
-    wait_ms = wait_ms * (TICK_US / 1000)
+    wait_ms = (np.where(begun, placed.start, placed.end) - offered.arrive) * (TICK_US / 1000)
     counted = slice(int(WARM_UP * wait_ms.size), None)
     waits, is_long = wait_ms[counted], offered.is_long[counted]
     number = max(int(begun.sum()), 1)

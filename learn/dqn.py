@@ -14,6 +14,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from reclaimnet.policy.provision import (
+    CALLED_FOR,
     NETWORK_INPUTS,
     DeepQ,
     Network,
@@ -27,6 +28,8 @@ UPDATES = 3_000
 PAIRS_PER_BATCH = 16
 RATE = 2e-3
 FOLLOW = 0.02
+DECAY = 0.02
+"""Towards the prior: where there is little to learn from, the plan should decide."""
 LAMBDA = 0.8
 PRICES = (0.5, 8.0)
 WORST = 2.0
@@ -63,7 +66,7 @@ def _train(table: PairTable, *, seed: int, updates: int) -> DeepQ:
         h2 = np.tanh(h1 @ w2 + b2)
         advantage = waiting_advantage(inputs, (h2 @ w3 + b3)[:, 0])
         # Looks at which nobody would hesitate teach little.
-        doubt = np.exp(-np.abs(inputs[:, 2]))
+        doubt = np.exp(-np.abs(inputs[:, CALLED_FOR]))
         error = np.clip(advantage - wanted.ravel(), -0.5, 0.5) * doubt
         error[looks - 1 :: looks] = 0.0
         out = error[:, None] / len(inputs)
@@ -74,7 +77,8 @@ def _train(table: PairTable, *, seed: int, updates: int) -> DeepQ:
             m += 0.1 * (grad - m)
             s += 0.001 * (grad * grad - s)
             unbiased = np.sqrt(s / (1 - 0.999 ** (step + 1))) + 1e-8
-            part -= RATE * (1 - step / updates) * m / (1 - 0.9 ** (step + 1)) / unbiased
+            rate = RATE * (1 - step / updates)
+            part -= rate * (m / (1 - 0.9 ** (step + 1)) / unbiased + DECAY * part)
         for old, new in zip(target, net, strict=True):
             old += FOLLOW * (new - old)
     return DeepQ(network=Network(weights=tuple(net[:3]), biases=tuple(net[3:])))

@@ -24,7 +24,8 @@ HIDDEN = (32, 32)
 UPDATES = 2_000
 PAIRS_PER_BATCH = 24
 RATE = 2e-3
-DECAY = 1e-4
+DECAY = 0.02
+"""Towards the prior: where there is little to learn from, the plan should decide."""
 PRICES = (0.5, 8.0)
 
 

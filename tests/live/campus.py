@@ -39,8 +39,9 @@ from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobState
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
-QUICK = Timing(beat=300 * MILLISECOND, lease=2 * SECOND, margin=SECOND, role=1500 * MILLISECOND)
-WAIT_S = 40.0
+QUICK = Timing(beat=500 * MILLISECOND, lease=4 * SECOND, margin=2 * SECOND, role=3 * SECOND)
+"""A machine that runs several tests at once may keep an agent waiting for a second or two."""
+WAIT_S = 60.0
 POLL_S = 0.03
 END_S = 15.0
 
@@ -48,20 +49,21 @@ TRAIN = '''\
 """Every step depends on all before it, and is entered into a ledger outside of the job."""
 
 import hashlib
-import io
 import os
+import random
 import sys
 import time
 
 from reclaimnet import sdk
 
 steps, delay, every = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-padding = int(sys.argv[4])
+padding, dense = int(sys.argv[4]), len(sys.argv) > 5
 ledger = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 epoch = os.environ.get("RN_EPOCH", "0")
 
 with sdk.job() as job:
-    state = job.restore({"step": 0, "chain": "", "padding": b"x" * (padding << 20)})
+    noise = random.Random(1).randbytes(padding << 20)
+    state = job.restore({"step": 0, "chain": "", "padding": noise})
     print("from step", state["step"])
     while state["step"] < steps:
         time.sleep(delay)
@@ -70,6 +72,8 @@ with sdk.job() as job:
         state["chain"] = hashlib.sha256(text.encode()).hexdigest()
         os.write(ledger, f"{epoch} {state['step']} {state['chain']}\\n".encode())
         if every and state["step"] % every == 0:
+            if dense:
+                state["padding"] = random.Random(state["step"]).randbytes(padding << 20)
             job.save(state["step"], state)
         job.step(state["step"], state)
 print("done:", state["chain"])
@@ -194,7 +198,7 @@ class LiveAgent:
 
     def leftovers(self) -> list[str]:
         """What is still here of any attempt, but for checkpoints."""
-        folders = [self.folder / name for name in ("work", "resume")]
+        folders = [self.folder / name for name in ("work", "resume", "output")]
         runs = [path for path in (self.folder / "run").glob("*") if path.is_dir()]
         return [
             str(path.relative_to(self.folder))
@@ -273,10 +277,11 @@ class LiveCampus:
 
     def train(
         self, *, steps: int = 100_000, delay: float = 0.02, save_every: int = 10,
-        padding_mib: int = 0, gpus: int = 1,
+        padding_mib: int = 0, gpus: int = 1, dense: bool = False,
     ) -> JobId:  # fmt: skip
         """Submit the job with the ledger; by default it goes on for longer than any test."""
         arguments = [str(steps), str(delay), str(save_every), str(padding_mib)]
+        arguments += ["dense"] if dense else []
         return self.submit(["train.py", *arguments], gpus=gpus)
 
     def submit(self, arguments: list[str], *, gpus: int = 1, saving: str = "sdk") -> JobId:
@@ -321,7 +326,9 @@ class LiveCampus:
         def met() -> bool:
             with contextlib.suppress(ReclaimNetError):
                 seen[:] = [self.job(job)]
-                return bool(condition(seen[0]))
+                met = bool(condition(seen[0]))
+                assert met or not seen[0].state.terminal, f"{what}: it is over"
+                return met
             return False
 
         try:

@@ -22,6 +22,7 @@ from reclaimnet.adapters.linux.bpf_killswitch import (
     now,
 )
 from reclaimnet.adapters.linux.testbed import Campus, Rack
+from reclaimnet.apps.bench import killswitch as bench
 from reclaimnet.apps.bench.killswitch import start, start_ready
 from reclaimnet.errors import NotFound, Unavailable
 
@@ -79,19 +80,31 @@ def open_all(switch) -> None:
         switch.set_lease(slot, NEVER)
 
 
+def sink(bed, closing, port) -> None:
+    process = start_ready(bed, "a2", "sink", {"port": port})
+    closing.callback(process.wait)
+    closing.callback(process.kill)
+
+
+def datagrams(to=None) -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    if to is not None:
+        made.connect(to)
+    return made
+
+
 class Post:
     """Small datagrams from one place of the testbed to another."""
 
     def __init__(self, bed, closing, source, target, *, lane) -> None:
         host = bed.hosts[target[0]]
         address = str(host.lane_address if target[1] else host.address)
-        make = lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)  # noqa: E731
-        self.receiver = closing.enter_context(bed.inside(target[0], make, lane=target[1]))
+        self.receiver = closing.enter_context(bed.inside(target[0], datagrams, lane=target[1]))
         self.receiver.bind((address, 0))
         self.receiver.settimeout(0.1)
+        there = self.receiver.getsockname()
+        self.sender = closing.enter_context(bed.inside(source, lambda: datagrams(there), lane=lane))
         self.sent = 0
-        self.sender = closing.enter_context(bed.inside(source, make, lane=lane))
-        self.sender.connect(self.receiver.getsockname())
 
     def works(self) -> None:
         """Packets pass, at the latest when the neighbours know each other again."""
@@ -162,7 +175,7 @@ def test_bytes_are_counted_as_on_the_wire(bed, closing, switch) -> None:
     shaper = tc.Shaper.install("eth0", netns=lane, rate=125_000_000)
     closing.callback(shaper.remove)
     shaper.open(tc.FIRST_TRANSFER, 125_000_000)
-    start_ready(bed, "a2", "sink", {"port": PORT})
+    sink(bed, closing, PORT)
     before = switch.counts(GUEST).out_passed
     size = 20_000_000
     done = start(
@@ -340,7 +353,7 @@ def test_twenty_random_deadlines_and_not_a_packet_after_any(bed, closing, switch
     closing.callback(shaper.remove)
     observer = Observer("eth0", netns=bed.hosts["a2"].netns)
     closing.callback(observer.close)
-    start_ready(bed, "a2", "sink", {"port": PORT + 1})
+    sink(bed, closing, PORT + 1)
     for _ in range(20):
         switch.set_deadline(GUEST, NEVER)
         flow = start(
@@ -364,6 +377,21 @@ def test_twenty_random_deadlines_and_not_a_packet_after_any(bed, closing, switch
         assert seen > before, "it was the deadline that stopped them"
         pause(20 * MILLISECOND)
         assert observer.packets == seen
+
+
+def test_the_bench_reports_what_the_design_asks_for(monkeypatch) -> None:
+    monkeypatch.setattr(bench, "_QUICK_FLIPS", {"bpf": 3, "tc_class": 2, "process_kill": 2})
+    report = bench.run(seed=1, quick=True)
+    assert report["bench"] == "killswitch"
+    assert report["params"]["congestion"] == ["cubic", "bbr"]
+    assert set(report["results"]) == {"bpf", "tc_class", "process_kill"}
+    for row in report["results"].values():
+        for key in ("flip_us", "last_packet_us"):
+            assert set(row[key]) == {"p50", "p99"}
+    assert report["results"]["bpf"]["flips"] == 6
+    last = {name: row["last_packet_us"]["p50"] for name, row in report["results"].items()}
+    assert last["bpf"] < last["tc_class"] < last["process_kill"]
+    bench.render(report)
 
 
 def test_an_interface_that_is_not_there(bed, closing) -> None:

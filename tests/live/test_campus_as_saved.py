@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from tests import vault_files
 from tests.live.campus import LiveAgent, LiveCampus, live_campus
 
+from reclaimnet import wire
 from reclaimnet.model.work import Checkpoint, JobRecord, JobState
 
 pytestmark = pytest.mark.needs("nats")
@@ -81,8 +83,10 @@ def _two_checkpoints(campus: LiveCampus) -> tuple[str, Checkpoint, Checkpoint]:
 
 
 def _flip_a_byte_of_what_is_new(agent: LiveAgent) -> None:
-    chunks = [path for path in (agent.folder / "vault" / "data").glob("*/*") if path.is_file()]
-    newest = max(chunks, key=lambda path: path.stat().st_mtime_ns)
-    data = bytearray(newest.read_bytes())
-    data[len(data) // 2] ^= 1
-    newest.write_bytes(data)
+    root = agent.folder / "vault"
+    files = [path for path in root.glob("manifests/*/*") if not path.suffix]
+    manifests = [wire.decode_manifest(path.read_bytes()) for path in files]
+    *older, newest = sorted(manifests, key=lambda manifest: (manifest.epoch, manifest.step))
+    known = {chunk for manifest in older for part in manifest.parts for chunk in part.chunks}
+    new = [chunk for part in newest.parts for chunk in part.chunks if chunk not in known]
+    vault_files.rot(root, new[0])

@@ -67,6 +67,22 @@ def test_the_destination_may_be_killed_in_the_middle_of_a_move(tmp_path: Path) -
         campus.counted()
 
 
+def test_a_job_that_ends_while_its_agent_is_away_is_not_run_again(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start("a")
+        job = campus.train(steps=50, save_every=25)
+        campus.await_running(job)
+        campus.await_steps(1, epoch=1)
+        campus["a"].kill()
+        until(lambda: list((campus["a"].folder / "run").glob("*/exit")), "it is over")
+        campus["a"].restart()
+        ended = campus.await_job(job, lambda r: r.state.terminal, "its end is told")
+        assert (ended.state, ended.epoch) == (JobState.COMPLETED, 1)
+        until(lambda: f"done: {chain_after(50)}" in campus.log(job), "its last words are kept")
+        assert len(campus.ledger()) == 50
+        until(lambda: not campus["a"].leftovers(), "nothing of it is left")
+
+
 def test_jobs_outlive_their_nats_server(tmp_path: Path) -> None:
     with live_campus(tmp_path) as campus:
         campus.start("a", "b")

@@ -73,7 +73,7 @@ def test_an_agent_killed_for_good_loses_its_job_to_another_node(tmp_path: Path) 
         job = campus.train()
         campus.await_saved(job, holders=2)
         holder = str(campus.job(job).holder)
-        campus[holder].reclaim(grace_s=8)
+        campus[holder].reclaim(grace_s=12)
         # Its own node is leaving and its agent dies at once: nobody is left to move it.
         campus[holder].kill()
         campus.await_running(job, epoch=2)

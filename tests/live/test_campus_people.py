@@ -199,6 +199,20 @@ def test_a_vault_that_is_too_small_is_told_and_the_job_runs_on(tmp_path: Path) -
         assert campus.job(job).checkpoints == ()
 
 
+def test_a_job_that_saves_all_day_does_not_fill_the_vault(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start()
+        for name in ("a", "b"):
+            campus.add(name, quota=24 << 20)
+        job = campus.train(padding_mib=4, save_every=20, dense=True)
+        # Twelve times what the vault holds two of.
+        record = campus.await_saved(job, step=240)
+        assert record.reason == ""
+        assert record.steps_lost == 0
+        campus.await_saved(job, step=240, holders=2)
+        assert "full" not in campus.why(job)
+
+
 def test_a_script_that_knows_only_signals_moves_with_its_directory(tmp_path: Path) -> None:
     with live_campus(tmp_path) as campus:
         (campus.work / "train_signal.py").write_text((EXAMPLES / "train_signal.py").read_text())

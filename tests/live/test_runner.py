@@ -96,8 +96,9 @@ class Bench:
     def log(self, epoch=None):
         return b"".join(r.text for r in self.all(LogLines, epoch)).decode()
 
-    def start(self, spec, epoch=1, resume=None, restarts=0):
-        self.runner.start(JOB, epoch, spec, (GpuId("GPU-a"),), self.root, resume, restarts)
+    def start(self, spec, epoch=1, resume=None, restarts=0, changed=None):
+        gpus = (GpuId("GPU-a"),)
+        self.runner.start(JOB, epoch, spec, gpus, self.root, resume, restarts, changed)
 
     def close(self):
         self.runner.adopt()
@@ -279,6 +280,45 @@ def test_a_job_started_ahead_waits_for_its_state_and_then_goes_on_from_it(bench,
     bench.runner.save(JOB, 2, False)
     state, _ = image.load(bench.wait(Snapshot, epoch=2).path)
     assert state["trail"] == list(range(1, state["step"] + 1))
+
+
+ARRAYS = """
+    import time
+    import numpy as np
+    from reclaimnet import sdk
+    with sdk.job() as job:
+        state = job.restore(lambda: {"step": 0, "a": np.zeros(1_000_000), "b": np.ones(1000)})
+        while True:
+            time.sleep(0.002)
+            state["step"] += 1
+            state["a"][:100] += 1
+            job.step(state["step"], state)
+"""
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_a_job_read_ahead_is_brought_up_to_date(plain, tmp_path, told):
+    """If the runner can say what has changed since then; else all of it is read again."""
+    spec = script(tmp_path, ARRAYS)
+    plain.start(spec, epoch=1)
+    plain.wait_step(5)
+    plain.runner.save(JOB, 1, False)
+    laid_out = keep(plain.wait(Snapshot).path, tmp_path / "laid-out")
+    plain.runner.warm_up(JOB, 2, spec, (), tmp_path)
+    plain.runner.preload(JOB, 2, laid_out)
+    eventually(lambda: any(r.loaded for r in plain.all(Ready, epoch=2)), "the state read ahead")
+    plain.runner.save(JOB, 1, True)
+    snapshot = plain.wait(Snapshot, count=2)
+    for part in snapshot.path.iterdir():
+        (laid_out / part.name).write_bytes(part.read_bytes())
+    changed = [(0, 4096)] if told else None
+    plain.start(spec, epoch=2, resume=laid_out, restarts=1, changed=changed)
+    assert plain.wait(Stepped, epoch=2).step > snapshot.step
+    plain.runner.save(JOB, 2, False)
+    state, _ = image.load(plain.wait(Snapshot, epoch=2).path)
+    assert (state["a"][:100] == state["step"]).all()
+    assert not state["a"][100:].any()
+    assert (state["b"] == 1).all()
 
 
 def test_a_job_that_fails_while_it_waits_is_run_anew_when_it_is_needed(plain, tmp_path):

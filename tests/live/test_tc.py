@@ -11,6 +11,7 @@ from reclaimnet.adapters.linux import tc, testbed
 from reclaimnet.adapters.linux.bpf_killswitch import Observer
 from reclaimnet.adapters.linux.tc_netns import inside
 from reclaimnet.adapters.linux.testbed import Campus, Rack
+from reclaimnet.apps.bench import background as bench
 from reclaimnet.apps.bench.killswitch import start, start_ready
 from reclaimnet.errors import NotFound, UsageError
 
@@ -37,6 +38,20 @@ def lane(bed):
     return bed.hosts["a1"].lane
 
 
+@pytest.fixture
+def install(lane):
+    """Shapers on the lane that are let go of whatever happens."""
+    made = []
+
+    def make(rate, **options) -> tc.Shaper:
+        made.append(tc.Shaper.install("eth0", netns=lane, rate=rate, **options))
+        return made[-1]
+
+    yield make
+    for shaper in made:
+        shaper.close()
+
+
 def move(bed, size, *, source="a1", target="b1", priority=0, tos=0):
     """Send so many bytes; answers with the process that does."""
     options = {
@@ -56,28 +71,32 @@ def rate_of(process, size) -> float:
     return size / ((report["ended"] - report["started"]) / 1e9)
 
 
-def test_a_transfer_is_held_to_its_rate_and_a_change_is_felt(bed, lane) -> None:
+def test_a_transfer_is_held_to_its_rate_and_a_change_is_felt(bed, lane, install) -> None:
     start_ready(bed, "b1", "sink", {"port": PORT})
-    shaper = tc.Shaper.install("eth0", netns=lane, rate=1000 * MBIT, guests_only=True)
+    shaper = install(1000 * MBIT, guests_only=True)
     first = tc.FIRST_TRANSFER
     shaper.open(first, 20 * MBIT)
     size = 2_000_000
+    rates = []
     for rate in (20 * MBIT, 60 * MBIT):
         shaper.set_rate(first, rate)
         before = shaper.counts()[first].bytes
         got = rate_of(move(bed, size, priority=tc.class_id(first)), size)
-        # The first burst goes for free, so a short transfer is a little faster than its rate.
-        assert 0.8 * rate < got < 1.1 * rate
+        # The first burst goes for free, so a short transfer is a little faster than its rate. How
+        # much slower it is says something about this machine's load only.
+        assert got < 1.1 * rate
+        rates.append(got)
         assert shaper.counts()[first].bytes - before > size
+    assert rates[1] > 1.5 * rates[0]
     shaper.remove()
     assert tc.qdisc_owner("eth0", netns=lane) == "kernel"
 
 
-def test_all_transfers_together_stay_within_the_link(bed, lane) -> None:
+def test_all_transfers_together_stay_within_the_link(bed, install) -> None:
     """However much each may have: the owner's rate holds for the sum."""
     for target in ("b1", "b2"):
         start_ready(bed, target, "sink", {"port": PORT})
-    shaper = tc.Shaper.install("eth0", netns=lane, rate=400 * MBIT, guests_only=True)
+    shaper = install(400 * MBIT, guests_only=True)
     shaper.set_link_rate(40 * MBIT)
     size = 2_500_000
     flows = []
@@ -85,13 +104,14 @@ def test_all_transfers_together_stay_within_the_link(bed, lane) -> None:
         shaper.open(tc.FIRST_TRANSFER + number, 40 * MBIT)
         priority = tc.class_id(tc.FIRST_TRANSFER + number)
         flows.append(move(bed, size, target=target, priority=priority))
-    assert sum(rate_of(flow, size) for flow in flows) < 1.15 * 40 * MBIT
-    shaper.close()
+    reports = [json.loads(flow.communicate(timeout=60)[0]) for flow in flows]
+    seconds = max(r["ended"] for r in reports) - min(r["started"] for r in reports)
+    assert 2 * size / (seconds / 1e9) < 1.1 * 40 * MBIT
 
 
-def test_a_class_that_was_shut_opens_at_once(bed, lane) -> None:
+def test_a_class_that_was_shut_opens_at_once(bed, install) -> None:
     start_ready(bed, "b1", "sink", {"port": PORT})
-    shaper = tc.Shaper.install("eth0", netns=lane, rate=1000 * MBIT, guests_only=True)
+    shaper = install(1000 * MBIT, guests_only=True)
     first = tc.FIRST_TRANSFER
     shaper.open(first, 50 * MBIT)
     process = move(bed, 20_000_000, priority=tc.class_id(first))
@@ -99,7 +119,6 @@ def test_a_class_that_was_shut_opens_at_once(bed, lane) -> None:
     shaper.set_rate(first, 0)
     shaper.set_rate(first, 50 * MBIT)
     assert process.wait(timeout=30) == 0
-    shaper.close()
 
 
 def wait_until(true, seconds=10.0) -> None:
@@ -109,15 +128,14 @@ def wait_until(true, seconds=10.0) -> None:
         time.sleep(0.005)
 
 
-def test_taking_the_mark_off_gains_nothing(bed, lane) -> None:
+def test_taking_the_mark_off_gains_nothing(bed, install) -> None:
     """Where only guests live, what nobody has marked is the last to be served."""
     start_ready(bed, "b1", "sink", {"port": PORT})
-    shaper = tc.Shaper.install("eth0", netns=lane, rate=1000 * MBIT, guests_only=True)
+    shaper = install(1000 * MBIT, guests_only=True)
     assert move(bed, 1_000_000).wait(timeout=30) == 0
     counts = shaper.counts()
     assert counts[tc.SCAVENGER].bytes > 1_000_000
     assert counts[tc.BACKGROUND].bytes == 0
-    shaper.close()
 
 
 def test_lower_effort_yields_at_a_shaped_uplink(bed) -> None:
@@ -140,7 +158,7 @@ def test_lower_effort_yields_at_a_shaped_uplink(bed) -> None:
         movers.close()
 
 
-def test_a_qdisc_that_is_not_ours_is_left_alone(lane) -> None:
+def test_a_qdisc_that_is_not_ours_is_left_alone(lane, install) -> None:
     def theirs() -> None:
         with IPRoute() as route:
             index = route.link_lookup(ifname="eth0")[0]
@@ -148,13 +166,13 @@ def test_a_qdisc_that_is_not_ours_is_left_alone(lane) -> None:
 
     inside(lane, theirs)
     with pytest.raises(UsageError, match="tbf qdisc that is not ours"):
-        tc.Shaper.install("eth0", netns=lane, rate=100 * MBIT)
+        install(100 * MBIT)
     assert tc.qdisc_owner("eth0", netns=lane) == "tbf"
 
 
-def test_ours_is_replaced_and_found_again(lane) -> None:
-    tc.Shaper.install("eth0", netns=lane, rate=100 * MBIT).close()
-    shaper = tc.Shaper.install("eth0", netns=lane, rate=200 * MBIT)
+def test_ours_is_replaced_and_found_again(lane, install) -> None:
+    install(100 * MBIT).close()
+    shaper = install(200 * MBIT)
     shaper.open(tc.FIRST_TRANSFER, MBIT)
     shaper.close()
     again = tc.Shaper("eth0", netns=lane)
@@ -165,21 +183,31 @@ def test_ours_is_replaced_and_found_again(lane) -> None:
     again.remove()
 
 
-def test_a_batch_with_a_mistake_says_so_and_does_the_rest(lane) -> None:
-    shaper = tc.Shaper.install("eth0", netns=lane, rate=100 * MBIT)
+def test_a_batch_with_a_mistake_says_so_and_does_the_rest(install) -> None:
+    shaper = install(100 * MBIT)
     shaper.open(tc.FIRST_TRANSFER, MBIT)
     with pytest.raises(OSError, match="eth0"):
         shaper.set_rates({tc.FIRST_TRANSFER + 9: MBIT, tc.FIRST_TRANSFER: 2 * MBIT})
     shaper.set_rates({tc.FIRST_TRANSFER: 3 * MBIT})
-    shaper.close()
 
 
-def test_bad_input_is_refused_in_a_sentence(lane) -> None:
+def test_the_bench_reports_what_the_design_asks_for(monkeypatch) -> None:
+    monkeypatch.setattr(bench, "_QUICK_ROUNDS", 1)
+    report = bench.run(seed=1, quick=True)
+    assert report["bench"] == "background"
+    assert set(report["results"]) == {"none", "fair_share", "paced"}
+    keys = {"background_loss_pct", "fct_p50_ratio", "rr_p99_ratio", "deadline_met"}
+    assert all(keys <= set(row) for row in report["results"].values())
+    assert report["results"]["paced"]["fct_p50_ratio"] < report["results"]["none"]["fct_p50_ratio"]
+    bench.render(report)
+
+
+def test_bad_input_is_refused_in_a_sentence(lane, install) -> None:
     with pytest.raises(NotFound, match="no network interface nope0"):
         tc.Shaper.install("nope0", netns=lane, rate=MBIT)
     with pytest.raises(UsageError, match="too low to shape"):
-        tc.Shaper.install("eth0", netns=lane, rate=1)
-    shaper = tc.Shaper.install("eth0", netns=lane, rate=MBIT)
+        install(1)
+    shaper = install(MBIT)
     with pytest.raises(UsageError, match="no class"):
         shaper.open(tc.BACKGROUND, MBIT)
     shaper.close()

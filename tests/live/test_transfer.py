@@ -16,10 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests import vault_files
 
 from reclaimnet import wire
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault import transfer
+from reclaimnet.adapters.vault.assembly import Assembly
 from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.adapters.vault.store import CHUNK_BYTES, Source, Vault
 from reclaimnet.adapters.vault.stream import HEADER
@@ -27,7 +29,7 @@ from reclaimnet.adapters.vault.transfer import ChunkServer, pull
 from reclaimnet.errors import Damaged, Forbidden, NotFound, Unavailable, VaultFull
 from reclaimnet.model.market import Address, JobId
 from reclaimnet.model.units import GIB, MIB
-from reclaimnet.model.work import ManifestId, Saving
+from reclaimnet.model.work import ChunkId, ManifestId, Saving
 
 JOB = JobId("job-1")
 PATIENCE_S = 30.0
@@ -242,7 +244,9 @@ def test_each_source_gives_what_it_has(campus: Campus) -> None:
     for number, source in enumerate(sources):
         manifest = save(source, path)
         lost = source.manifest(manifest).parts[0].chunks[number]
-        (source.root / "data" / lost[:2] / lost).unlink()
+        vault_files.rot(source.root, lost)
+        with pytest.raises(Damaged):
+            source.read(lost)
     target = campus.vault("target")
     pull(
         target,
@@ -254,12 +258,10 @@ def test_each_source_gives_what_it_has(campus: Campus) -> None:
     assert same(target, manifest, path, campus.folder / "out")
 
 
-def rot(vault: Vault, manifest: ManifestId, index: int) -> Path:
+def rot(vault: Vault, manifest: ManifestId, index: int) -> ChunkId:
     chunk = vault.manifest(manifest).parts[0].chunks[index]
-    file = vault.root / "data" / chunk[:2] / chunk
-    with file.open("r+b") as opened:
-        opened.write(b"rot")
-    return file
+    vault_files.rot(vault.root, chunk)
+    return chunk
 
 
 def test_a_chunk_damaged_at_the_source_is_had_from_another(campus: Campus) -> None:
@@ -278,8 +280,8 @@ def test_a_chunk_damaged_at_the_source_is_had_from_another(campus: Campus) -> No
         connections=1,
     )
     assert same(target, manifest, path, campus.folder / "out")
-    assert not rotten.exists(), "the source was told to look, and has set it aside"
-    assert len(bad.missing(bad.manifest(manifest))) == 1
+    # The source was told to look, and has set it aside.
+    assert bad.missing(bad.manifest(manifest)) == [rotten]
 
 
 def test_a_chunk_damaged_at_the_only_source_is_refused(campus: Campus) -> None:
@@ -310,6 +312,7 @@ PULLER = """
 import sys, json, threading
 from pathlib import Path
 from reclaimnet.adapters.tls import ca
+from reclaimnet.adapters.vault.assembly import Assembly
 from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import pull
@@ -348,7 +351,7 @@ def test_a_killed_pull_goes_on_where_it_was(campus: Campus) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     try:
-        wait_until(lambda: len(list(root.glob("data/*/*"))) >= 5 or process.poll() is not None)
+        wait_until(lambda: len(vault_files.named(root)) >= 5 or process.poll() is not None)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -473,7 +476,7 @@ def test_no_room_is_said_before_anything_moves(campus: Campus) -> None:
     with pytest.raises(VaultFull, match="raise its quota"):
         pull(target, manifest=manifest, job=JOB, sources=[server.address], context=context)
     assert target.usage().used_bytes == 0
-    assert not list(target.root.glob("data/*/*"))
+    assert vault_files.is_empty(target)
 
 
 def raw_connection(campus: Campus, server: ChunkServer) -> ssl.SSLSocket:
@@ -622,3 +625,43 @@ def test_a_delta_on_a_base_that_rotted_is_replaced_by_the_chunk(campus: Campus) 
     second = save(source, path, step=2)
     pull(target, manifest=second, job=JOB, sources=[server.address], context=context)
     assert same(target, second, path, campus.folder / "out")
+
+
+def test_an_assembly_is_brought_up_to_date_by_a_pull(campus: Campus) -> None:
+    source, target = campus.vault("source"), campus.vault("target")
+    server, context = campus.serve(source), campus.client()
+    path = campus.image(chunks=24)
+    first = save(source, path)
+    assembly = Assembly(campus.folder / "laid-out")
+    order = {"job": JOB, "sources": [server.address], "context": context}
+    pull(target, manifest=first, assembly=assembly, **order)
+    assert (assembly.into / "state").read_bytes() == path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(3 * CHUNK_BYTES)
+        file.write(b"x" * (12 * CHUNK_BYTES))
+        file.truncate(20 * CHUNK_BYTES + 7)
+    second = save(source, path, step=2)
+    pull(target, manifest=second, assembly=assembly, **order)
+    assert assembly.holds == target.manifest(second)
+    assert (assembly.into / "state").read_bytes() == path.read_bytes()
+    pull(target, manifest=first, assembly=assembly, **order)
+    assert assembly.holds == target.manifest(first), "also if nothing has to be moved"
+
+
+def test_an_assembly_in_the_way_does_not_stop_a_pull(campus: Campus) -> None:
+    source, target = campus.vault("source"), campus.vault("target")
+    server, context = campus.serve(source), campus.client()
+    path = campus.image(chunks=12)
+    manifest = save(source, path)
+    (campus.folder / "laid-out" / "state").mkdir(parents=True)
+    assembly = Assembly(campus.folder / "laid-out")
+    pull(
+        target,
+        manifest=manifest,
+        job=JOB,
+        sources=[server.address],
+        context=context,
+        assembly=assembly,
+    )
+    assert assembly.holds is None
+    assert same(target, manifest, path, campus.folder / "out")

@@ -210,7 +210,7 @@ def test_the_same_seed_gives_the_same_events() -> None:
 def test_a_place_that_was_booked_in_vain_is_free_again_at_once() -> None:
     world = campus(nodes=2, gpus=1)
     Promises(world)
-    never_saved = replace(WORK, save_time=1000 * SECOND)
+    never_saved = replace(WORK, save_time=30 * SECOND)
     world.submit(J, spec("a"), never_saved)
     world.run(8 * SECOND)
     node = holder(world)
@@ -220,3 +220,17 @@ def test_a_place_that_was_booked_in_vain_is_free_again_at_once() -> None:
     assert record.holder not in (None, node)
     world.run(3 * MINUTE)
     assert world.store.records[J].state == JobState.COMPLETED
+
+
+def test_a_destination_does_not_wait_for_a_source_that_died() -> None:
+    world = campus(nodes=2, gpus=1)
+    Promises(world)
+    slow = replace(WORK, save_time=5 * SECOND)
+    world.submit(J, spec("a"), slow)
+    world.run(8 * SECOND)
+    node = holder(world)
+    world.reclaim(node, grace=20 * SECOND)
+    world.run(9 * SECOND)
+    world.crash_machine(node)
+    world.run(45 * SECOND)
+    assert world.store.records[J].holder not in (None, node)

@@ -21,7 +21,7 @@ from reclaimnet import wire
 from reclaimnet.apps import cli
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
-from reclaimnet.model.units import MINUTE, SECOND
+from reclaimnet.model.units import GIB, MINUTE, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState
 
 SRC = Path(cli.__file__).parents[2]
@@ -500,7 +500,9 @@ class FakeApp:
                     "gpus": 2,
                     "lend": True,
                     "notice": 20 * SECOND,
+                    "vault_quota": 64 * GIB,
                     "detach": True,
+                    "suite": "standby",
                 },
             ),
         ),

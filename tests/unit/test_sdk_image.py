@@ -142,6 +142,45 @@ def test_what_did_not_change_keeps_its_bytes_at_its_place(tmp_path):
     assert (tmp_path / "image").read_bytes()[: len(first)] == first
 
 
+def differences(before: bytes, after: bytes, block: int = 512) -> list[tuple[int, int]]:
+    return [
+        (start, block)
+        for start in range(0, len(after), block)
+        if before[start : start + block] != after[start : start + block]
+    ]
+
+
+def test_of_a_state_read_ahead_only_what_changed_is_read_again(tmp_path):
+    layout = image.Layout()
+    state = {"step": 1, "a": np.arange(5000.0), "b": np.ones((70, 90), order="F"), "c": b"x" * 4000}
+    write(state, tmp_path, layout)
+    before = (tmp_path / "image").read_bytes()
+    ahead = image.load_ahead(tmp_path)
+    assert ahead.size == layout.end
+    arrays = {id(array) for _, array in ahead.arrays.values()}
+    state["a"][100:700] += 1
+    state["b"][3] = 7
+    state |= {"step": 2, "c": b"y" * 4000}
+    write(state, tmp_path, layout)
+    changed = differences(before, (tmp_path / "image").read_bytes())
+    restored, again = image.load(tmp_path, ahead, changed)
+    assert same(restored, state)
+    assert id(restored["a"].base if restored["a"].base is not None else restored["a"]) in arrays
+    write(restored, tmp_path / "next", again)
+    assert same(image.load(tmp_path / "next")[0], state)
+
+
+def test_a_state_that_took_another_shape_is_read_anew(tmp_path):
+    layout = image.Layout()
+    write({"a": np.arange(1000.0), "b": np.arange(100)}, tmp_path, layout)
+    ahead = image.load_ahead(tmp_path)
+    state = {"a": np.arange(1000.0, dtype="f4"), "b": np.arange(400), "new": np.ones(9)}
+    before = (tmp_path / "image").read_bytes()
+    write(state, tmp_path, layout)
+    changed = differences(before, (tmp_path / "image").read_bytes())
+    assert same(image.load(tmp_path, ahead, changed)[0], state)
+
+
 def test_a_state_that_keeps_growing_does_not_pile_up_its_past(tmp_path):
     layout = image.Layout()
     for n in range(1, 200):

@@ -5,12 +5,13 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
+from tests.vault_files import is_empty, rot
 
 from reclaimnet import wire
 from reclaimnet.adapters.vault import store
@@ -52,10 +53,6 @@ def change(path: Path, chunk: int, byte: bytes = b"!") -> None:
     with path.open("r+b") as file:
         file.seek(chunk * CHUNK_BYTES + 5)
         file.write(byte)
-
-
-def chunk_file(vault: Vault, chunk: ChunkId) -> Path:
-    return vault.root / "data" / chunk[:2] / chunk
 
 
 def files_below(folder: Path) -> set[Path]:
@@ -133,7 +130,7 @@ def test_a_damaged_chunk_is_noticed_and_set_aside(vault: Vault, tmp_path: Path) 
     saved = save(vault, path)
     manifest = vault.manifest(saved.manifest)
     chunk = manifest.parts[0].chunks[1]
-    change(chunk_file(vault, chunk), chunk=0)
+    rot(vault.root, chunk)
     with pytest.raises(Damaged, match="set aside"):
         vault.assemble(saved.manifest, tmp_path / "out")
     assert vault.missing(manifest) == [chunk]
@@ -146,13 +143,26 @@ def test_a_damaged_chunk_is_noticed_and_set_aside(vault: Vault, tmp_path: Path) 
     assert (tmp_path / "again/state").read_bytes() == path.read_bytes()
 
 
-def test_a_lost_chunk_is_missing(vault: Vault, tmp_path: Path) -> None:
-    saved = save(vault, image(tmp_path, chunks=2))
-    manifest = vault.manifest(saved.manifest)
-    chunk_file(vault, manifest.parts[0].chunks[0]).unlink()
-    with pytest.raises(NotFound):
-        vault.read(manifest.parts[0].chunks[0])
-    assert vault.missing(manifest) == [manifest.parts[0].chunks[0]]
+def test_chunks_that_the_disk_has_lost_are_missing(tmp_path: Path) -> None:
+    root = tmp_path / "vault"
+    with Vault(root, quota_bytes=GIB) as vault:
+        saved = save(vault, image(tmp_path, chunks=2))
+    os.truncate(root / "chunks", CHUNK_BYTES)
+    with Vault(root, quota_bytes=GIB) as vault:
+        manifest = vault.manifest(saved.manifest)
+        for chunk in manifest.parts[0].chunks:
+            with suppress(NotFound, Damaged):
+                vault.read(chunk)
+        assert len(vault.missing(manifest)) == 2
+        save(vault, image(tmp_path, chunks=2), step=2)
+        assert vault.missing(manifest) == []
+
+
+def test_small_chunks_take_little_of_the_disk(vault: Vault) -> None:
+    for number in range(300):
+        data = str(number).encode()
+        vault.put(ChunkId(blake3(data).hexdigest()), data)
+    assert (vault.root / "chunks").stat().st_blocks * 512 < 100 * MIB
 
 
 def test_bytes_that_are_not_the_chunk_are_refused(vault: Vault) -> None:
@@ -369,7 +379,7 @@ def test_a_file_that_is_not_there_leaves_no_trace(vault: Vault, tmp_path: Path) 
             ],
         )
     assert vault.usage().used_bytes == 0
-    assert not list(vault.root.glob("data/*/*"))
+    assert is_empty(vault)
 
 
 def test_a_manifest_without_its_chunks_is_not_kept(tmp_path: Path, vault: Vault) -> None:
@@ -396,7 +406,7 @@ def test_forgetting_keeps_what_others_need(vault: Vault, tmp_path: Path) -> None
     assert (tmp_path / "out/state").read_bytes() == path.read_bytes()
     vault.forget(JobId("other"))
     assert vault.usage().used_bytes == vault.usage().chunks == 0
-    assert not list(vault.root.glob("data/*/*"))
+    assert is_empty(vault)
 
 
 def test_one_process_at_a_time(tmp_path: Path, vault: Vault) -> None:
@@ -412,8 +422,6 @@ def test_leftovers_of_a_crash_are_cleaned_up(tmp_path: Path) -> None:
         saved = save(vault, image(tmp_path, chunks=2))
         usage = vault.usage()
         before = files_below(root)
-    chunk = "ab" * 32
-    (root / f"data/ab/{chunk}.17.tmp").write_bytes(b"half")
     (root / "manifests/job-1" / f"{saved.manifest}.3.tmp").write_bytes(b"half")
     with Vault(root, quota_bytes=GIB) as vault:
         assert files_below(root) == before
@@ -445,10 +453,10 @@ def test_what_was_coming_survives_a_crash_but_not_a_power_cut(tmp_path: Path, va
 
 def test_quarantine_is_bounded(vault: Vault) -> None:
     for number in range(store.MAX_QUARANTINED + 5):
-        data = str(number).encode()
+        data = f"chunk {number}".encode()
         chunk = ChunkId(blake3(data).hexdigest())
         vault.put(chunk, data)
-        chunk_file(vault, chunk).write_bytes(b"rot")
+        rot(vault.root, chunk)
         with pytest.raises(Damaged):
             vault.read(chunk)
     assert len(list((vault.root / "damaged").iterdir())) == store.MAX_QUARANTINED
@@ -496,9 +504,56 @@ def test_collecting_never_takes_what_a_save_needs(tmp_path: Path) -> None:
                 assert vault.missing(vault.manifest(identity)) == []
             vault.forget(JobId(f"job-{number}"))
         assert vault.usage().used_bytes == 0
-        assert not list(vault.root.glob("data/*/*"))
+        assert is_empty(vault)
 
 
 def test_unknown_manifest(vault: Vault, tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         vault.assemble(ManifestId("0" * 64), tmp_path / "out")
+
+
+def test_what_is_promised_can_be_read_before_it_is_durable(tmp_path: Path) -> None:
+    with Vault(tmp_path / "vault", quota_bytes=GIB) as vault:
+        path = image(tmp_path, chunks=4)
+        first = save(vault, path)
+        change(path, chunk=1)
+        seen: list[tuple[Manifest, list[bytes], list[ManifestId]]] = []
+
+        def on_named(saved: store.Saved) -> None:
+            manifest = vault.manifest(saved.manifest)
+            chunks = [vault.read(chunk) for chunk in manifest.parts[0].chunks]
+            seen.append((manifest, chunks, vault.manifests(JOB)))
+
+        second = vault.save(
+            JOB,
+            epoch=1,
+            step=2,
+            saving=Saving.SDK,
+            taken_at=2,
+            parts=[Source(name="state", path=path)],
+            base=first.manifest,
+            on_named=on_named,
+        )
+        ((manifest, chunks, kept),) = seen
+        assert b"".join(chunks) == path.read_bytes()
+        assert kept == [first.manifest]
+        assert second.new_bytes == CHUNK_BYTES
+        assert vault.manifests(JOB) == [second.manifest, first.manifest]
+        assert vault.missing(manifest) == []
+
+
+def test_a_promise_about_a_file_that_changes_is_not_kept(tmp_path: Path) -> None:
+    with Vault(tmp_path / "vault", quota_bytes=GIB) as vault:
+        path = image(tmp_path, chunks=2)
+        with pytest.raises(Damaged, match="changed while it was saved"):
+            vault.save(
+                JOB,
+                epoch=1,
+                step=1,
+                saving=Saving.SDK,
+                taken_at=1,
+                parts=[Source(name="state", path=path)],
+                on_named=lambda saved: change(path, chunk=0),
+            )
+        assert vault.manifests(JOB) == []
+        assert is_empty(vault)

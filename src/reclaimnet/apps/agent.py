@@ -269,25 +269,10 @@ class Agent:
         for event in self._remembered_provider():
             world.deliver(event)
         records = {record.id: record for record in await _records_now(campus)}
-        for attempt in await asyncio.to_thread(world.runner.adopt):
-            record = records.get(attempt.job)
-            ours = record is not None and record.epoch == attempt.epoch
-            if record is None or not ours or attempt.warm or record.holder != self.settings.node:
-                world.runner.end(attempt.job, attempt.epoch)
-                await world.scrub(attempt.job, attempt.epoch)
-                continue
-            world.adopted(attempt.job, attempt.epoch, record.spec)
-            world.deliver(ev.ProcessFound(record=record, gpus=attempt.gpus))
+        for attempt in await world.adopt(records.values()):
+            world.deliver(ev.ProcessFound(record=records[attempt.job], gpus=attempt.gpus))
             if attempt.exit is not None:
-                world.deliver(
-                    ev.ProcessExited(
-                        job=attempt.job,
-                        epoch=attempt.epoch,
-                        code=attempt.exit.code,
-                        killed=attempt.exit.killed,
-                        reason=attempt.exit.reason,
-                    )
-                )
+                world.exited(attempt.exit)
             elif attempt.waiting:
                 world.runner.resume(attempt.job, attempt.epoch)
         kept = tuple(sorted({record_id for record_id in records if vault.manifests(record_id)}))

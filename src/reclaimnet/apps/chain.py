@@ -259,7 +259,7 @@ def learning_table(
     worlds = episodes.learning_worlds(learning, total=total, seed=seed)
     begin = episodes.settled_s(learning) + WARM_UP_S
     end = learning[-1].submit_s - RUN_OUT_S
-    per_world = 80 if quick else 200
+    per_world = 60 if quick else 200
     every = max((end - begin) // per_world, 3_600)
     done = 0
 

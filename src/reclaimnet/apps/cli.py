@@ -11,8 +11,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -181,7 +181,7 @@ SECTIONS: Final = {
     "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
     "Owners": ("lend", "reclaim", "nodes", "agent"),
     "Operators": ("up", "down", "guard", "doctor", "config", "completion"),
-    "Researchers": ("demo", "bench", "sim", "testbed"),
+    "Researchers": ("demo", "bench", "sim", "chain", "testbed"),
 }
 
 
@@ -604,12 +604,114 @@ def demo(as_json: bool, keep: bool, testbed: bool) -> Any:
     type=click.Path(path_type=Path, exists=True),
     help="Real data to run on, where the bench takes any.",
 )
-def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None) -> Any:
+@click.option("--live", is_flag=True, help="With real agents over NATS, where the bench can.")
+def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None, live: bool) -> Any:
     """Measure one thing against its contenders.
 
     All of them run on the same input; progress goes to standard error.
     """
-    return _app("bench.registry", "run")(name, json=as_json, seed=seed, quick=quick, trace=trace)
+    return _app("bench.registry", "run")(
+        name, json=as_json, seed=seed, quick=quick, trace=trace, live=live
+    )
+
+
+@cli.group()
+def chain() -> None:
+    """Long services on a batch cluster: when to submit the next job of a chain."""
+
+
+@chain.command("policies")
+@json_option
+def chain_policies(as_json: bool) -> None:
+    """List the policies.
+
+    \b
+    Example:
+      rn chain policies
+    """
+    found = _app("chain", "policies")()
+    if as_json:
+        _print_json(policies=found)
+        return
+    for policy in found:
+        click.echo(
+            f"{policy['name']:<12} {'learnt' if policy['learnt'] else '':<7}{policy['about']}"
+        )
+
+
+@chain.command("train")
+@json_option
+@click.option("--trace", required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--out", type=click.Path(path_type=Path), default="weights", show_default=True)
+@click.option("--nodes", type=click.IntRange(1), help="Otherwise the number that fits the trace.")
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--quick", is_flag=True, help="Less to learn from.")
+def chain_train(
+    as_json: bool, trace: Path, out: Path, nodes: int | None, seed: int, quick: bool
+) -> None:
+    """Learn for your own cluster, from what `sacct` or an SWF log says of its past.
+
+    \b
+    Example:
+      sacct -aPX -o ... > past.txt && rn chain train --trace past.txt --out weights
+    """
+    with _progress() as tell:
+        report = _app("chain", "train")(
+            trace, out=out, nodes=nodes, seed=seed, quick=quick, tell=tell
+        )
+    if as_json:
+        _print_json(**report)
+        return
+    click.echo(f"{'policy':<16}{'gap h':>8}{'overlap h':>11}{'no gap':>8}")
+    for name, row in report["held_back"].items():
+        click.echo(
+            f"{name:<16}{row['gap_h']:>8.2f}{row['overlap_h']:>11.2f}{row['zero_gap_share']:>8.0%}"
+        )
+    _say(f"the weights are in {out}/; judged on {report['pairs_judged']} pairs held back.")
+
+
+@chain.command("sim")
+@json_option
+@click.argument("policy")
+@click.option("--trace", required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--gap-price", type=click.FloatRange(0.01), default=2.0, show_default=True,
+              help="What an hour of gap is worth, in hours of overlap.")  # fmt: skip
+@click.option("--lead", "lead_h", type=click.FloatRange(0), default=6.0, show_default=True,
+              help="Hours, for static_lead.")  # fmt: skip
+@click.option(
+    "--weights", type=click.Path(path_type=Path, exists=True), help="From `rn chain train`."
+)
+@click.option("--quick", is_flag=True)
+def chain_sim(
+    as_json: bool,
+    policy: str,
+    trace: Path,
+    gap_price: float,
+    lead_h: float,
+    weights: Path | None,
+    quick: bool,
+) -> None:
+    """Play a POLICY on the last part of a trace.
+
+    \b
+    Example:
+      rn chain sim boosted --trace past.txt --gap-price 4
+    """
+    with _progress() as tell:
+        report = _app("chain", "simulate")(
+            trace,
+            policy=policy,
+            gap_price=gap_price,
+            lead_h=lead_h,
+            weights=weights,
+            quick=quick,
+            tell=tell,
+        )
+    if as_json:
+        _print_json(**report)
+        return
+    for key, value in report.items():
+        click.echo(f"{key:<22}{value}")
 
 
 @cli.group()
@@ -720,6 +822,20 @@ def _app(module: str, function: str) -> Callable[..., Any]:
         ) from error
     handed: Callable[..., Any] = getattr(found, function)
     return handed
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar on a terminal, nothing otherwise."""
+    if not sys.stderr.isatty():
+        yield lambda what, share: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=1.0)
+        yield lambda what, share: bars.update(task, description=what, completed=share)
 
 
 def _stay_with(gateway: Gateway, record: JobRecord, *, show_log: bool, as_json: bool) -> int:

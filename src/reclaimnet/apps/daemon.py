@@ -15,6 +15,7 @@ from typing import Final
 from reclaimnet.errors import Unavailable, UsageError
 
 READY_POLL_S: Final = 0.05
+CHILD_END_S: Final = 10.0
 LOG_TAIL_BYTES: Final = 2000
 
 
@@ -73,7 +74,7 @@ def spawn(
     Raises Unavailable with the end of its log if it exits or takes too long; then it is ended.
     """
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with log.open("ab") as output:
+    with log.open("ab") as output, _interrupts_noted() as interrupts:
         begin = output.tell()
         child = subprocess.Popen(
             argv,
@@ -83,21 +84,58 @@ def spawn(
             start_new_session=True,
             env=env,
         )
+    try:
+        if interrupts:
+            raise KeyboardInterrupt
+        _await_ready(child, ready, log=log, begin=begin, patience_s=patience_s)
+    except BaseException:
+        # Also when we are interrupted: nobody else knows of it yet.
+        _end_child(child)
+        raise
+    # From here on it is known by its pid; whoever ends it may be another process.
+    child.returncode = 0
+    return child.pid
+
+
+@contextlib.contextmanager
+def _interrupts_noted() -> Iterator[list[int]]:
+    """Ctrl-C inside does not raise, which could lose a child that has just been started."""
+    noted: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _await_ready(
+    child: "subprocess.Popen[bytes]",
+    ready: Callable[[], bool],
+    *,
+    log: Path,
+    begin: int,
+    patience_s: float,
+) -> None:
     until = time.monotonic() + patience_s
     while child.poll() is not None or not ready():
         if child.poll() is not None:
             raise Unavailable(f"it ended at once; its log {log} ends with: {_tail(log, begin)}")
         if time.monotonic() > until:
-            child.kill()
-            child.wait()
             raise Unavailable(
                 f"it was not ready after {patience_s:.0f} s; its log {log} ends with: "
                 f"{_tail(log, begin)}"
             )
         time.sleep(READY_POLL_S)
-    # From here on it is known by its pid; whoever ends it may be another process.
-    child.returncode = 0
-    return child.pid
+
+
+def _end_child(child: "subprocess.Popen[bytes]") -> None:
+    """It may have started something itself, so it is asked first."""
+    child.terminate()
+    try:
+        child.wait(CHILD_END_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def end(daemon: Daemon, *, patience_s: float) -> None:

@@ -156,20 +156,20 @@ def _namespaces(home: Path) -> Iterator["Testbed"]:
         yield bed
 
 
-def _start_on_hosts(home: Path, env: dict[str, str], bed: "Testbed") -> None:
-    """An agent on each host, under the guard of that host, serving from its lane."""
+def _start_on_hosts(env: dict[str, str], bed: "Testbed") -> None:
     from reclaimnet.apps import testbed
 
     state = Path(env["XDG_STATE_HOME"]) / "reclaimnet"
     campus = jsonlib.loads((state / "campus.json").read_text())
-    secret = {**env, "RECLAIMNET_NATS__TOKEN": campus["nats_token"]}
-    for name, host in bed.hosts.items():
-        guard = testbed.run_guard(bed, name)
-        argv = [sys.executable, "-m", "reclaimnet.apps.cli", "agent", "--name", name]
-        argv += ["--join", campus["nats_url"], "--gpus", str(GPUS), "--lend", "--notice", "20s"]
-        argv += ["--guard", str(guard), "--address", str(host.lane_address)]
-        with (home / f"{name}.log").open("wb") as log:
-            bed.run(name, argv, env=secret, stdout=log, stderr=log)
+    for host in bed.hosts:
+        testbed.run_agent(
+            bed,
+            host,
+            nats_url=campus["nats_url"],
+            nats_token=campus["nats_token"],
+            gpus=GPUS,
+            env=env,
+        )
 
 
 def _run(console: Console, home: Path, env: dict[str, str], bed: "Testbed | None") -> list[Row]:
@@ -178,10 +178,11 @@ def _run(console: Console, home: Path, env: dict[str, str], bed: "Testbed | None
     (work / "train.py").write_text(TRAIN)
     with console.status("starting NATS, a gateway and four agents"):
         if bed is not None:
-            _rn(env, "up", "--gateway-port", "0", "--listen", str(bed.address))
-            _start_on_hosts(home, env, bed)
+            listen = ("--listen", str(bed.address))
+            _all_at_once([functools.partial(_rn, env, "up", "--gateway-port", "0", *listen)])
+            _start_on_hosts(env, bed)
         else:
-            _rn(env, "up", "--gateway-port", "0")
+            _all_at_once([functools.partial(_rn, env, "up", "--gateway-port", "0")])
             _all_at_once([functools.partial(_start_agent, env, name) for name in AGENTS])
     config = load(env=env, project=home / "none.toml", system=home / "none.toml")
     gateway = Gateway(config)
@@ -200,12 +201,13 @@ def _run(console: Console, home: Path, env: dict[str, str], bed: "Testbed | None
         )
         for seed, name in enumerate(names)
     ]
-    undisturbed = _undisturbed(work, len(names), env)
     jobs = [record.id for record in records]
     story = _Story(gateway, jobs)
-    with _shown(console, story):
-        story.play()
-    return [_row(gateway, gateway.job(job), undisturbed[index]()) for index, job in enumerate(jobs)]
+    with _undisturbed(work, len(names), env) as undisturbed:
+        with _shown(console, story):
+            story.play()
+        models = [model() for model in undisturbed]
+    return [_row(gateway, gateway.job(job), models[index]) for index, job in enumerate(jobs)]
 
 
 class _Story:
@@ -357,7 +359,8 @@ def _row(gateway: Gateway, record: JobRecord, undisturbed: str) -> Row:
     )
 
 
-def _undisturbed(work: Path, count: int, env: dict[str, str]) -> list[Callable[[], str]]:
+@contextlib.contextmanager
+def _undisturbed(work: Path, count: int, env: dict[str, str]) -> Iterator[list[Callable[[], str]]]:
     """The same script outside of ReclaimNet, without pauses; each callable waits for its model."""
     plain = {**env, "PYTHONPATH": str(Path(up.__file__).resolve().parents[2])}
     children = [
@@ -366,6 +369,8 @@ def _undisturbed(work: Path, count: int, env: dict[str, str]) -> list[Callable[[
             cwd=work,
             env=plain,
             stdout=subprocess.PIPE,
+            # Ctrl-C is for us; we end them.
+            start_new_session=True,
         )
         for seed in range(count)
     ]
@@ -377,7 +382,12 @@ def _undisturbed(work: Path, count: int, env: dict[str, str]) -> list[Callable[[
             raise Unavailable("the undisturbed run did not end well; is numpy installed?")
         return found[1].decode()
 
-    return [functools.partial(model, child) for child in children]
+    try:
+        yield [functools.partial(model, child) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
 
 
 def _start_agent(env: dict[str, str], name: str) -> None:
@@ -410,8 +420,13 @@ def _all_at_once(actions: list[Callable[[], None]]) -> None:
     threads = [threading.Thread(target=act, args=(action,)) for action in actions]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        # Interrupted or not: what is being started can be ended only once it has started.
+        for thread in threads:
+            thread.join()
     if errors:
         raise errors[0]
 
@@ -427,6 +442,5 @@ def _await(condition: Callable[[], bool], what: str) -> None:
 def _clean_up(home: Path, env: dict[str, str]) -> None:
     """Nothing stays behind, however this ends."""
     config: Config = load(env=env, project=home / "none.toml", system=home / "none.toml")
-    with contextlib.redirect_stderr(open(os.devnull, "w")):
-        up.down(config=config)
+    up.end_all(config)
     shutil.rmtree(home, ignore_errors=True)

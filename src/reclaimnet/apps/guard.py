@@ -22,30 +22,28 @@ import re
 import selectors
 import signal
 import socket
-import stat
 import struct
 import sys
 import time
-import tomllib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from reclaimnet.adapters.linux import bpfload, tc
 from reclaimnet.adapters.linux.bpf_killswitch import (
     ALL,
-    DEFAULT_CACHE,
     FIRST_GUEST,
     LANE,
     LAST_GUEST,
     NEVER,
     KillSwitch,
+    NoSwitch,
     now,
 )
-from reclaimnet.adapters.linux.tc_netns import inside
-from reclaimnet.apps.guard_client import DEFAULT_SOCKET
+from reclaimnet.adapters.linux.tc_netns import inside, interface_index
+from reclaimnet.apps.guard_config import GuardConfig, OwnerTerms, narrower, read_config, read_terms
 from reclaimnet.apps.guard_processes import (
     Process,
     family,
@@ -57,14 +55,13 @@ from reclaimnet.apps.guard_processes import (
     write_control,
 )
 from reclaimnet.errors import (
-    BadConfig,
     Forbidden,
     NotFound,
     ReclaimNetError,
     Unavailable,
     UsageError,
 )
-from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND, parse_duration
+from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND
 
 END_AHEAD: Final = 50 * MILLISECOND
 """Ending a guest takes a few milliseconds; at the deadline it has to be over."""
@@ -80,6 +77,8 @@ GONE_FOR: Final = 15 * MINUTE
 MAX_GONE: Final = 2048
 MAX_GUESTS: Final = LAST_GUEST - FIRST_GUEST + 1
 KEPT_ENDED: Final = 64
+HOUSING_ROUNDS: Final = 10
+"""A process may have a child while it is being moved; whoever has one inside has it inside."""
 BACKLOG: Final = 128
 UNLIMITED_RATE: Final = 12_500_000_000
 """100 Gbit/s, for owners who set no rate: transfers can be paced all the same."""
@@ -90,100 +89,6 @@ LANE_NAME: Final = "lane"
 
 _GUEST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _MCL_CURRENT_AND_FUTURE: Final = 3
-
-
-# --- what the owner says -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerTerms:
-    """The most that guests may ever have. Only the owner changes it."""
-
-    until: int | None = None
-    """Nanoseconds since 1970 after which no guest is here; None: no such moment."""
-    guests: int = 64
-    rate: int | None = None
-    """Bytes a second for all guests together; None: as fast as the machine goes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardConfig:
-    """The owner's file, /etc/reclaimnet/guard.toml."""
-
-    agent_uid: int
-    owner_uid: int = 0
-    socket: Path = DEFAULT_SOCKET
-    state: Path = Path("/var/lib/reclaimnet/guard")
-    pins: Path = Path("/sys/fs/bpf/reclaimnet")
-    cache: Path = DEFAULT_CACHE
-    cgroup: Path | None = None
-    """Guests' groups are made below; None: below the root of cgroup v2, wherever it is mounted."""
-    lane: str | None = None
-    """The host's side of the guests' veth, where the kill switch sits."""
-    lane_netns: Path | None = None
-    lane_inner: str = "eth0"
-    """The guests' side of it, which is shaped."""
-    uplinks: tuple[str, ...] = ()
-    """Interfaces by which guests outside the lane could send; the owner's traffic passes."""
-    lease: int = SECOND
-    terms: OwnerTerms = OwnerTerms()
-
-
-def read_config(path: Path) -> GuardConfig:
-    """Read the owner's file; refused unless only root can have written it."""
-    try:
-        status = path.stat()
-        table = tomllib.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise NotFound(
-            f"The guard needs the owner's terms in {path}, which is not there."
-        ) from error
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise BadConfig(f"{path} cannot be read: {error}.") from error
-    if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise Forbidden(f"{path} must belong to root and be writable by nobody else.")
-    readers: dict[str, Callable[[Any], Any]] = {
-        "agent_uid": int,
-        "owner_uid": int,
-        "socket": Path,
-        "state": Path,
-        "pins": Path,
-        "cache": Path,
-        "cgroup": Path,
-        "lane": str,
-        "lane_netns": Path,
-        "lane_inner": str,
-        "uplinks": tuple,
-        "lease": parse_duration,
-        "terms": lambda given: read_terms(given, OwnerTerms()),
-    }
-    try:
-        unknown = sorted(set(table) - set(readers))
-        if unknown:
-            raise ValueError(f"nobody knows the key {unknown[0]!r}")
-        config = GuardConfig(**{key: readers[key](value) for key, value in table.items()})
-    except (TypeError, ValueError) as error:
-        raise BadConfig(f"{path} is wrong: {error}.") from error
-    if config.lease < 50 * MILLISECOND:
-        raise BadConfig(f"{path} is wrong: a lease below 50ms does not outlast a busy machine.")
-    return config
-
-
-def read_terms(given: Mapping[str, Any], old: OwnerTerms) -> OwnerTerms:
-    """The old terms with what is given changed; ValueError says what is wrong with it."""
-    unknown = sorted(set(given) - {"until", "guests", "rate"})
-    if unknown:
-        raise ValueError(f"terms have no {unknown[0]!r}")
-    for key, value in given.items():
-        if key == "guests" and value is None:
-            raise ValueError("guests must be a number")
-        if value is not None and (type(value) is not int or not 0 <= value < 1 << 63):
-            raise ValueError(f"{key} must be a whole number, not {value!r}")
-        if key == "rate" and value is not None and value < tc.TRICKLE:
-            raise ValueError(
-                f"a rate below {tc.TRICKLE} bytes a second is of no use; use guests = 0"
-            )
-    return replace(old, **given)
 
 
 # --- what is known of a guest --------------------------------------------------------------
@@ -205,7 +110,6 @@ class Guest:
 class Peer:
     """Who is at the other end of the socket."""
 
-    pid: int
     uid: int
     is_owner: bool
 
@@ -227,6 +131,7 @@ class Guard:
     """All that the guard decides. One thread calls it; nothing in it waits for anybody."""
 
     def __init__(self, config: GuardConfig) -> None:
+        _check_machine(config)
         self.config = config
         self.terms = config.terms
         self.guests: dict[str, Guest] = {}
@@ -238,15 +143,10 @@ class Guard:
         self._renewed = 0
         self._checked = 0
         config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _prepare_pins(config.pins)
         self._cgroups = prepare_cgroups(config.cgroup)
-        self.switch = KillSwitch(pins=config.pins, cache=config.cache)
+        self.switch = _open_switch(config)
         self._shaper: tc.Shaper | None = None
         self._load()
-        if config.lane is not None:
-            self.switch.attach(config.lane, slot=LANE, shared=True)
-        for uplink in config.uplinks:
-            self.switch.attach_uplink(uplink)
         self._prepare_shaper()
         self._apply_terms()
         self.tick()
@@ -465,7 +365,7 @@ class Guard:
             "halted": self.halted,
             "counts": {"lane": asdict(self.switch.counts(LANE))},
             "can": {
-                "kill_switch": self.config.lane is not None or bool(self.config.uplinks),
+                "kill_switch": isinstance(self.switch, KillSwitch),
                 "cgroup": self._cgroups is not None,
                 "shape": self._shaper is not None,
             },
@@ -475,7 +375,7 @@ class Guard:
         """New terms hold at once, also for guests that are here already."""
         given = {key: value for key, value in call.request.items() if key != "verb"}
         try:
-            self.terms = _narrower(read_terms(given, self.terms), self.config.terms)
+            self.terms = narrower(read_terms(given, self.terms), self.config.terms)
         except ValueError as error:
             raise UsageError(f"These terms will not do: {error}.") from error
         self._apply_terms()
@@ -536,9 +436,14 @@ class Guard:
         if identity != guest.cgroup_id:
             guest.cgroup_id = identity
             self.switch.admit(guest.cgroup, guest.slot)
-        for process in family(processes):
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                write_control(guest.cgroup / "cgroup.procs", str(process.pid))
+        for _ in range(HOUSING_ROUNDS):
+            inside_already = set(members(guest.cgroup))
+            outside = [one.pid for one in family(processes) if one.pid not in inside_already]
+            if not outside:
+                break
+            for pid in outside:
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    write_control(guest.cgroup / "cgroup.procs", str(pid))
 
     def _end(self, guest: Guest) -> None:
         """Network first: killing a sender still lets a megabyte out of its buffers."""
@@ -633,7 +538,7 @@ class Guard:
             return
         try:
             state = json.loads(path.read_text())
-            self.terms = _narrower(read_terms(state["terms"], OwnerTerms()), self.config.terms)
+            self.terms = narrower(read_terms(state["terms"], OwnerTerms()), self.config.terms)
             self.halted = bool(state["halted"])
             if state["boot"] != _boot_id():
                 return  # the machine was restarted: no guest has survived that
@@ -701,24 +606,12 @@ class Guard:
         self.switch.remove()
         if self.config.pins.is_mount():
             bpfload.drop_bpffs(self.config.pins)
-        self.config.pins.rmdir()
+        if self.config.pins.exists():
+            self.config.pins.rmdir()
         if self._cgroups is not None:
             with contextlib.suppress(OSError):  # somebody else has put a group there
                 self._cgroups.rmdir()
         (self.config.state / "state.json").unlink(missing_ok=True)
-
-
-def _narrower(kept: OwnerTerms, file: OwnerTerms) -> OwnerTerms:
-    """What the owner said last, within what root's file says."""
-
-    def least(one: int | None, other: int | None) -> int | None:
-        return other if one is None else one if other is None else min(one, other)
-
-    return OwnerTerms(
-        until=least(kept.until, file.until),
-        guests=min(kept.guests, file.guests),
-        rate=least(kept.rate, file.rate),
-    )
 
 
 # --- reading requests ----------------------------------------------------------------------
@@ -778,6 +671,28 @@ def _on_our_clock(wall: int) -> int:
 
 def _on_wall_clock(ours: int) -> int:
     return ours - now() + time.time_ns()
+
+
+def _check_machine(config: GuardConfig) -> None:
+    """Refuse what cannot be done here before anything is touched."""
+    for interface in (*config.uplinks, *([] if config.lane is None else [config.lane])):
+        interface_index(interface)
+    if config.lane_netns is not None:
+        tc.check_free(config.lane_inner, netns=config.lane_netns)
+
+
+def _open_switch(config: GuardConfig) -> KillSwitch | NoSwitch:
+    """The kill switch on every interface that the owner's file names. If it names none, no BPF is
+    needed, and the guard ends processes only."""
+    if config.lane is None and not config.uplinks:
+        return NoSwitch()
+    _prepare_pins(config.pins)
+    switch = KillSwitch(pins=config.pins, cache=config.cache)
+    if config.lane is not None:
+        switch.attach(config.lane, slot=LANE, shared=True)
+    for uplink in config.uplinks:
+        switch.attach_uplink(uplink)
+    return switch
 
 
 def _prepare_pins(pins: Path) -> None:
@@ -869,11 +784,11 @@ class Server:
 
     def _peer(self, connection: socket.socket) -> Peer | None:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, uid, _ = struct.unpack("3i", raw)
+        _pid, uid, _gid = struct.unpack("3i", raw)
         config = self.guard.config
         if uid not in (0, config.owner_uid, config.agent_uid):
             return None
-        return Peer(pid=pid, uid=uid, is_owner=uid in (0, config.owner_uid))
+        return Peer(uid=uid, is_owner=uid in (0, config.owner_uid))
 
     def _read(self, connection: socket.socket) -> None:
         line = self._peers[connection]
@@ -899,8 +814,8 @@ class Server:
         give: list[int] = []
         try:
             answer = self._answer(request, peer, line.fds, give) + b"\n"
-            socket.send_fds(connection, [answer[:MAX_LINE]], give)
-            connection.sendall(answer[MAX_LINE:])
+            sent = socket.send_fds(connection, [answer], give)
+            connection.sendall(answer[sent:])
         except OSError:  # gone, or it does not read its answers
             self._drop(connection)
         finally:

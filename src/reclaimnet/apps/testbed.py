@@ -111,6 +111,28 @@ def run_guard(
     return folder / "guard.sock"
 
 
+def run_agent(
+    bed: Testbed, host: str, *, nats_url: str, nats_token: str, gpus: int, env: Mapping[str, str]
+) -> "subprocess.Popen[Any]":
+    """Start an agent on a host, under a guard of its own, that lends what it has and serves
+    checkpoints from its lane. Its log is `agent.log` in the folder of its guard."""
+    guard = run_guard(bed, host)
+    source = str(Path(reclaimnet.__file__).parents[1])
+    argv = [sys.executable, "-m", "reclaimnet.apps.cli", "agent", "--name", host]
+    argv += ["--join", nats_url, "--gpus", str(gpus), "--lend", "--notice", "20s"]
+    argv += ["--guard", str(guard)]
+    lane_address = bed.hosts[host].lane_address
+    argv += ["--address", str(lane_address)] if lane_address is not None else []
+    with (guard.parent / "agent.log").open("wb") as log:
+        return bed.run(
+            host,
+            argv,
+            env={**env, "PYTHONPATH": source, "RECLAIMNET_NATS__TOKEN": nats_token},
+            stdout=log,
+            stderr=log,
+        )
+
+
 def _wait_for_guard(process: "subprocess.Popen[Any]", folder: Path) -> None:
     end = time.monotonic() + _READY_SECONDS
     while time.monotonic() < end and process.poll() is None:

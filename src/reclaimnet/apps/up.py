@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import secrets
+import shutil
 import signal
 import ssl
 import sys
@@ -28,6 +29,7 @@ from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps import daemon, gateway
 from reclaimnet.apps.config import Config, remember_gateway
 from reclaimnet.apps.gateway_output import Fetcher
+from reclaimnet.apps.world import SCRATCH
 from reclaimnet.errors import Forbidden, Unavailable, UsageError
 from reclaimnet.model.units import GIB
 
@@ -75,7 +77,14 @@ def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> i
 
 
 def down(*, config: Config) -> int:
-    """End what runs in the background here; agents first, so that they can say goodbye."""
+    ended = end_all(config)
+    sys.stderr.write(f"Ended {', '.join(ended)}.\n" if ended else "Nothing was running here.\n")
+    return 0
+
+
+def end_all(config: Config) -> list[str]:
+    """End what runs in the background here, agents first, so that they can say goodbye; returns
+    what it was."""
     ended = []
     for pid_file in sorted(config.agents.glob("*/agent.pid")):
         agent = daemon.running(pid_file)
@@ -97,8 +106,7 @@ def down(*, config: Config) -> int:
         stop_server(left_over)
         ended.append("its NATS server")
     (config.state / "campus.json").unlink(missing_ok=True)
-    sys.stderr.write(f"Ended {', '.join(ended)}.\n" if ended else "Nothing was running here.\n")
-    return 0
+    return ended
 
 
 def _end_guests(run: Path) -> bool:
@@ -121,6 +129,8 @@ def _end_guests(run: Path) -> bool:
         raise Unavailable(f"guests in {run} do not end; end them by hand") from None
     finally:
         runner.close()
+    for place in SCRATCH:
+        shutil.rmtree(run.parent / place, ignore_errors=True)
     return bool(left)
 
 

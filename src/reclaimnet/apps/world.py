@@ -10,8 +10,9 @@ import shutil
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, assert_never
 
@@ -20,8 +21,9 @@ from reclaimnet.adapters.linux import runner as rn
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.campus import Campus, Refused
 from reclaimnet.adapters.tls.ca import GATEWAY, node_of
-from reclaimnet.adapters.vault.store import Saved, Source, Vault
-from reclaimnet.adapters.vault.transfer import pull
+from reclaimnet.adapters.vault.assembly import Assembly, changed_chunks
+from reclaimnet.adapters.vault.store import CHUNK_BYTES, Saved, Source, Vault
+from reclaimnet.adapters.vault.transfer import PullResult, pull
 from reclaimnet.apps import bundle
 from reclaimnet.apps.guarded import Guarded
 from reclaimnet.engine.node import Node
@@ -30,7 +32,8 @@ from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
 from reclaimnet.model.units import SECOND
-from reclaimnet.model.work import JobSpec, ManifestId, Saving
+from reclaimnet.model.work import JobRecord, JobSpec, Manifest, ManifestId, Saving
+from reclaimnet.sdk.image import IMAGE
 
 WORKERS: Final = 8
 """Saves, pulls and restores under way at once on this node."""
@@ -40,8 +43,12 @@ MAY_READ_PATIENCE_S: Final = 3.0
 START_AGAIN_S: Final = 1.0
 """A job that could not be started is kept for so long, lest it come back at once, for ever."""
 HERE: Final = Path()
+SCRATCH: Final = ("work", "resume", "output")
+"""The folders of a node in which every attempt has one of its own while it lives."""
 OUTPUT: Final = Path(".rn-output")
 """Where a checkpoint holds what the job had written into its output directory."""
+LOADED_PATIENCE_S: Final = 10.0
+"""How long a job that was started ahead may take to read what is laid out for it."""
 TELLING_RATE_BYTES: Final = 1 << 20
 """Less than this says nothing about a path's rate."""
 
@@ -106,11 +113,12 @@ class LiveWorld:
         self._wanted: dict[tuple[JobId, int], ManifestId | None] = {}
         """Attempts that were ordered and not ended since: no other process is ever started. With
         what each is to go on from, once that is decided."""
-        self._laying_out: dict[tuple[JobId, int], asyncio.Lock] = {}
+        self._laid_out: dict[tuple[JobId, int], _LaidOut] = {}
         self._saving: dict[tuple[JobId, int], asyncio.Task[None]] = {}
-        self._assembled: dict[tuple[JobId, int], ManifestId] = {}
         self._specs: dict[tuple[JobId, int], JobSpec] = {}
         self._newest: dict[JobId, ManifestId] = {}
+        """The last one saved here; no record may name it yet."""
+        self._vaulting: dict[JobId, asyncio.Lock] = {}
         self._invited: dict[JobId, set[NodeId]] = {}
         self._logs: asyncio.Queue[tuple[JobId, int, bytes]] = asyncio.Queue(LOG_QUEUE)
         self._log_dropped = 0
@@ -317,6 +325,9 @@ class LiveWorld:
             workdir = await self._prepared(order.job, order.epoch, order.spec)
             if (order.job, order.epoch) in self._wanted:
                 self.runner.warm_up(order.job, order.epoch, order.spec, order.gpus, workdir)
+                laid_out = self._place(order.job, order.epoch)
+                laid_out.warm = True
+                self._preload(order.job, order.epoch, laid_out)
 
     async def _start(self, order: od.Start) -> None:
         try:
@@ -325,8 +336,9 @@ class LiveWorld:
             await self._could_not_start(order, error)
             return
         try:
-            resume = await self._restored(order) if order.manifest else None
-            if resume is not None:
+            resume = changed = None
+            if order.manifest is not None:
+                resume, changed = await self._restored(order, order.manifest)
                 output = self.runner.output_of(order.job, order.epoch)
                 await self._in_thread(_move_files, resume / OUTPUT, output)
         except (Damaged, NotFound) as error:
@@ -338,28 +350,46 @@ class LiveWorld:
             return
         if (order.job, order.epoch) in self._wanted:
             self.runner.start(
-                order.job, order.epoch, order.spec, order.gpus, workdir, resume, order.restarts
+                order.job,
+                order.epoch,
+                order.spec,
+                order.gpus,
+                workdir,
+                resume,
+                order.restarts,
+                changed,
             )
 
-    async def _restored(self, order: od.Start) -> Path:
-        """The checkpoint as files; what was laid out ahead of time is only brought up to date."""
-        assert order.manifest is not None, "there is something to restore"
-        await self._assemble((order.job, order.epoch), order.manifest)
-        return self._resume_dir(order.job, order.epoch)
+    async def _restored(
+        self, order: od.Start, manifest: ManifestId
+    ) -> tuple[Path, list[tuple[int, int]] | None]:
+        """The checkpoint as files; what was laid out ahead of time is only brought up to date.
+        With what of it has changed since the process read it, if it did."""
+        laid_out = self._place(order.job, order.epoch)
+        async with laid_out.lock:
+            if (order.job, order.epoch) in self._wanted:
+                before = laid_out.assembly.holds
+                await self._in_thread(self._bring, laid_out.assembly, manifest)
+                laid_out.note_changes(before)
+            return laid_out.assembly.into, laid_out.changed_ranges()
 
-    async def _assemble(self, key: tuple[JobId, int], manifest: ManifestId) -> None:
-        """One at a time: two checkpoints written into one folder would be neither. And nothing
-        but what the attempt goes on from, once that is decided: it may be reading it."""
-        folder = self._resume_dir(*key)
-        async with self._laying_out.setdefault(key, asyncio.Lock()):
-            if key not in self._wanted or self._wanted[key] not in (None, manifest):
-                return
-            base = self._assembled.pop(key, None)
-            if base is None:
-                await self._in_thread(_fresh_folder, folder)
-            if base != manifest:
-                await self._in_thread(self._vault.assemble, manifest, folder, base)
-            self._assembled[key] = manifest
+    def _bring(self, assembly: Assembly, manifest: ManifestId) -> None:
+        if assembly.holds is None:
+            _fresh_folder(assembly.into)
+        if assembly.holds is None or assembly.holds != self._vault.manifest(manifest):
+            self._vault.bring(assembly, manifest)
+
+    def _place(self, job: JobId, epoch: int) -> "_LaidOut":
+        key = (job, epoch)
+        if key not in self._laid_out:
+            self._laid_out[key] = _LaidOut(Assembly(self._resume_dir(job, epoch)))
+        return self._laid_out[key]
+
+    def _preload(self, job: JobId, epoch: int, laid_out: "_LaidOut") -> None:
+        """Once there is something to read and somebody to read it."""
+        if laid_out.warm and laid_out.assembly.holds is not None and not laid_out.told:
+            laid_out.told = True
+            self.runner.preload(job, epoch, laid_out.assembly.into)
 
     async def _could_not_start(self, order: od.Start, error: Exception) -> None:
         _log.warning("%s could not be started: %s", order.job, error)
@@ -387,7 +417,8 @@ class LiveWorld:
             return
         match report:
             case rn.Ready():
-                pass
+                if report.loaded:
+                    self._place(report.job, report.epoch).loaded.set()
             case rn.Started():
                 self.deliver(ev.ProcessStarted(job=report.job, epoch=report.epoch))
             case rn.Stepped():
@@ -403,7 +434,7 @@ class LiveWorld:
                     ev.SaveFailed(job=report.job, epoch=report.epoch, reason=report.reason)
                 )
             case rn.Exited():
-                self._spawn(self._exited(report))
+                self.exited(report)
             case rn.LogLines():
                 self._log_lines(report)
             case _:
@@ -414,28 +445,51 @@ class LiveWorld:
         if before is not None:
             await asyncio.wait([before])
         job, epoch = report.job, report.epoch
-        saving = self._specs[job, epoch].saving
-        try:
-            parts = await self._in_thread(self._state_and_output, report)
-            saved = await self._in_thread(
-                lambda: self._vault.save(
-                    job,
-                    epoch=epoch,
-                    step=report.step,
-                    saving=saving,
-                    taken_at=self._clock.now(),
-                    parts=parts,
-                    base=self._newest.get(job),
-                )
-            )
-        except (ReclaimNetError, OSError) as error:
-            self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=str(error)))
+        spec = self._specs.get((job, epoch))
+        if spec is None:
+            # Left by an attempt before us that is not ours to go on with.
             return
+        # Somebody waits for a last state: it may be fetched before it is durable here. Until the
+        # handover is done, the process stands by with all of it.
+        hurry = report.final and spec.saving is Saving.SDK
+        named: list[Saved] = []
+
+        def on_named(saved: Saved) -> None:
+            named.append(saved)
+            self._loop.call_soon_threadsafe(self._snapshot_taken, report, saved)
+
+        async with self._vaulting.setdefault(job, asyncio.Lock()):
+            try:
+                parts = await self._in_thread(self._state_and_output, report)
+                saved = await self._in_thread(
+                    lambda: self._vault.save(
+                        job,
+                        epoch=epoch,
+                        step=report.step,
+                        saving=spec.saving,
+                        taken_at=self._clock.now(),
+                        parts=parts,
+                        base=self._newest.get(job),
+                        on_named=on_named if hurry else None,
+                    )
+                )
+            except (ReclaimNetError, OSError) as error:
+                if named:
+                    # Who fetches it may have it all by now; if not, they say so.
+                    _log.warning("the last state of %s is not durable here: %s", job, error)
+                else:
+                    self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=str(error)))
+                return
+            self._newest[job] = saved.manifest
+            if not named:
+                self._snapshot_taken(report, saved)
+
+    def _snapshot_taken(self, report: rn.Snapshot, saved: Saved) -> None:
+        job, epoch = report.job, report.epoch
         if not self.runner.intact(report):
             reason = "the job saved again before this save was read"
             self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=reason))
             return
-        self._newest[job] = saved.manifest
         self.deliver(
             ev.SnapshotTaken(
                 job=job,
@@ -452,6 +506,9 @@ class LiveWorld:
         """What a job has written so far belongs to its state: it moves, and goes back, with it."""
         output = self.runner.output_of(report.job, report.epoch)
         return [*_parts(report.path), *_parts(output, prefix=OUTPUT)]
+
+    def exited(self, report: rn.Exited) -> None:
+        self._spawn(self._exited(report))
 
     async def _exited(self, report: rn.Exited) -> None:
         """After its last snapshot, since that may be why it exited."""
@@ -507,15 +564,37 @@ class LiveWorld:
             # What is half unpacked cannot be removed for good.
             await asyncio.wait([preparing])
         output = self.runner.output_of(job, epoch)
-        async with self._laying_out.setdefault(key, asyncio.Lock()):
+        async with self._place(job, epoch).lock:
             for folder in (self._workdir(job, epoch), self._resume_dir(job, epoch), output):
                 await self._in_thread(_remove_folder, folder)
-        for known in (self._laying_out, self._assembled, self._specs):
-            known.pop(key, None)
+        self._laid_out.pop(key, None)
+        self._specs.pop(key, None)
+        if not any(other == job for other, _ in self._specs):
+            self._newest.pop(job, None)
 
-    def adopted(self, job: JobId, epoch: int, spec: JobSpec) -> None:
-        """An attempt that outlived the agent before us."""
-        self._specs[job, epoch] = spec
+    async def adopt(self, records: Iterable[JobRecord]) -> list[rn.Found]:
+        """The attempts that outlived the agent before us. Of any other nothing is left after."""
+        held = {(r.id, r.epoch): r.spec for r in records if r.holder == self.node}
+        # Known before they are looked at: one may have saved or exited while nobody watched.
+        self._specs.update(held)
+        found: list[rn.Found] = await self._in_thread(self.runner.adopt)
+        ours = []
+        for attempt in found:
+            key = (attempt.job, attempt.epoch)
+            if key in held and not attempt.warm:
+                ours.append(attempt)
+            else:
+                self.runner.end(*key)
+                await self.scrub(*key)
+        keys = {(attempt.job, attempt.epoch) for attempt in ours}
+        for key in held.keys() - keys:
+            self._specs.pop(key, None)
+        names = {f"{job}.{epoch}" for job, epoch in keys}
+        for place in SCRATCH:
+            for folder in (self._folder / place).glob("*"):
+                if folder.name not in names:
+                    await self._in_thread(_remove_folder, folder)
+        return ours
 
     # --- transfers -------------------------------------------------------------------------
 
@@ -532,26 +611,22 @@ class LiveWorld:
             if (card := self._cards.get(node)) is not None
             and (address := card.address) != Address()
         }
-        began = time.monotonic_ns()
+        place = self._expected(order.job)
         try:
-            result = await self._in_thread(
-                lambda: pull(
-                    self._vault,
-                    manifest=order.manifest,
-                    job=order.job,
-                    sources=list(sources),
-                    context=self._client,
-                    stop=stop,
+            async with contextlib.nullcontext() if place is None else place[1].lock:
+                began = time.monotonic_ns()
+                result, assembled = await self._in_thread(
+                    self._pull_now, order, list(sources), stop, place
                 )
-            )
+                took = max(time.monotonic_ns() - began, 1)
         except (ReclaimNetError, OSError) as error:
             del self._pulls[key]
             self._pull_failed(order.job, order.manifest, error)
             return
         del self._pulls[key]
-        took = max(time.monotonic_ns() - began, 1)
         telling = result.moved_bytes >= TELLING_RATE_BYTES and len(order.sources) == 1
-        await self._lay_out(order)
+        if place is not None and assembled:
+            await self._get_ready(*place)
         self.deliver(
             ev.Pulled(
                 job=order.job,
@@ -568,20 +643,62 @@ class LiveWorld:
         damaged = isinstance(error, Damaged)
         self.deliver(ev.PullFailed(job=job, manifest=manifest, reason=str(error), damaged=damaged))
 
-    async def _lay_out(self, order: od.Pull) -> None:
-        """For a job on its way here: its last state but one, ready to be brought up to date."""
-        for key, spec in list(self._specs.items()):
-            if key[0] == order.job and spec.saving is Saving.SDK and key in self._wanted:
-                # Only a head start: if it cannot be had, Start says what is wrong.
-                with contextlib.suppress(ReclaimNetError, OSError):
-                    await self._assemble(key, order.manifest)
+    def _expected(self, job: JobId) -> "tuple[tuple[JobId, int], _LaidOut] | None":
+        """Where a job on its way here is laid out as its chunks come, ready to be brought up to
+        date with the last of them."""
+        for key, spec in self._specs.items():
+            if key[0] == job and spec.saving is Saving.SDK and key in self._wanted:
+                return key, self._place(*key)
+        return None
+
+    def _pull_now(
+        self,
+        order: od.Pull,
+        sources: list[Address],
+        stop: threading.Event,
+        place: "tuple[tuple[JobId, int], _LaidOut] | None",
+    ) -> tuple[PullResult, bool]:
+        """Whether it was laid out, too: not once it is decided what the attempt goes on from, since
+        it may be reading that."""
+        laid_out = None
+        if place is not None and self._wanted.get(place[0], "") in (None, order.manifest):
+            laid_out = place[1]
+            if laid_out.assembly.holds is None:
+                _fresh_folder(laid_out.assembly.into)
+        before = None if laid_out is None else laid_out.assembly.holds
+        result = pull(
+            self._vault,
+            manifest=order.manifest,
+            job=order.job,
+            sources=sources,
+            context=self._client,
+            stop=stop,
+            assembly=None if laid_out is None else laid_out.assembly,
+        )
+        if laid_out is None:
+            return result, False
+        laid_out.note_changes(before)
+        return result, laid_out.assembly.holds is not None
+
+    async def _get_ready(self, key: tuple[JobId, int], laid_out: "_LaidOut") -> None:
+        """The process that waits for this state reads what is there of it. The first time, whoever
+        asked for the state is answered only then: it is what they wait for."""
+        self._preload(*key, laid_out)
+        if not laid_out.awaited and key in self._wanted and self._wanted[key] is None:
+            laid_out.awaited = True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOADED_PATIENCE_S):
+                    await laid_out.loaded.wait()
 
     async def _forget(self, order: od.Forget) -> None:
-        with contextlib.suppress(ReclaimNetError, OSError):
-            await self._in_thread(self._vault.forget, order.job, order.keep)
+        async with self._vaulting.setdefault(order.job, asyncio.Lock()):
+            newest = self._newest.get(order.job)
+            keep = (*order.keep, newest) if order.keep and newest else order.keep
+            with contextlib.suppress(ReclaimNetError, OSError):
+                await self._in_thread(self._vault.forget, order.job, keep)
         if not order.keep:
-            self._invited.pop(order.job, None)
-            self._newest.pop(order.job, None)
+            for known in (self._invited, self._newest, self._vaulting):
+                known.pop(order.job, None)
 
     # --- logs ------------------------------------------------------------------------------
 
@@ -639,6 +756,42 @@ class LiveWorld:
             self._loop.call_exception_handler(
                 {"message": "an order could not be carried out", "exception": error, "task": task}
             )
+
+
+@dataclass(slots=True, eq=False)
+class _LaidOut:
+    """The state of an attempt that has not started yet, as files."""
+
+    assembly: Assembly
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Two checkpoints written into one folder would be neither."""
+    warm: bool = False
+    """A process was started that can read ahead."""
+    told: bool = False
+    """It was told to."""
+    loaded: asyncio.Event = field(default_factory=asyncio.Event)
+    awaited: bool = False
+    changed: set[int] | None = field(default_factory=set)
+    """Chunks of the image that were written after that; None if it cannot be told."""
+
+    def note_changes(self, before: Manifest | None) -> None:
+        """What is held has been brought up to date from what was held before."""
+        after = self.assembly.holds
+        if not self.told or self.changed is None:
+            return
+        if before is None or after is None:
+            self.changed = None
+        else:
+            for part in after.parts:
+                if part.name == IMAGE:
+                    earlier = next((old for old in before.parts if old.name == IMAGE), None)
+                    self.changed.update(changed_chunks(earlier, part))
+
+    def changed_ranges(self) -> list[tuple[int, int]] | None:
+        """Offset and length; None if nothing was read ahead, or all has to be read again."""
+        if not self.told or self.changed is None:
+            return None
+        return [(index * CHUNK_BYTES, CHUNK_BYTES) for index in sorted(self.changed)]
 
 
 def _parts(folder: Path, prefix: Path = HERE) -> list[Source]:

@@ -38,6 +38,7 @@ from reclaimnet.model.market import GpuId, NodeId, Notice, Progress
 from reclaimnet.model.orders import (
     End,
     Explain,
+    Forget,
     Limit,
     Order,
     Pull,
@@ -63,13 +64,18 @@ from reclaimnet.model.work import (
     shape_of,
 )
 from reclaimnet.policy.cadence import Savable
-from reclaimnet.policy.place import Need
+from reclaimnet.policy.place import Need, worth_waiting
 from reclaimnet.policy.suite import Suite
+from reclaimnet.policy.triage import Evacuee
 
 WRITE_AGAIN: Final = SECOND
 """Pause before a write is repeated that the store did not answer."""
 BOOKED_PATIENCE: Final = 2 * MINUTE
 """A destination keeps its GPUs for a job on its way for this long after it last heard of it."""
+LOOK_AGAIN: Final = SECOND
+"""How often a destination checks that the source still lives."""
+OFFERED_PATIENCE: Final = 30 * MINUTE
+"""Once the state is on its way the pull itself says when it fails; this is for one that hangs."""
 FINISH_PATIENCE: Final = 30 * SECOND
 """How long a completed job waits for a second copy of its output."""
 FETCH_ROUNDS: Final = 3
@@ -77,6 +83,13 @@ FETCH_ROUNDS: Final = 3
 FETCH_AGAIN: Final = 2 * SECOND
 SAVE_AGAIN: Final = 30 * SECOND
 """Pause after a save that failed, for example because the disk is full."""
+SHOWN_PAUSE: Final = 5 * SECOND
+"""A pause shorter than this is over before anybody could look, and not worth a write."""
+BASE_SHARE: Final = 0.5
+"""If more than this share of a state is new each time, an older one is no help to whoever waits for
+the newest."""
+COPY_PATIENCE: Final = 15 * MINUTE
+"""The next save waits for the last one's copy, but not longer than this."""
 COPY_TRIES: Final = 3
 """Nodes asked to keep a copy of one checkpoint."""
 
@@ -118,7 +131,9 @@ class Attempt:
         self.notice: Notice | None = None
         self.departure: Departure | None = None
         self.saved_at = 0
-        self.save_cost: int | None = None
+        self.save_cost = record.save_pause
+        self._start_at = 0
+        self._loads_ahead = False
         self.due_at: int | None = None
         self._verdict: JobState | None = None
         """What the job becomes when its process is gone, if we are the ones who end it."""
@@ -129,6 +144,7 @@ class Attempt:
         self._dirty = False
         self._write_at: int | None = None
         self._booked_until = 0
+        self._look_at = 0
         self._finish_by = 0
         self._offered: ManifestId | None = None
         self._fetching = 0
@@ -139,6 +155,10 @@ class Attempt:
         self._saving = False
         self._resume_when_written = False
         self._copy_avoid: tuple[NodeId, ...] = ()
+        self._copying: ManifestId | None = None
+        """What the standby is fetching: it must not vanish meanwhile, however often we save."""
+        self._copy_by = 0
+        self._kept: tuple[ManifestId, ...] = ()
 
     # --- the beginning ---------------------------------------------------------------------
 
@@ -146,15 +166,20 @@ class Attempt:
         if self.source is None:
             return self._claim(now)
         self._booked_until = now + BOOKED_PATIENCE
+        self._look_at = now + LOOK_AGAIN
         newest = self.record.newest
         if newest is None or not self.suite.prepare.warm:
             # Only a job that was saved once is known to wait for its state when started ahead;
             # another might begin to work, beside the one that still runs.
             return []
-        return [
-            WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus),
-            Pull(job=self.job, manifest=newest.manifest, sources=self._sources(newest)),
+        orders: list[Order] = [
+            WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
         ]
+        if self.record.changed is not None and self.record.changed < BASE_SHARE:
+            # What is here already need not come with the last state.
+            pull = Pull(job=self.job, manifest=newest.manifest, sources=self._sources(newest))
+            orders.append(pull)
+        return orders
 
     def adopt(self, now: int) -> list[Order]:
         """The process outlived the agent and its epoch is still ours: go on as if never gone."""
@@ -170,7 +195,7 @@ class Attempt:
         self.record = event.record
         self.epoch = event.record.epoch + 1
         self._offered = event.manifest
-        self._booked_until = now + BOOKED_PATIENCE
+        self._booked_until = now + OFFERED_PATIENCE
         return [Pull(job=self.job, manifest=event.manifest, sources=(event.source,))]
 
     def handover_withdrawn(self, now: int) -> list[Order]:
@@ -208,6 +233,11 @@ class Attempt:
         self._fetching = 0
         self._fetch_round += 1
         if self._fetch_round >= FETCH_ROUNDS:
+            if not worth_waiting(self.record, None, now):
+                why = "nobody who holds a checkpoint came back in the time it takes to do it again"
+                orders.append(self._explain("wait for its state?", "no longer", why))
+                self.record = replace(self.record, checkpoints=())
+                return orders + self._start(None, now)
             reason = f"no holder of a checkpoint answers ({event.reason})"
             return orders + self._close(JobState.PENDING, reason, now)
         self._fetch_at = now + FETCH_AGAIN
@@ -266,17 +296,34 @@ class Attempt:
     def _fetch(self) -> list[Order]:
         self.phase = Phase.FETCHING
         checkpoint = self._fetched()
-        return [Pull(job=self.job, manifest=checkpoint.manifest, sources=self._sources(checkpoint))]
+        orders: list[Order] = []
+        if self.suite.prepare.warm and self._fetching == self._fetch_round == 0:
+            # It loads while its state is on the way.
+            self._loads_ahead = True
+            orders.append(
+                WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
+            )
+            if self.notice is not None:
+                orders.append(Limit(job=self.job, epoch=self.epoch, at=self.notice.deadline))
+        sources = self._sources(checkpoint)
+        orders.append(Pull(job=self.job, manifest=checkpoint.manifest, sources=sources))
+        return orders
 
     def _fetched(self) -> Checkpoint:
         return self.record.checkpoints[self._fetching]
 
     def _sources(self, checkpoint: Checkpoint) -> tuple[NodeId, ...]:
-        others = tuple(holder for holder in checkpoint.holders if holder != self.node)
+        others = tuple(
+            sorted(
+                (holder for holder in checkpoint.holders if holder != self.node),
+                key=lambda holder: (self.around.leaves(holder), -self.around.rate(holder), holder),
+            )
+        )
         return others if self.source is None else tuple(dict.fromkeys((self.source, *others)))
 
     def _start(self, checkpoint: Checkpoint | None, now: int) -> list[Order]:
         self.phase = Phase.STARTING
+        self._start_at = now
         step = checkpoint.step if checkpoint else 0
         lost = max(self.record.step - step, 0)
         self._restored = checkpoint.manifest if checkpoint else None
@@ -317,10 +364,12 @@ class Attempt:
             return []
         self.phase = Phase.RUNNING
         self.saved_at = now
+        cold = self.source is None
         orders = self._change(
             now,
             state=JobState.RUNNING,
             reason="",
+            load_time=now - self._start_at if cold else self.record.load_time,
             started_at=self.record.started_at or now,
             last_step_at=self.record.last_step_at or now,
         )
@@ -331,7 +380,16 @@ class Attempt:
             orders.append(End(job=self.job, epoch=self.epoch))
         elif self.notice is not None:
             orders += self._depart(now)
+        else:
+            orders += self._secure(now)
         return orders
+
+    def _secure(self, now: int) -> list[Order]:
+        """What was restored here is often nowhere else any more; a copy costs the job nothing."""
+        newest = self.record.newest
+        if newest is None or self._restored is None or not self.suite.prepare.copies:
+            return []
+        return self._ask_copy(newest, now)
 
     def stepped(self, event: StepDone, now: int) -> list[Order]:
         if self.phase != Phase.RUNNING or event.epoch != self.epoch:
@@ -371,10 +429,14 @@ class Attempt:
             taken_at=now,
             holders=(self.node,),
         )
-        durable = [c for c in self.record.checkpoints if c.manifest != event.manifest]
+        older = [c for c in self.record.checkpoints if c.manifest != event.manifest]
+        # What nobody else holds goes with this node: of the older ones, one that is safe stays.
+        older.sort(key=lambda c: set(c.holders) <= {self.node})
         changes: dict[str, Any] = {
-            "checkpoints": (checkpoint, *durable)[:KEPT_CHECKPOINTS],
+            "checkpoints": (checkpoint, *older)[:KEPT_CHECKPOINTS],
             "step": max(event.step, self.record.step),
+            "save_pause": event.pause,
+            "last_step_at": now,
         }
         if self.departure is not None:
             self.record = replace(self.record, **changes)
@@ -442,17 +504,34 @@ class Attempt:
             return self._close(JobState.CANCELLED, "cancelled by its user", now)
         return []
 
-    def savable(self, hazard_per_h: float) -> Savable | None:
+    def savable(self) -> Savable | None:
         """How the cadence sees this attempt; None while it cannot be saved."""
         if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE:
             return None
         newest = self.record.newest
+        standby = self.record.standby
         return Savable(
             job=self.job,
             saved_at=self.saved_at,
             cost=self.save_cost,
             size=newest.size if newest else 0,
-            hazard_per_h=hazard_per_h,
+            weight=max(self.record.spec.gpus, 1),
+            path_bps=self.around.rate(standby) if standby else 0,
+        )
+
+    def evacuee(self, notice: Notice, now: int) -> Evacuee | None:
+        """How triage sees this attempt; None if it has no state to take along."""
+        if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE:
+            return None
+        newest = self.record.newest
+        if newest is None:
+            return None
+        return Evacuee(
+            job=self.job,
+            deadline=notice.deadline,
+            bytes_left=newest.size,
+            fixed=self.save_cost or 0,
+            unsaved=max(now - self.saved_at, 1) / SECOND * max(self.record.spec.gpus, 1),
         )
 
     # --- the output ------------------------------------------------------------------------
@@ -487,16 +566,18 @@ class Attempt:
             vacant_now=False,
             avoid=self._copy_avoid,
         )
-        candidates = [
-            replace(candidate, holds=candidate.card.node == self.record.standby)
-            for candidate in self.around.candidates(self.record, now)
-        ]
-        ranked = self.suite.place(need, candidates, now)
+        # Who keeps the copies now goes on to, while it can: what it has need not be sent again.
+        standby = self.record.standby
+        kept = self.around.candidates(self.record, now, only=standby) if standby else []
+        ranked = self.suite.place(need, kept, now)
+        if not ranked.nodes:
+            ranked = self.suite.place(need, self.around.candidates(self.record, now), now)
         if not ranked.nodes:
             explained: list[Order] = [Explain(job=self.job, decision=ranked.decision)]
             return explained + (self._finished(now) if self.phase == Phase.FINISHING else [])
         chosen = ranked.nodes[0]
         asked = CopyAsked(job=self.job, manifest=newest.manifest, source=self.node)
+        self._copying, self._copy_by = newest.manifest, now + COPY_PATIENCE
         orders: list[Order] = [Tell(to=chosen, event=asked)]
         if chosen != self.record.standby:
             orders.append(Explain(job=self.job, decision=ranked.decision))
@@ -504,6 +585,8 @@ class Attempt:
         return orders
 
     def copy_held(self, event: CopyHeld, now: int) -> list[Order]:
+        if event.manifest == self._copying:
+            self._copying = None
         output = self.record.output
         if self.phase == Phase.FINISHING:
             if output is None or event.manifest != output.manifest:
@@ -517,12 +600,24 @@ class Attempt:
         )
         orders: list[Order] = []
         if checkpoints != self.record.checkpoints and self.phase == Phase.RUNNING:
-            orders = self._change(now, checkpoints=checkpoints)
+            orders = self._change(now, checkpoints=checkpoints, changed=self._changed(event))
         if self.departure is not None:
             orders += self.departure.copy_held(event, now)
         return orders
 
+    def _changed(self, event: CopyHeld) -> float | None:
+        """Only who held the copy before can say how much of this one was new."""
+        held = next((c for c in self.record.checkpoints if c.manifest == event.manifest), None)
+        before = [c for c in self.record.checkpoints if held and c.taken_at < held.taken_at]
+        if held is None or event.moved_bytes is None or held.size == 0:
+            return self.record.changed
+        if not any(event.node in c.holders for c in before):
+            return self.record.changed
+        return min(event.moved_bytes / held.size, 1.0)
+
     def copy_refused(self, event: CopyRefused, now: int) -> list[Order]:
+        if event.manifest == self._copying:
+            self._copying = None
         if self.departure is not None:
             return self.departure.copy_refused(event, now)
         finishing = self.phase == Phase.FINISHING
@@ -540,25 +635,28 @@ class Attempt:
 
     # --- the way out -----------------------------------------------------------------------
 
-    def leave(self, notice: Notice, now: int) -> list[Order]:
-        """The loan ends by the notice's deadline, for whatever cause."""
-        if self.notice is not None and self.notice.deadline <= notice.deadline:
+    def leave(self, notice: Notice, now: int, *, shed: str = "") -> list[Order]:
+        """The loan ends by the notice's deadline, for whatever cause. If there is a reason to
+        `shed` it, it goes on from its last copy and leaves the uplink to others."""
+        other = self.notice is not None and self.notice.id != notice.id
+        if self.notice is not None and other and self.notice.deadline <= notice.deadline:
             return []
         self.notice = notice
         if self.phase == Phase.BOOKED:
             return self._decline(f"{self.node} is being reclaimed itself")
-        if self.phase == Phase.STARTING:
+        if self.phase == Phase.STARTING or (self.phase == Phase.FETCHING and self._loads_ahead):
             return [Limit(job=self.job, epoch=self.epoch, at=notice.deadline)]
         if self.phase == Phase.RUNNING:
             if self.departure is not None:
-                return self.departure.tightened(notice, now)
-            return self._depart(now)
+                return self.departure.changed(notice, now)
+            return self._depart(now, shed=shed)
         return []
 
     def stay(self, now: int) -> list[Order]:
         """The notice was withdrawn: the loan goes on."""
         self.notice = None
-        if self.phase not in (Phase.STARTING, Phase.RUNNING):
+        loads = self.phase == Phase.FETCHING and self._loads_ahead
+        if self.phase not in (Phase.STARTING, Phase.RUNNING) and not loads:
             return []
         orders: list[Order] = [Limit(job=self.job, epoch=self.epoch, at=None)]
         if self.departure is None:
@@ -572,10 +670,10 @@ class Attempt:
             self._resume_when_written = True
         return orders
 
-    def _depart(self, now: int) -> list[Order]:
+    def _depart(self, now: int, *, shed: str = "") -> list[Order]:
         assert self.notice is not None, "nobody asked this job to leave"
         self.departure = Departure(self, self.notice)
-        return self.departure.begin(now)
+        return self.departure.begin(now, shed=shed)
 
     def doubt(self, now: int) -> list[Order]:
         """The lease has lapsed: somebody may hold the next epoch. The process stands still until
@@ -605,9 +703,12 @@ class Attempt:
         return [Write(record=self.record, writer=Writer.ATTEMPT)]
 
     def _close(self, state: JobState, reason: str, now: int, **changes: Any) -> list[Order]:
+        ended: list[Order] = []
+        if self.phase == Phase.FETCHING and self._loads_ahead:
+            ended.append(End(job=self.job, epoch=self.epoch))
         self.phase = Phase.CLOSING
         self.departure = None
-        return self._change(
+        return ended + self._change(
             now,
             state=state,
             reason=reason,
@@ -623,18 +724,30 @@ class Attempt:
         self.record = replace(self.record, revision=event.record.revision)
         if self.phase == Phase.CLAIMING:
             return self._won(now)
+        orders = self._forget_older(event.record)
         if self._dirty:
             self._dirty = False
-            return self._store(self.record, now)
+            return orders + self._store(self.record, now)
         if self.phase == Phase.CLOSING:
             self.phase = Phase.GONE
-            return []
+            return orders
         if self._resume_when_written:
             self._resume_when_written = False
-            return [Resume(job=self.job, epoch=self.epoch)]
+            return [*orders, Resume(job=self.job, epoch=self.epoch)]
         if self.departure is not None:
-            return self.departure.written(event.record, now)
-        return []
+            return orders + self.departure.written(event.record, now)
+        return orders
+
+    def _forget_older(self, stored: JobRecord) -> list[Order]:
+        """What the store has ceased to name, nobody will ask for again."""
+        checkpoints = (*stored.checkpoints, *self.record.checkpoints)
+        keep = dict.fromkeys(checkpoint.manifest for checkpoint in checkpoints)
+        if self._copying is not None:
+            keep[self._copying] = None
+        if self.phase != Phase.RUNNING or not checkpoints or tuple(keep) == self._kept:
+            return []
+        self._kept = tuple(keep)
+        return [Forget(job=self.job, keep=self._kept)]
 
     def write_refused(self, event: WriteRefused, now: int) -> list[Order]:
         self._writing = False
@@ -668,6 +781,7 @@ class Attempt:
         who = f"epoch {current.epoch} held by {current.holder}" if current else "no such job"
         had_process = self.phase in (Phase.STARTING, Phase.RUNNING)
         warm = self.source is not None and self.phase in (Phase.BOOKED, Phase.CLAIMING)
+        warm = warm or (self.phase == Phase.FETCHING and self._loads_ahead)
         self.phase = Phase.FENCED if had_process else Phase.GONE
         self.departure = None
         orders: list[Order] = [self._explain("may this attempt go on?", "no", who)]
@@ -680,11 +794,12 @@ class Attempt:
     def next_wake(self) -> int | None:
         times = [self._write_at, self._fetch_at]
         if self.phase == Phase.BOOKED:
-            times.append(self._booked_until)
+            times.append(min(self._booked_until, self._look_at))
         if self.phase == Phase.FINISHING:
             times.append(self._finish_by)
-        if self._may_save():
-            times.append(self.due_at)
+        if self._may_save() and self.due_at is not None:
+            # A state that could not leave the node is worth little: one copy at a time.
+            times.append(max(self.due_at, self._copy_by) if self._copying else self.due_at)
         if self.departure is not None:
             times.append(self.departure.next_wake())
         if self.notice is not None and self.phase == Phase.FETCHING:
@@ -694,6 +809,10 @@ class Attempt:
     def woke(self, now: int) -> list[Order]:
         if self.phase == Phase.BOOKED and now >= self._booked_until:
             return self._decline("waited too long for the state")
+        if self.phase == Phase.BOOKED and now >= self._look_at:
+            self._look_at = now + LOOK_AGAIN
+            if self.source is not None and not self.around.alive(self.source, now):
+                return self._decline(f"{self.source} is silent")
         if self.phase == Phase.FINISHING and now >= self._finish_by:
             return self._finished(now)
         if self.phase == Phase.FETCHING:
@@ -708,8 +827,12 @@ class Attempt:
         if self.departure is not None:
             orders += self.departure.woke(now)
         elif self._may_save() and self.due_at is not None and now >= self.due_at:
+            if self._copying is not None and now < self._copy_by:
+                return orders
+            self._copying = None
             self._saving = True
-            orders += self._change(now, state=JobState.CHECKPOINTING)
+            if self.save_cost is None or self.save_cost >= SHOWN_PAUSE:
+                orders += self._change(now, state=JobState.CHECKPOINTING)
             orders.append(Save(job=self.job, epoch=self.epoch, final=False))
         return orders
 

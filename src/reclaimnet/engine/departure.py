@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     from reclaimnet.engine.attempt import Attempt
 
 SEEK_AGAIN: Final = SECOND
-"""While the job still runs here, a place is looked for this often."""
+SEEK_SELDOM: Final = 16 * SECOND
+"""While the job still runs here, a place is looked for after a wait that doubles between these."""
 MAX_DESTINATIONS: Final = 4
 """Destinations that may fail before the state is put on a shelf."""
 MAX_SHELVES: Final = 4
-LOOK_AGAIN: Final = SECOND
-"""How often the destination's pulse is checked."""
+LOOK_AGAIN: Final = 4 * SECOND
+"""How often the destination's pulse is checked; silence shows after several beats only."""
 
 
 class Departure:
@@ -54,6 +55,8 @@ class Departure:
         self._final: ManifestId | None = None
         self._stop_at: int | None = None
         self._seek_at: int | None = None
+        self._seek_wait = SEEK_AGAIN
+        self._placed_at = 0
         self._look_at: int | None = None
         self._precopy: ManifestId | None = None
         self._precopying = False
@@ -65,7 +68,7 @@ class Departure:
         self._lost_hope = False
         """No state can be had of this process: it runs until the deadline."""
 
-    def begin(self, now: int) -> list[Order]:
+    def begin(self, now: int, *, shed: str = "") -> list[Order]:
         job, epoch = self.attempt.job, self.attempt.epoch
         why = f"{self.notice.cause}, {show_duration(self.notice.deadline - now)} left"
         if self.notice.reason:
@@ -80,10 +83,13 @@ class Departure:
             self._lost_hope = True
             orders.append(self._explain("leave now or run on?", "run on: the job cannot be saved"))
             return orders
+        if shed and self._safe_elsewhere(now):
+            orders.append(self._explain("is its last state saved?", "no, others' are", shed))
+            return orders + self._give_up()
         return orders + self._seek(now)
 
-    def tightened(self, notice: Notice, now: int) -> list[Order]:
-        """A nearer deadline: what was planned may be too late now."""
+    def changed(self, notice: Notice, now: int) -> list[Order]:
+        """Another deadline: what was planned may be too late now, or too early."""
         self.notice = notice
         job, epoch = self.attempt.job, self.attempt.epoch
         orders: list[Order] = [
@@ -144,6 +150,7 @@ class Departure:
         orders: list[Order] = []
         if prober.ticket is not None:
             self.destination = prober.ticket.node
+            self._placed_at = now
             self._look_at = now + LOOK_AGAIN
             redeemed = TicketRedeemed(
                 ticket=prober.ticket, record=self.attempt.record, source=self.attempt.node
@@ -163,29 +170,62 @@ class Departure:
         plan = attempt.suite.rescue(
             Plight(
                 now=now,
+                given_at=self.notice.given_at,
                 deadline=self.notice.deadline,
-                state_bytes=newest.size if newest else 0,
+                state_bytes=newest.size if newest else None,
                 save_cost=attempt.save_cost or 0,
-                path_bps=attempt.around.rate(self.destination) if self.destination else 0,
+                path_bps=attempt.around.rate(self.destination)
+                if self.destination
+                else attempt.around.uplink_bps,
                 placed=self.destination is not None,
                 fresh_copy=newest is not None and self.destination in newest.holders,
+                changed=1.0 if attempt.record.changed is None else attempt.record.changed,
+                loading=max(self._placed_at + attempt.record.load_time - now, 0)
+                if attempt.suite.prepare.warm
+                else 0,
+                safe_elsewhere=self._safe_elsewhere(now),
             )
         )
+        if plan.stop_at is None:
+            return [Explain(job=attempt.job, decision=plan.decision), *self._give_up()]
         first_plan = self._stop_at is None
         self._stop_at = plan.stop_at
         orders: list[Order] = []
         if first_plan or self.destination is not None:
             orders.append(Explain(job=attempt.job, decision=plan.decision))
         if self.destination is None:
-            self._seek_at = now + SEEK_AGAIN
+            self._seek_at = now + self._seek_wait
+            self._seek_wait = min(2 * self._seek_wait, SEEK_SELDOM)
         elif plan.precopy and attempt.suite.prepare.precopy and not self._precopying:
             self._precopying = True
             self._precopy_until = now + (self.notice.deadline - now) // 2
-            orders.append(Save(job=attempt.job, epoch=attempt.epoch, final=False))
+            if newest is not None and self.destination in newest.holders:
+                # It only has to get ready, and says so as if it had got the copy now.
+                self._precopy = newest.manifest
+                asked = CopyAsked(job=attempt.job, manifest=newest.manifest, source=attempt.node)
+                orders.append(Tell(to=self.destination, event=asked))
+            else:
+                orders.append(Save(job=attempt.job, epoch=attempt.epoch, final=False))
             return orders
         if now >= plan.stop_at and not self._precopying:
             orders += self._stop()
         return orders
+
+    def _give_up(self) -> list[Order]:
+        """What it would still do here is lost, so it goes on from its last copy at once."""
+        self._lost_hope = True
+        self._stop_at = self._seek_at = self._look_at = None
+        return [*self._withdraw(), End(job=self.attempt.job, epoch=self.attempt.epoch)]
+
+    def _safe_elsewhere(self, now: int) -> bool:
+        """Somebody who stays holds a checkpoint, so there is something to fall back on."""
+        around = self.attempt.around
+        holders = {h for c in self.attempt.record.checkpoints for h in c.holders}
+        for holder in sorted(holders - {self.attempt.node}):
+            card = around.card(holder)
+            if card is not None and around.alive(holder, now) and card.gpus:
+                return True
+        return False
 
     # --- taking the last state -------------------------------------------------------------
 
@@ -308,8 +348,9 @@ class Departure:
 
     def copy_held(self, event: CopyHeld, now: int) -> list[Order]:
         if self._precopying and event.manifest == self._precopy:
+            # The destination is as ready as it can be; `woke` stops the job when it is time.
             self._precopying = False
-            return self._stop()
+            return self._stop() if self._stop_at is None or now >= self._stop_at else []
         if event.manifest == self._final and self.destination is None:
             self._look_at = None
             return [End(job=self.attempt.job, epoch=self.attempt.epoch)]

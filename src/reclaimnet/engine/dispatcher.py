@@ -27,6 +27,7 @@ from reclaimnet.model.probing import ProbeId, Purpose
 from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND, show_duration
 from reclaimnet.model.work import Decision, JobRecord, JobState, Writer, lane_of, shape_of
 from reclaimnet.policy.place import Candidate, Need
+from reclaimnet.policy.rank import Key
 from reclaimnet.policy.split import by_residual, by_weight
 from reclaimnet.policy.suite import Suite
 
@@ -35,8 +36,8 @@ WIDTH: Final = 64
 SHORTLIST: Final = 8
 """Nodes among which the place policy chooses for one job, however large the zone is."""
 SHORTEST_WAIT: Final = 200 * MILLISECOND
-LONGEST_WAIT: Final = 5 * SECOND
-"""A job that everybody refused is tried again after a wait that doubles between these."""
+"""A job that everybody refused is tried again after a wait that doubles from this on, up to the
+campus's `longest_wait`."""
 CHECK_AGAIN: Final = SECOND
 """How soon the store is asked again about a silent node, should it not answer."""
 CLAIM_PATIENCE: Final = 5 * SECOND
@@ -84,6 +85,8 @@ class Dispatcher:
         self._resting: dict[JobId, int] = {}
         """When to line up again: after a refusal, or if nobody claims."""
         self._pause: dict[JobId, int] = {}
+        self._rank: dict[JobId, Key] = {}
+        """Where each stands in its line: fixed when it came, however often it lines up again."""
         self._report_at: dict[JobId, int] = {}
         self._writing: set[JobId] = set()
         self._gpus_of: Counter[str] = Counter()
@@ -91,7 +94,7 @@ class Dispatcher:
         self._lost_at: int | None = None
         """When the next holder would be given up; derived in `_look_for_the_lost`."""
         self._foreign_at: int | None = None
-        for card in around.cards(now):
+        for card in around.living(now):
             self.heard(card)
 
     def next_wake(self) -> int | None:
@@ -155,6 +158,7 @@ class Dispatcher:
             return [Tell(to=other, event=WorkForwarded(record=record))]
         self.waiting[record.id] = record
         self._report_at[record.id] = now + REPORT_AFTER
+        self._rank[record.id] = self.suite.rank(record, self._gpus_of[record.spec.user])
         self._line_up(record)
         self._count(record, 1)
         return self._place(now)
@@ -168,7 +172,7 @@ class Dispatcher:
                 job=record.id,
                 gpus=record.spec.gpus,
                 lane=lane_of(record.spec),
-                key=self.suite.rank(record, self._gpus_of[record.spec.user]),
+                key=self._rank[record.id],
                 since=record.submitted_at,
             )
         )
@@ -181,7 +185,7 @@ class Dispatcher:
             return
         self._count(record, -1)
         self.desk.leave(job)
-        for book in (self._resting, self._pause, self._report_at):
+        for book in (self._resting, self._pause, self._report_at, self._rank):
             book.pop(job, None)
 
     def _count(self, record: JobRecord | None, sign: int) -> None:
@@ -295,9 +299,13 @@ class Dispatcher:
             for candidate in self.around.among({node, *others, *holders}, record, now)
         ]
         ranked = self.suite.place(need, candidates, now)
-        chosen = ranked.nodes[0] if ranked.nodes else node
+        chosen = ranked.nodes[0] if ranked.nodes else None
         if chosen != node:
             self._told(node, self.desk.vacant(node) + record.spec.gpus + self._asked_of[node])
+        if chosen is None:
+            # None of them suits it, for example because its state cannot be had yet.
+            return self._rest(record.id, ranked.decision, now)
+        if chosen != node:
             self.desk.promised(chosen, record.spec.gpus)
         prober = Prober(
             asker=self.node,
@@ -305,11 +313,13 @@ class Dispatcher:
             shape=need.shape,
             purpose=Purpose.START,
             priority=record.spec.priority,
-            ranked=ranked.nodes or (node,),
+            ranked=ranked.nodes,
         )
         self._searches[record.id] = prober
-        explained = [Explain(job=record.id, decision=ranked.decision)] if ranked.nodes else []
-        return [*explained, *self._noted(prober, prober.ask_next(now))]
+        return [
+            Explain(job=record.id, decision=ranked.decision),
+            *self._noted(prober, prober.ask_next(now)),
+        ]
 
     def _as_believed(self, candidate: Candidate, promised: NodeId, gpus: int) -> Candidate:
         """With what the desk knows to be vacant there, which is newer than the last beat."""
@@ -354,12 +364,15 @@ class Dispatcher:
             self._resting[job] = now + CLAIM_PATIENCE
             redeemed = TicketRedeemed(ticket=prober.ticket, record=record)
             return [Tell(to=prober.ticket.node, event=redeemed)]
-        pause = self._pause.get(job, SHORTEST_WAIT)
-        self._pause[job] = min(2 * pause, LONGEST_WAIT)
-        self._resting[job] = now + pause
         decision = Decision(
             question="where to?", chosen="nowhere yet", reasons=tuple(prober.refused)
         )
+        return self._rest(job, decision, now)
+
+    def _rest(self, job: JobId, decision: Decision, now: int) -> list[Order]:
+        pause = self._pause.get(job, SHORTEST_WAIT)
+        self._pause[job] = min(2 * pause, self.around.timing.longest_wait)
+        self._resting[job] = now + pause
         return [Explain(job=job, decision=decision)]
 
     def written(self, event: Written, now: int) -> list[Order]:
@@ -425,7 +438,7 @@ class Dispatcher:
         if not self.desk.could_ever(gpus):
             return f"Resources: no node lends {wanted}; it starts when one does"
         ahead = self.desk.ahead_of(record.id)
-        line = f"{ahead} job{'s' * (ahead != 1)} go first" if ahead else "next in line"
+        line = f"{ahead} go first" if ahead > 1 else "one goes first" if ahead else "next in line"
         if ahead < len(ends):
             left = max(-(-(ends[ahead] - now) // MINUTE), 1) * MINUTE
             expected = f"expected start in {show_duration(left)}"

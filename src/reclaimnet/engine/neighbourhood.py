@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from reclaimnet.model.market import Card, NodeId
-from reclaimnet.model.units import SECOND
+from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import JobRecord
-from reclaimnet.policy.place import Candidate
+from reclaimnet.policy.place import Candidate, worth_waiting
+from reclaimnet.policy.topology import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,11 @@ class Timing:
     margin: int = 2 * SECOND
     """Others wait this much longer before they take its jobs: clocks run at slightly different
     rates, and a process that is told to stop needs a moment."""
+    longest_wait: int = 5 * SECOND
+    """A job that found no place is tried again after this at the latest, even if nobody tells of
+    a vacancy."""
+    shelf_check: int = MINUTE
+    """How often a shelf asks whether the jobs it keeps something for still live."""
 
     role: int = 6 * SECOND
     """A role whose holder does not renew it for this long goes to somebody else."""
@@ -33,29 +39,41 @@ LIVELY: Final = Timing()
 
 
 @dataclass(slots=True)
-class _Heard:
+class Heard:
     card: Card
     at: int
 
 
 class Neighbourhood:
-    def __init__(self, me: NodeId, timing: Timing) -> None:
+    """`heard` may be shared by the nodes of a simulated campus where nobody ever mishears."""
+
+    def __init__(
+        self,
+        me: NodeId,
+        timing: Timing,
+        *,
+        uplink_bps: int = 0,
+        topology: Topology | None = None,
+        heard: dict[NodeId, Heard] | None = None,
+    ) -> None:
         self.me = me
         self.timing = timing
-        self._heard: dict[NodeId, _Heard] = {}
+        self.uplink_bps = uplink_bps
+        self._topology = topology
+        self._heard: dict[NodeId, Heard] = {} if heard is None else heard
         self._rates: dict[NodeId, int] = {}
         self._dispatching: set[NodeId] = set()
 
     def heard(self, card: Card, now: int) -> bool:
         """False if it is the same beat as before, so no new sign of life."""
-        before = self._heard.get(card.node)
-        if before is not None and before.card.beat == card.beat:
-            return False
-        self._heard[card.node] = _Heard(card, now)
         if card.roles:
             self._dispatching.add(card.node)
         else:
             self._dispatching.discard(card.node)
+        before = self._heard.get(card.node)
+        if before is not None and before.card.beat == card.beat:
+            return False
+        self._heard[card.node] = Heard(card, now)
         return True
 
     def dispatchers(self, now: int) -> list[Card]:
@@ -64,7 +82,7 @@ class Neighbourhood:
             self._heard[node].card for node in sorted(self._dispatching) if self.alive(node, now)
         ]
 
-    def cards(self, now: int) -> list[Card]:
+    def living(self, now: int) -> list[Card]:
         return [heard.card for node, heard in self._heard.items() if self.alive(node, now)]
 
     def vacant_nodes(self, gpus: int, now: int, *, most: int) -> tuple[NodeId, ...]:
@@ -98,32 +116,72 @@ class Neighbourhood:
 
     def measured(self, node: NodeId, *, rate_bps: int) -> None:
         """What a transfer from or to this node has reached."""
-        self._rates[node] = rate_bps
+        before = self._rates.get(node)
+        # Half new, half old: one transfer that shared its way with others says little.
+        self._rates[node] = rate_bps if before is None else (before + rate_bps) // 2
 
     def rate(self, node: NodeId) -> int:
-        return self._rates.get(node, 0)
+        """Bytes per second on the way there: measured, else by the plan of the campus, else what
+        both ends say of themselves; 0 if nothing is known."""
+        measured = self._rates.get(node)
+        if measured is not None:
+            return measured
+        if self._topology is not None:
+            planned = self._topology.rate_bps(self.me, node)
+            if planned > 0:
+                return planned
+        heard = self._heard.get(node)
+        return min(self.uplink_bps, heard.card.uplink_bps) if heard else 0
 
     def candidates(
-        self, record: JobRecord, now: int, *, including_me: bool = False
+        self,
+        record: JobRecord,
+        now: int,
+        *,
+        including_me: bool = False,
+        only: NodeId | None = None,
     ) -> list[Candidate]:
-        """The nodes that live, as destinations of the job."""
-        return self.among(self._heard, record, now, including_me=including_me)
+        """The nodes that live, or the one of them that is asked for, as destinations of the job."""
+        nodes = self._heard if only is None else (only,)
+        return self.among(nodes, record, now, including_me=including_me)
 
     def among(
         self, nodes: Iterable[NodeId], record: JobRecord, now: int, *, including_me: bool = True
     ) -> list[Candidate]:
         """Only these of them, so that a search costs the same however many there are."""
         newest = record.newest
-        heard_of = {node: self._heard[node] for node in nodes if node in self._heard}
+        known = sorted(node for node in nodes if node in self._heard)
+        stranded = record.holder is None and self._stranded(record, now)
         return [
             Candidate(
-                card=heard.card,
+                stranded=stranded,
+                card=self._heard[node].card,
                 holds=newest is not None and node in newest.holders,
                 path_bps=self.rate(node),
             )
-            for node, heard in sorted(heard_of.items())
+            for node in known
             if (including_me or node != self.me) and self.alive(node, now)
         ]
+
+    def _stranded(self, record: JobRecord, now: int) -> bool:
+        """Of what is in reach, the newest is not new enough yet."""
+        reachable = next(
+            (c for c in record.checkpoints if any(self._sends(h, now) for h in c.holders)), None
+        )
+        return worth_waiting(record, reachable, now)
+
+    def _sends(self, node: NodeId, now: int) -> bool:
+        heard = self._heard.get(node)
+        return heard is not None and bool(heard.card.gpus) and self.alive(node, now)
+
+    def leaves(self, node: NodeId) -> bool:
+        """Whether it lends nothing that is not under notice, as far as we have heard."""
+        heard = self._heard.get(node)
+        return heard is None or len(heard.card.gpus) <= len(heard.card.leaving)
+
+    def cards(self) -> list[Card]:
+        """Of all nodes ever heard, in the rank of their names."""
+        return [heard.card for _, heard in sorted(self._heard.items())]
 
     def card(self, node: NodeId) -> Card | None:
         heard = self._heard.get(node)

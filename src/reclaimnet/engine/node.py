@@ -10,12 +10,13 @@ from typing import Final, assert_never
 from reclaimnet.engine.attempt import Attempt, Phase
 from reclaimnet.engine.dispatcher import Dispatcher
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood, Timing
-from reclaimnet.engine.provider import Provider
+from reclaimnet.engine.provider import HOURS_REQUEST, Provider
 from reclaimnet.engine.shelf import Shelf
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import (
     Address,
     Card,
+    Cause,
     GpuId,
     JobId,
     NodeId,
@@ -25,9 +26,13 @@ from reclaimnet.model.market import (
 )
 from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Read, Tell, Write
 from reclaimnet.model.probing import Ticket
-from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND
-from reclaimnet.model.work import JobState, Writer
+from reclaimnet.model.units import HOUR, MILLISECOND, SECOND
+from reclaimnet.model.work import JobRecord, JobState, Writer, shape_of
+from reclaimnet.policy.cadence import Due, Stage
+from reclaimnet.policy.hazard import Experience, Forecast, learn, observe, pooled
+from reclaimnet.policy.place import Need
 from reclaimnet.policy.suite import Suite
+from reclaimnet.policy.topology import Topology
 
 DISPATCHER: Final = "dispatcher"
 WHOLE: Final = "campus"
@@ -38,8 +43,11 @@ HINTS: Final = 2
 """How many others a refusal names that may have room."""
 STRAY_AGAIN: Final = 2 * SECOND
 """How often a record that names this node by mistake is looked at until it is mended."""
-REPLAN: Final = MINUTE
-"""How often the cadence is asked again when nothing else prompts it."""
+REPLAN: Final = HOUR
+"""How often the cadence is asked again when nothing else prompts it; it looks ahead over changing
+rates by itself."""
+LEARN_AGAIN: Final = 6 * HOUR
+"""How often the forecast is made anew from what everybody has seen."""
 
 
 NOWHERE: Final = Address()
@@ -55,29 +63,43 @@ class Body:
     address: Address = NOWHERE
     uplink_bps: int = 125_000_000
     shelf_bytes: int = 1 << 34
-    hazard_per_h: float = 0.5
-    """Until departures have been observed: once in two hours, a careful guess."""
     timing: Timing = LIVELY
+    topology: Topology | None = None
+    """The plan of the campus, if there is one; else rates are learned from transfers."""
 
 
 class Node:
-    def __init__(self, body: Body, suite: Suite) -> None:
+    def __init__(self, body: Body, suite: Suite, around: Neighbourhood | None = None) -> None:
         self.body = body
         self.suite = suite
         self.provider = Provider(body.node)
         self.attempts: dict[JobId, Attempt] = {}
-        self.shelf = Shelf(body.node)
-        self.around = Neighbourhood(body.node, body.timing)
+        self.shelf = Shelf(body.node, check_every=body.timing.shelf_check)
+        self.around = around or Neighbourhood(
+            body.node, body.timing, uplink_bps=body.uplink_bps, topology=body.topology
+        )
         self.dispatcher: Dispatcher | None = None
         self._beat_at = 0
         self.lease_until = 0
         self._leases: dict[JobId, int] = {}
         self._told: tuple[object, ...] = ()
         self._vacant_told: set[GpuId] = set()
+        self._card: Card | None = None
+        self._card_of: tuple[int, Forecast, int, bool] | None = None
         self._strays: dict[JobId, int] = {}
         """Jobs whose records name this node though it does not run them, until that is mended."""
+        self._rehoused: dict[JobId, JobRecord] = {}
+        """Waiting jobs whose copies another shelf was asked to take over."""
         self._plan_at = 0
-        self._cadence_told: dict[JobId, str] = {}
+        self._planned: tuple[tuple[object, ...], ...] = ()
+        """What the cadence was last asked about."""
+        self._cadence_told: dict[JobId, Due] = {}
+        self.experience = Experience()
+        """What this node has seen of its own loans."""
+        self._row = self.experience.row()
+        self.forecast = learn(self.experience, self.experience)
+        self._watched_until = 0
+        self._learned_at: int | None = None
 
     # --- what a world calls ----------------------------------------------------------------
 
@@ -103,6 +125,17 @@ class Node:
 
     def card(self) -> Card:
         """What is told with every beat, but for the progress of jobs, which is always news."""
+        made_from = (
+            self.provider.version,
+            self.forecast,
+            self._guest_bytes(),
+            self.dispatcher is not None,
+        )
+        if self._card is None or self._card_of != made_from:
+            self._card, self._card_of = self._make_card(), made_from
+        return self._card
+
+    def _make_card(self) -> Card:
         offer = self.provider.offer
         return Card(
             node=self.body.node,
@@ -116,9 +149,19 @@ class Node:
             terms=offer.terms if offer else Terms(),
             uplink_bps=self.body.uplink_bps,
             shelf_bytes=self.body.shelf_bytes,
-            hazard_per_h=self.body.hazard_per_h,
+            hazard_per_h=self.forecast.outlook.rate_per_h,
+            outlook=self.forecast.outlook,
+            experience=self._row,
             lending_since=self.provider.lending_since,
             roles=(DISPATCHER,) if self.dispatcher is not None else (),
+            guest_bytes=self._guest_bytes(),
+        )
+
+    def _guest_bytes(self) -> int:
+        return sum(
+            attempt.record.checkpoints[0].size
+            for attempt in self.attempts.values()
+            if attempt.record.checkpoints
         )
 
     def _progress(self) -> tuple[Progress, ...]:
@@ -133,7 +176,7 @@ class Node:
     def _react(self, event: ev.Event, now: int) -> list[Order]:
         match event:
             case ev.LendAsked():
-                return [self.provider.lend(event, now)]
+                return [self._lend(event, now)]
             case ev.ReclaimAsked():
                 return self._reclaim(event, now)
             case ev.WithdrawAsked():
@@ -173,7 +216,7 @@ class Node:
             case ev.CopyHeld():
                 self._measured(event.node, event.rate_bps)
                 attempt = self.attempts.get(event.job)
-                return attempt.copy_held(event, now) if attempt else []
+                return attempt.copy_held(event, now) if attempt else self._rehoused_copy(event)
             case ev.CopyRefused():
                 attempt = self.attempts.get(event.job)
                 return attempt.copy_refused(event, now) if attempt else []
@@ -239,23 +282,79 @@ class Node:
 
     # --- the provider's word ---------------------------------------------------------------
 
+    def _lend(self, event: ev.LendAsked, now: int) -> Order:
+        was_lending = self.provider.offer is not None
+        answer = self.provider.lend(event, now)
+        if not was_lending and self.provider.offer is not None:
+            self._loan_begins(now)
+        return answer
+
     def _reclaim(self, event: ev.ReclaimAsked, now: int) -> list[Order]:
+        promised = self.provider.offer.terms.notice if self.provider.offer else 0
         answer, notice = self.provider.reclaim(event, now)
-        orders: list[Order] = [answer]
-        if notice is not None:
-            orders += self._warn(notice, now)
+        orders: list[Order] = [answer] if event.request != HOURS_REQUEST else []
+        if notice is None:
+            return orders
+        if notice.cause == Cause.RECLAIM and event.replaces is None:
+            self._watch(now, reclaimed=True, short=notice.grace < promised)
+        orders += self._warn(notice, now)
+        if self._is_leaving():
+            orders += self.shelf.leaves(now)
         return orders
+
+    def _lent_ids(self) -> list[GpuId]:
+        return [gpu.id for gpu in self.provider.offer.gpus] if self.provider.offer else []
 
     def _warn(self, notice: Notice, now: int) -> list[Order]:
+        """All jobs on the GPUs must leave; which of them can take their last state along is
+        decided for all of them together, since they share the uplink."""
+        leaving = [
+            self.attempts[job]
+            for job in sorted(self.attempts)
+            if (contract := self.provider.contracts.get(job)) is not None
+            and set(contract.gpus) & set(notice.gpus)
+        ]
+        evacuees = [e for a in leaving if (e := a.evacuee(notice, now)) is not None]
+        shed: dict[JobId, str] = {}
+        if len(evacuees) > 1:
+            shed = dict(self.suite.triage(evacuees, self.body.uplink_bps, now).shed)
         orders: list[Order] = []
-        for job in sorted(self.attempts):
-            contract = self.provider.contracts.get(job)
-            if contract is not None and set(contract.gpus) & set(notice.gpus):
-                orders += self.attempts[job].leave(notice, now)
+        for attempt in leaving:
+            orders += attempt.leave(notice, now, shed=shed.get(attempt.job, ""))
         return orders
 
+    # --- what is learned of the provider ---------------------------------------------------
+
+    def _loan_begins(self, now: int) -> None:
+        self._watched_until = now
+        if self._learned_at is None or now - self._learned_at >= LEARN_AGAIN:
+            self._learn(now)
+
+    def _watch(self, now: int, *, reclaimed: bool, short: bool = False) -> None:
+        """The loan has lasted until now; judge the forecast by it, and learn from it."""
+        since = self.provider.lending_since
+        if since is None:
+            return
+        self.experience = observe(
+            self.experience,
+            self.forecast,
+            lent_since=since,
+            begin=max(self._watched_until, since),
+            end=now,
+            reclaimed=reclaimed,
+            short=short,
+        )
+        self._watched_until = now
+
+    def _learn(self, now: int) -> None:
+        self._learned_at = now
+        others = (card.experience for card in self.around.cards() if card.node != self.body.node)
+        self._row = self.experience.row()
+        self.forecast = learn(self.experience, pooled((self._row, *others)))
+        self._planned = ()
+
     def _withdraw(self, event: ev.WithdrawAsked, now: int) -> list[Order]:
-        answer, _ = self.provider.withdraw(event)
+        answer, _ = self.provider.withdraw(event, now)
         orders: list[Order] = [answer]
         for job in sorted(self.attempts):
             attempt = self.attempts[job]
@@ -358,9 +457,11 @@ class Node:
     def _pulled(self, event: ev.Pulled, now: int) -> list[Order]:
         self._measured(event.source, event.rate_bps)
         orders: list[Order] = []
-        if self.shelf.expects(event.job, event.manifest):
-            orders += self.shelf.pulled(event, now)
         attempt = self.attempts.get(event.job)
+        if self.shelf.expects(event.job, event.manifest):
+            in_use = attempt.record.checkpoints if attempt else ()
+            named = tuple(checkpoint.manifest for checkpoint in in_use)
+            orders += self.shelf.pulled(event, now, in_use=named)
         return orders + (attempt.pulled(event, now) if attempt else [])
 
     def _pull_failed(self, event: ev.PullFailed, now: int) -> list[Order]:
@@ -410,7 +511,63 @@ class Node:
             orders.append(Write(record=lost, writer=Writer.DISPATCHER))
         else:
             self._strays.pop(event.job, None)
-        return orders + self.shelf.record_seen(event)
+        kept = event.job in self.shelf.kept
+        orders += self.shelf.record_seen(event)
+        if kept and record is not None and not record.state.terminal and self._is_leaving():
+            orders += self._clear_shelf(record, now)
+        return orders
+
+    def _is_leaving(self) -> bool:
+        """Whether nothing may be fetched from this node soon, or already."""
+        return not set(self._lent_ids()) - self.provider.leaving()
+
+    def _clear_shelf(self, record: JobRecord, now: int) -> list[Order]:
+        """A copy kept here will be out of reach: whoever runs the job makes another; of a job that
+        nobody runs, this node sees to it itself."""
+        newest = record.newest
+        me = self.body.node
+        if newest is None or me not in newest.holders:
+            return []
+        if record.holder is not None:
+            if record.standby != me or record.holder == me:
+                return []
+            refused = ev.CopyRefused(
+                job=record.id, manifest=newest.manifest, node=me, reason="is being reclaimed"
+            )
+            return [Tell(to=record.holder, event=refused)]
+        if self.provider.offer is None or any(
+            (card := self.around.card(holder)) is not None
+            and self.around.alive(holder, now)
+            and len(card.gpus) > len(card.leaving)
+            for holder in newest.holders
+            if holder != me
+        ):
+            return []
+        need = Need(
+            job=record.id,
+            shape=shape_of(record.spec),
+            state_bytes=newest.size,
+            vacant_now=False,
+            avoid=newest.holders,
+        )
+        ranked = self.suite.place(need, self.around.candidates(record, now), now)
+        orders: list[Order] = [Explain(job=record.id, decision=ranked.decision)]
+        if ranked.nodes:
+            self._rehoused[record.id] = record
+            asked = ev.CopyAsked(job=record.id, manifest=newest.manifest, source=me)
+            orders.append(Tell(to=ranked.nodes[0], event=asked))
+        return orders
+
+    def _rehoused_copy(self, event: ev.CopyHeld) -> list[Order]:
+        """Somebody else has the waiting job's state now: its record must say so."""
+        record = self._rehoused.pop(event.job, None)
+        if record is None:
+            return []
+        checkpoints = tuple(
+            replace(c, holders=(*c.holders, event.node)) if c.manifest == event.manifest else c
+            for c in record.checkpoints
+        )
+        return [Write(record=replace(record, checkpoints=checkpoints), writer=Writer.DISPATCHER)]
 
     # --- beats and time --------------------------------------------------------------------
 
@@ -434,12 +591,16 @@ class Node:
 
     def _hold_leases(self) -> list[Order]:
         """Every process whose epoch is certain shares the node's lease."""
+        until = self.lease_until
+        if len(self._leases) != len(self.attempts) or self._leases.keys() != self.attempts.keys():
+            self._leases = {job: at for job, at in self._leases.items() if job in self.attempts}
+        elif all(at == until for at in self._leases.values()):
+            return []
         jobs = tuple(
             job
             for job in sorted(self.attempts)
-            if self.attempts[job].trusted and self._leases.get(job) != self.lease_until
+            if self.attempts[job].trusted and self._leases.get(job) != until
         )
-        self._leases = {job: until for job, until in self._leases.items() if job in self.attempts}
         if not jobs:
             return []
         self._leases.update(dict.fromkeys(jobs, self.lease_until))
@@ -447,7 +608,14 @@ class Node:
 
     def _woke(self, now: int) -> list[Order]:
         self.provider.expire(now)
-        orders = self.shelf.woke(now)
+        orders: list[Order] = []
+        was_lending = self.provider.offer is not None
+        asked = self.provider.keep_hours(now)
+        if asked is not None:
+            orders += self._reclaim(asked, now)
+        elif not was_lending and self.provider.offer is not None:
+            self._loan_begins(now)
+        orders += self.shelf.woke(now)
         for job in [job for job, at in sorted(self._strays.items()) if now >= at]:
             self._strays[job] = now + STRAY_AGAIN
             orders.append(Read(job=job))
@@ -469,20 +637,34 @@ class Node:
         return self._hold_leases() + self._plan_saves(now)
 
     def _plan_saves(self, now: int) -> list[Order]:
-        """Ask the cadence, jointly for all that share this node's uplink."""
-        hazard = self.body.hazard_per_h
-        jobs = [
+        """Ask the cadence, jointly for all that share this node's uplink, when it could answer
+        differently than before."""
+        if not self.attempts and not self._planned:
+            return []
+        marks = tuple((job, a.phase, a.saved_at, a.save_cost) for job, a in self.attempts.items())
+        if marks == self._planned and now < self._plan_at:
+            return []
+        self._planned = marks
+        jobs = tuple(
             savable
             for job in sorted(self.attempts)
-            if (savable := self.attempts[job].savable(hazard)) is not None
-        ]
+            if (savable := self.attempts[job].savable()) is not None
+        )
         self._plan_at = now + REPLAN
         orders: list[Order] = []
-        for due in self.suite.cadence(jobs, self.body.uplink_bps, now):
+        since = self.provider.lending_since
+        stage = Stage(
+            now=now,
+            uplink_bps=self.body.uplink_bps,
+            outlook=self.forecast.outlook,
+            lent_since=now if since is None else since,
+            notice=self.provider.offer.terms.notice if self.provider.offer else 0,
+        )
+        for due in self.suite.cadence(jobs, stage) if jobs else ():
             self.attempts[due.job].due_at = due.at
-            if self._cadence_told.get(due.job) != due.decision.chosen:
-                self._cadence_told[due.job] = due.decision.chosen
-                orders.append(Explain(job=due.job, decision=due.decision))
+            if due.differs(self._cadence_told.get(due.job)):
+                self._cadence_told[due.job] = due
+                orders.append(Explain(job=due.job, decision=due.decision()))
         for job in [job for job in self._cadence_told if job not in self.attempts]:
             del self._cadence_told[job]
         return orders
@@ -493,6 +675,9 @@ class Node:
         self._vacant_told = vacant
         if now >= self._beat_at:
             self._beat_at = now + self.body.timing.beat
+            if self._learned_at is None or now - self._learned_at >= LEARN_AGAIN:
+                self._watch(now, reclaimed=False)
+                self._learn(now)
             self._told = self._standing()
             return [Beat(card=replace(self.card(), beat=now, jobs=self._progress()))]
         if self._standing() != self._told:
@@ -508,6 +693,8 @@ class Node:
             provider.leaving(),
             provider.deadline(),
             provider.lending_since,
+            self.forecast,
+            self._guest_bytes(),
             self.dispatcher is not None,
         )
 

@@ -1,10 +1,28 @@
-"""The provider's book: what is lent, promised, taken and under notice on one node."""
+"""The provider's book: what is lent, promised, taken and under notice on one node.
+
+A GPU is away, lent, or under notice. Only the provider's word, its declared hours, or a deadline
+moves it:
+
+    away ──lend──▶ lent ──reclaim, or the hours are nearly over──▶ under notice ──deadline──▶ away
+      ▲                ◀────────────────withdraw────────────────────     │ (replaced: stays)
+      └── the hours begin again: what stands is lent by itself ◀─────────┘
+"""
 
 from dataclasses import replace
 from typing import Final
 
 from reclaimnet.model.events import LendAsked, ReclaimAsked, WithdrawAsked
-from reclaimnet.model.market import Contract, Gpu, GpuId, JobId, NodeId, Notice, NoticeId, Offer
+from reclaimnet.model.market import (
+    Cause,
+    Contract,
+    Gpu,
+    GpuId,
+    JobId,
+    NodeId,
+    Notice,
+    NoticeId,
+    Offer,
+)
 from reclaimnet.model.orders import Answer
 from reclaimnet.model.probing import Probe, Ticket, TicketId
 from reclaimnet.model.units import SECOND, show_duration
@@ -12,6 +30,7 @@ from reclaimnet.policy.arbitrate import Arbitrate, Booth, Denied
 
 TICKET_LIFE: Final = 5 * SECOND
 """A promise that is not redeemed by then is void."""
+HOURS_REQUEST: Final = "declared hours"
 MAX_NOTICES: Final = 256
 """More notices than this at once is a mistake of the asker."""
 
@@ -22,11 +41,18 @@ class Provider:
     def __init__(self, node: NodeId) -> None:
         self.node = node
         self.offer: Offer | None = None
+        """What is lent now."""
+        self.standing: Offer | None = None
+        """What the provider has said to lend, at the hours that were declared."""
         self.lending_since: int | None = None
         self.contracts: dict[JobId, Contract] = {}
         self.tickets: dict[TicketId, Ticket] = {}
         self.notices: dict[NoticeId, Notice] = {}
         self._minted = 0
+        self.version = 0
+        """Grows with every change, so that what is derived need not be derived again."""
+        self._hours_at: int | None = None
+        """When the declared hours next want something done."""
 
     # --- derived ---------------------------------------------------------------------------
 
@@ -53,12 +79,14 @@ class Provider:
     def next_wake(self) -> int | None:
         times = [ticket.expires for ticket in self.tickets.values()]
         times += [notice.deadline for notice in self.notices.values()]
+        times += [time for time in (self._hours_at,) if time is not None]
         return min(times, default=None)
 
     # --- the provider speaks ---------------------------------------------------------------
 
     def lend(self, event: LendAsked, now: int) -> Answer:
         """The offer becomes exactly this, except that GPUs in use do not leave without notice."""
+        self.version += 1
         offered = {gpu.id for gpu in event.offer.gpus}
         if not offered:
             return Answer(request=event.request, ok=False, text="There is no GPU to lend here.")
@@ -78,17 +106,62 @@ class Provider:
                 text=f"These GPUs are under notice ({_listed(back)}); "
                 "withdraw it first with: rn reclaim --cancel",
             )
-        self.offer = event.offer
+        self.standing = event.offer
+        gpus = f"{len(offered)} GPU{'s' * (len(offered) != 1)}"
+        notice = show_duration(event.offer.terms.notice)
+        if not event.offer.terms.lends_at(now) and not in_use:
+            self.offer, self.lending_since = None, None
+            self._hours_at = event.offer.terms.opens_after(now)
+            if self._hours_at is None:
+                self.standing = None
+                text = "The hours that were declared never come; declare others."
+                return Answer(request=event.request, ok=False, text=text)
+            wait = show_duration(self._hours_at - now)
+            text = f"{self.node} will lend {gpus} with {notice} notice, in {wait}."
+            return Answer(request=event.request, ok=True, text=text)
+        self._open(event.offer, now)
+        text = f"{self.node} lends {gpus} with {notice} notice."
+        return Answer(request=event.request, ok=True, text=text)
+
+    def _open(self, offer: Offer, now: int) -> None:
+        self.version += 1
+        self.offer = offer
         self.lending_since = now if self.lending_since is None else self.lending_since
-        return Answer(
-            request=event.request,
-            ok=True,
-            text=f"{self.node} lends {len(offered)} GPU{'s' * (len(offered) != 1)} with "
-            f"{show_duration(event.offer.terms.notice)} notice.",
+        closes = self._closes_after(now)
+        self._hours_at = None if closes is None else max(closes - offer.terms.notice, now + 1)
+
+    def _closes_after(self, now: int) -> int | None:
+        terms = self.offer.terms if self.offer else None
+        return terms.closes_after(now) if terms and (terms.hours or terms.maintenance) else None
+
+    def keep_hours(self, now: int) -> ReclaimAsked | None:
+        """What the declared hours ask for at this moment, in the provider's name. Whoever gets a
+        request must hand it to `reclaim`."""
+        if self._hours_at is None or now < self._hours_at:
+            return None
+        self._hours_at = None
+        if self.offer is None:
+            if self.standing is not None and self.standing.terms.lends_at(now):
+                self._open(self.standing, now)
+            return None
+        closes = self._closes_after(now)
+        lent = tuple(gpu.id for gpu in self.offer.gpus if gpu.id not in self.leaving())
+        if closes is None or not lent:
+            return None
+        if closes - self.offer.terms.notice > now:
+            self._hours_at = closes - self.offer.terms.notice
+            return None
+        return ReclaimAsked(
+            request=HOURS_REQUEST,
+            gpus=lent,
+            grace=closes - now,
+            cause=Cause.HOURS,
+            reason="the declared hours are over",
         )
 
     def reclaim(self, event: ReclaimAsked, now: int) -> tuple[Answer, Notice | None]:
         """A notice on the GPUs; a pressing one on the same GPUs is never lengthened by it."""
+        self.version += 1
         if self.offer is None:
             text = f"{self.node} lends nothing, so there is nothing to take back."
             return Answer(request=event.request, ok=False, text=text), None
@@ -101,13 +174,19 @@ class Provider:
         if len(self.notices) >= MAX_NOTICES:
             text = f"{MAX_NOTICES} notices are running already; wait for their deadlines."
             return Answer(request=event.request, ok=False, text=text), None
+        replaced = self.notices.get(event.replaces) if event.replaces is not None else None
+        if event.replaces is not None and replaced is None:
+            text = f"There is no notice {event.replaces} on {self.node} to change."
+            return Answer(request=event.request, ok=False, text=text), None
+        if replaced is not None:
+            gpus = replaced.gpus
         promised = self.offer.terms.notice
         grace = promised if event.grace is None else event.grace
         notice = Notice(
-            id=NoticeId(self._mint("n", now)),
+            id=replaced.id if replaced is not None else NoticeId(self._mint("n", now)),
             gpus=gpus,
             deadline=now + max(grace, 0),
-            cause=event.cause,
+            cause=replaced.cause if replaced is not None else event.cause,
             given_at=now,
             reason=event.reason,
         )
@@ -128,7 +207,8 @@ class Provider:
             text += f" (You promised {show_duration(promised)}.)"
         return Answer(request=event.request, ok=True, text=text), notice
 
-    def withdraw(self, event: WithdrawAsked) -> tuple[Answer, tuple[Notice, ...]]:
+    def withdraw(self, event: WithdrawAsked, now: int) -> tuple[Answer, tuple[Notice, ...]]:
+        self.version += 1
         gone = tuple(
             notice
             for notice in self.notices.values()
@@ -139,12 +219,19 @@ class Provider:
             return Answer(request=event.request, ok=False, text=text), ()
         for notice in gone:
             del self.notices[notice.id]
+        closes = self._closes_after(now)
+        if closes is not None:
+            # The declared hours end the loan all the same, unless it was they who were withdrawn.
+            hours_withdrawn = any(notice.cause == Cause.HOURS for notice in gone)
+            lead = self.offer.terms.notice if self.offer else 0
+            self._hours_at = closes + 1 if hours_withdrawn else max(closes - lead, now + 1)
         text = f"{self.node} goes on lending {_listed({g for n in gone for g in n.gpus})}."
         return Answer(request=event.request, ok=True, text=text), gone
 
     # --- promises --------------------------------------------------------------------------
 
     def arbitrate(self, probe: Probe, rule: Arbitrate, now: int) -> Ticket | Denied:
+        self.version += 1
         booth = Booth(offer=self.offer, vacant=self.vacant(), leaving=bool(self.notices))
         if probe.job in self.contracts:
             return Denied(reasons=("already has a contract with this job",))
@@ -165,6 +252,7 @@ class Provider:
 
     def redeem(self, ticket: Ticket, now: int) -> bool:
         """The ticket becomes a contract, unless it is void."""
+        self.version += 1
         held = self.tickets.pop(ticket.id, None)
         if held is None or now >= held.expires or held.job in self.contracts:
             return False
@@ -173,23 +261,32 @@ class Provider:
 
     def adopt(self, job: JobId, gpus: tuple[GpuId, ...], now: int) -> None:
         """A process that outlived the agent keeps its contract."""
+        self.version += 1
         self.contracts[job] = Contract(job=job, gpus=gpus, since=now)
 
     def give_back(self, ticket: Ticket) -> None:
+        self.version += 1
         self.tickets.pop(ticket.id, None)
 
     def release(self, job: JobId) -> None:
-        self.contracts.pop(job, None)
+        if self.contracts.pop(job, None) is not None:
+            self.version += 1
 
     def expire(self, now: int) -> None:
         """What time ends: tickets, and the loan of GPUs whose deadline has passed."""
-        self.tickets = {key: t for key, t in self.tickets.items() if now < t.expires}
+        if any(now >= ticket.expires for ticket in self.tickets.values()):
+            self.version += 1
+            self.tickets = {key: t for key, t in self.tickets.items() if now < t.expires}
         over = [notice for notice in self.notices.values() if now >= notice.deadline]
         for notice in over:
+            self.version += 1
             del self.notices[notice.id]
-            self._stop_lending(set(notice.gpus))
+            self._stop_lending(set(notice.gpus), now, stands=notice.cause == Cause.HOURS)
 
-    def _stop_lending(self, gpus: set[GpuId]) -> None:
+    def _stop_lending(self, gpus: set[GpuId], now: int, *, stands: bool) -> None:
+        if self.standing is not None and not stands:
+            kept = tuple(gpu for gpu in self.standing.gpus if gpu.id not in gpus)
+            self.standing = replace(self.standing, gpus=kept) if kept else None
         if self.offer is None:
             # An earlier deadline took the last GPU already.
             return
@@ -197,6 +294,7 @@ class Provider:
         self.offer = replace(self.offer, gpus=left) if left else None
         if self.offer is None:
             self.lending_since = None
+            self._hours_at = self.standing.terms.opens_after(now) if self.standing else None
 
     def _lent(self) -> tuple[Gpu, ...]:
         return self.offer.gpus if self.offer else ()

@@ -13,11 +13,11 @@ from reclaimnet.model.events import (
 )
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import Forget, Order, Pull, Read, Tell
-from reclaimnet.model.units import MINUTE
+from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import ManifestId
 
-CHECK_INTERVAL: Final = MINUTE
-"""How often the shelf asks whether a job it keeps something for still lives."""
+CHECK_SOON: Final = SECOND
+"""How soon it asks about a job it has only just learnt to keep something for."""
 MAX_PENDING: Final = 64
 """Copies being pulled at once; more are refused and asked of another node."""
 
@@ -30,8 +30,9 @@ class _Kept:
 
 
 class Shelf:
-    def __init__(self, node: NodeId) -> None:
+    def __init__(self, node: NodeId, *, check_every: int) -> None:
         self.node = node
+        self._check_every = check_every
         self.kept: dict[JobId, _Kept] = {}
         self._pending: dict[tuple[JobId, ManifestId], NodeId] = {}
 
@@ -44,7 +45,7 @@ class Shelf:
     def found(self, jobs: tuple[JobId, ...], now: int) -> None:
         """After a restart: what these copies are is learned from their records."""
         for job in jobs:
-            self.kept.setdefault(job, _Kept(newest=None, before=None, check_at=now))
+            self.kept.setdefault(job, _Kept(newest=None, before=None, check_at=now + CHECK_SOON))
 
     def asked(self, event: CopyAsked) -> list[Order]:
         if len(self._pending) >= MAX_PENDING:
@@ -62,16 +63,21 @@ class Shelf:
         self._pending[event.job, event.manifest] = event.source
         return [Pull(job=event.job, manifest=event.manifest, sources=(event.source,))]
 
-    def pulled(self, event: Pulled, now: int) -> list[Order]:
+    def pulled(self, event: Pulled, now: int, *, in_use: tuple[ManifestId, ...]) -> list[Order]:
+        """`in_use` is what an attempt on this very node goes on from, if there is one by now."""
         source = self._pending.pop((event.job, event.manifest))
         old = self.kept.get(event.job)
         before = old.newest if old and old.newest != event.manifest else None
         self.kept[event.job] = _Kept(
-            newest=event.manifest, before=before, check_at=now + CHECK_INTERVAL
+            newest=event.manifest, before=before, check_at=now + self._check_every
         )
-        keep = (event.manifest,) if before is None else (event.manifest, before)
+        keep = (event.manifest, *in_use) if before is None else (event.manifest, before, *in_use)
         held = CopyHeld(
-            job=event.job, manifest=event.manifest, node=self.node, rate_bps=event.rate_bps
+            job=event.job,
+            manifest=event.manifest,
+            node=self.node,
+            rate_bps=event.rate_bps,
+            moved_bytes=event.moved_bytes,
         )
         return [Tell(to=source, event=held), Forget(job=event.job, keep=keep)]
 
@@ -82,11 +88,17 @@ class Shelf:
         )
         return [Tell(to=source, event=refused)]
 
+    def leaves(self, now: int) -> list[Order]:
+        """Nothing can be fetched from here soon: look up whose copies these are."""
+        for kept in self.kept.values():
+            kept.check_at = now + self._check_every
+        return [Read(job=job) for job in sorted(self.kept)]
+
     def woke(self, now: int) -> list[Order]:
         orders: list[Order] = []
         for job in sorted(self.kept):
             if now >= self.kept[job].check_at:
-                self.kept[job].check_at = now + CHECK_INTERVAL
+                self.kept[job].check_at = now + self._check_every
                 orders.append(Read(job=job))
         return orders
 

@@ -28,6 +28,8 @@ class ReclaimAsked:
     """None means the grace of the terms; 0 means now."""
     cause: Cause = Cause.RECLAIM
     reason: str = ""
+    replaces: NoticeId | None = None
+    """A notice that runs already and gets this deadline instead, be it later or earlier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,8 @@ class CopyHeld:
     node: NodeId
     rate_bps: int = 0
     """What the way to the node carried; 0 if unknown."""
+    moved_bytes: int | None = None
+    """How much of it the node did not have yet; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
-from reclaimnet.model.units import MINUTE
+from reclaimnet.model.units import DAY, MINUTE
 
 NodeId = NewType("NodeId", str)
 GpuId = NewType("GpuId", str)
@@ -24,6 +24,26 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hours:
+    """Times of the week at which GPUs are lent, in the provider's local time."""
+
+    days: tuple[int, ...]
+    """0 is Monday."""
+    opens: int
+    """Nanoseconds since midnight."""
+    closes: int
+    """Nanoseconds since midnight, at most a day."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Maintenance:
+    """A time at which the machine is needed, known ahead."""
+
+    begins: int
+    ends: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """The provider's own conditions."""
 
@@ -31,6 +51,42 @@ class Terms:
     """How much warning the provider promises to give before taking GPUs back."""
     users: tuple[str, ...] = ()
     """Who may borrow; empty means everyone on the campus."""
+    hours: tuple[Hours, ...] = ()
+    """When GPUs are lent; empty means always."""
+    utc_offset: int = 0
+    """What local time is ahead of UTC, in nanoseconds."""
+    maintenance: tuple[Maintenance, ...] = ()
+
+    def lends_at(self, now: int) -> bool:
+        """Whether the declared hours and maintenance allow lending at this moment."""
+        if any(window.begins <= now < window.ends for window in self.maintenance):
+            return False
+        if not self.hours:
+            return True
+        local = now + self.utc_offset
+        day, clock = weekday(local), local % DAY
+        return any(day in h.days and h.opens <= clock < h.closes for h in self.hours)
+
+    def closes_after(self, now: int) -> int | None:
+        """The first moment after `now` at which the GPUs must be back, by what was declared."""
+        return next((at for at in self._changes(now) if not self.lends_at(at)), None)
+
+    def opens_after(self, now: int) -> int | None:
+        """The first moment after `now` at which lending is allowed again."""
+        return next((at for at in self._changes(now) if self.lends_at(at)), None)
+
+    def _changes(self, now: int) -> list[int]:
+        times = {t for window in self.maintenance for t in (window.begins, window.ends)}
+        midnight = (now + self.utc_offset) // DAY * DAY - self.utc_offset
+        for day in range(9 if self.hours else 0):
+            for hours in self.hours:
+                times |= {midnight + day * DAY + hours.opens, midnight + day * DAY + hours.closes}
+        return sorted(time for time in times if time > now)
+
+
+def weekday(now: int) -> int:
+    """0 is Monday; 1970 began on a Thursday."""
+    return (now // DAY + 3) % 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +109,9 @@ class Cause(StrEnum):
     """The batch system's wall clock runs out, or it preempts."""
     LINK = "link"
     """The link is full."""
+    HOURS = "hours"
+    """The hours the provider declared are over, or maintenance begins; it lends again by itself
+    afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +159,20 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """When a node expects its provider to take GPUs back; enough for others to work out how long
+    it will last. The declared hours are in its terms. See policy/hazard.py."""
+
+    rate_per_h: float = 0.5
+    by_age: tuple[float, ...] = ()
+    """Factors by the age of the loan; empty if they have not proved themselves."""
+    by_hour: tuple[float, ...] = ()
+    """Factors by the time of the week; empty if they have not proved themselves."""
+    short: float = 0.05
+    """The chance that a reclaim comes with less notice than was promised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """What a node tells the campus about itself with every beat; slightly stale by nature."""
 
@@ -123,7 +196,12 @@ class Card:
     """Room left in the node's vault for other nodes' checkpoints."""
     hazard_per_h: float = 0.0
     """The rate at which this provider is expected to take GPUs back now."""
+    outlook: Outlook = Outlook()
+    experience: tuple[float, ...] = ()
+    """What the node has seen of its own loans; everybody pools it. See policy/hazard.py."""
     lending_since: int | None = None
+    guest_bytes: int = 0
+    """State of the jobs here, which would all have to leave through the uplink in one notice."""
     jobs: tuple[Progress, ...] = ()
     roles: tuple[str, ...] = ()
     """What the node does for others, so that they know whom to tell."""

@@ -46,6 +46,13 @@ class Word(IntEnum):
     """1: the job was told to leave by SIGTERM, so that its exit does not mean that it is done."""
     LOG_READ = 11
     """How many bytes of the file `log` were reported."""
+    ROTATION_PERIOD = 12
+    """Nanoseconds; 0: iterations begin when they like. Written last, and 0 before the next two
+    change: iterations begin at ROTATION_ANCHOR + k · ROTATION_PERIOD."""
+    ROTATION_ANCHOR = 13
+    """Monotonic."""
+    ROTATION_BOUND = 14
+    """Nanoseconds that one iteration waits at most."""
 
     GATE = 14
     """0: the minder waits before it starts the command, so that the guard can house it first."""
@@ -70,6 +77,13 @@ class Word(IntEnum):
     """The SAVE_WANTED that failed last; file `save-failed` says why."""
     WAITING = 26
     """The sequence number of the final save after which the job waits."""
+    ITERATION = 27
+    """How many iterations have begun; the next two words tell about the last of them, and are
+    written before it."""
+    ITERATION_READY_AT = 28
+    """Monotonic; when it could have begun."""
+    ITERATION_AT = 29
+    """Monotonic; when it began, later than that if it had to wait."""
 
     # Written by the minder.
     STILL = 32
@@ -85,10 +99,33 @@ class PageState(IntEnum):
     """It has loaded, and waits for GO."""
     RUNNING = 2
     FINISHED = 3
+    LOADED = 4
+    """As READY, and it has read the state that was laid out ahead: what will have changed is all
+    that is left to read."""
 
 
 SLOTS: Final = 2
 """Images are double buffered: a completed one stays whole while the next is written."""
+
+LATE: Final = 4
+"""An iteration that is not more than 1/LATE of a period after its time is only late; one that is
+later than that has lost its place."""
+
+
+def wait_before(
+    now: int, *, anchor: int, period: int, bound: int, settled: bool
+) -> tuple[int, bool]:
+    """How long an iteration that could begin now has to wait for its rotation, and whether it has
+    then found its place.
+
+    On its way there it waits a bounded time before each iteration. Once there, it waits when it is
+    early and goes on when it is a little late, since padding brings it back.
+    """
+    wait = (anchor - now) % period
+    late = period // LATE if settled else period // (2 * LATE)
+    if wait >= period - late:
+        return 0, True
+    return min(wait, bound), wait <= bound
 
 
 def words_of(buffer: memoryview) -> memoryview:

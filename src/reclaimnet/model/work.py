@@ -169,6 +169,12 @@ class JobRecord:
     moves: int = 0
     steps_lost: int = 0
     downtime: int = 0
+    save_pause: int | None = None
+    """How long it stood still for its last save; None if it was never saved."""
+    load_time: int = 0
+    """How long its process took to load where it was last started cold."""
+    changed: float | None = None
+    """The share of its state that was new to whoever held the copy before; None if unknown."""
 
     @property
     def newest(self) -> Checkpoint | None:

@@ -1,18 +1,42 @@
-"""Cadence: when should each job of a node be saved next?"""
+"""Cadence: when should each job of a node be saved next?
+
+Jointly for the jobs that share the node's uplink. A save costs its job a pause C and the uplink
+S bytes; work that is not saved is lost if the node departs in a way that gives no time to move.
+With the rate h of such departures, minimise  sum w (C / t + h t / 2)  subject to  sum S / t <= B:
+t = sqrt(2 (w C + v S) / (w h)), where v, the price of a byte, is 0 while the uplink has room.
+Rates change with age and hour, so the rule is applied as it goes: save when the loss expected
+since the last save, the integral of h(s) (s - saved) ds, has come to the price w C + v S. With one
+job and a constant rate that is Young's interval exactly.
+"""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from reclaimnet.model.market import JobId
-from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND, show_duration
+import numpy as np
+
+from reclaimnet.model.market import JobId, Outlook
+from reclaimnet.model.units import DAY, HOUR, MILLISECOND, SECOND, show_duration
 from reclaimnet.model.work import Decision
+from reclaimnet.policy.hazard import rate_at, spells
 
 SHORTEST: Final = 10 * SECOND
 """Saving more often than this would show in the job's speed whatever the hazard."""
-LONGEST: Final = 30 * MINUTE
+LONGEST: Final = HOUR
 """Hazards are estimates: no job goes longer than this without a checkpoint."""
+UPLINK_SHARE: Final = 0.5
+"""Of an uplink, checkpoints may take this much in the long run; the rest is for evacuations and
+for the owner."""
+CRASH_PER_H: Final = 1 / (30 * 24)
+"""A machine dies without any warning about once a month."""
+FIXED: Final = SECOND
+"""What a move takes besides pause and bytes: messages, a claim."""
+MARGIN: Final = 1.25
+"""A move must fit into the notice with this factor to spare, since rates are estimates."""
+FAR: Final = 365 * DAY
+SAME: Final = 0.2
+"""Intervals that differ by less than this share are not worth telling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,51 +49,251 @@ class Savable:
     cost: int | None
     """How long it stands still for a save; None if not seen yet."""
     size: int
-    hazard_per_h: float
+    weight: float = 1.0
+    """GPUs that stand still with it."""
+    path_bps: int = 0
+    """Bytes per second to where it would go; 0 if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The node they run on."""
+
+    now: int
+    uplink_bps: int
+    outlook: Outlook
+    lent_since: int
+    notice: int
+    """What the terms promise."""
+    crash_per_h: float = CRASH_PER_H
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
     job: JobId
     at: int
-    decision: Decision
+    interval: int
+    cost: int | None
+    hazard_per_h: float
+    """Of departures that would cost work, now."""
+    price: float = 0.0
+    """Of a second of the uplink, in seconds of GPU time; 0 while it has room."""
+    evacuable: bool = True
+
+    def differs(self, other: "Due | None") -> bool:
+        """Whether it is news to whoever was told the other."""
+        return (
+            other is None
+            or self.evacuable != other.evacuable
+            or (self.cost is None) != (other.cost is None)
+            or abs(self.interval - other.interval) > SAME * other.interval
+        )
+
+    def decision(self) -> Decision:
+        if self.cost is None:
+            return Decision(
+                question="when to save?",
+                chosen=f"first after {show_duration(self.interval)}",
+                reasons=("to learn what a save costs, and to have a copy elsewhere soon",),
+            )
+        reasons = [
+            f"a save costs {show_duration(self.cost)}, and a departure that would lose work is "
+            f"expected {self.hazard_per_h:.4f} times an hour",
+            "the notice is long enough to move it, so only broken promises and crashes count"
+            if self.evacuable
+            else "the notice is too short to move it, so every reclaim counts",
+        ]
+        if self.price > 0:
+            reasons.append(
+                f"the uplink is full: a second of it is worth {self.price:.3g} s of GPU time"
+            )
+        return Decision(
+            question="when to save?",
+            chosen=f"every {show_duration(self.interval)}",
+            reasons=tuple(reasons),
+        )
 
 
-Cadence = Callable[[Sequence[Savable], int, int], tuple[Due, ...]]
-"""Of the jobs that share an uplink of so many bytes per second, at a moment."""
+Cadence = Callable[[Sequence[Savable], Stage], tuple[Due, ...]]
 
 
-def young(jobs: Sequence[Savable], uplink_bps: int, now: int) -> tuple[Due, ...]:
-    """Young's interval for each job by itself: the square root of 2 C / h."""
-    return tuple(_young(job) for job in jobs)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joint:
+    """See above."""
 
+    shortest: int = SHORTEST
+    longest: int = LONGEST
+    uplink_share: float = UPLINK_SHARE
 
-def _young(job: Savable) -> Due:
-    if job.cost is None:
+    def __call__(self, jobs: Sequence[Savable], stage: Stage) -> tuple[Due, ...]:
+        known = [job for job in jobs if job.cost is not None]
+        reclaim = rate_at(stage.outlook, age=stage.now - stage.lent_since, now=stage.now)
+        evacuable = evacuables(known, stage)
+        hazards = [
+            stage.crash_per_h + reclaim * (stage.outlook.short if job.job in evacuable else 1.0)
+            for job in known
+        ]
+        price = self.byte_price(known, hazards, stage.uplink_bps)
+        found = {
+            job.job: self._due(job, stage, hazard, price, evacuable=job.job in evacuable)
+            for job, hazard in zip(known, hazards, strict=True)
+        }
+        return tuple(found.get(job.job) or self._first(job) for job in jobs)
+
+    def byte_price(
+        self, jobs: Sequence[Savable], hazards: Sequence[float], uplink_bps: int
+    ) -> float:
+        """Seconds of GPU time for a byte on the uplink, such that all saves fit through it."""
+        budget = uplink_bps * self.uplink_share
+        asked = sum(
+            job.size / interval(job, hazard, 0.0) for job, hazard in zip(jobs, hazards, strict=True)
+        )
+        if budget <= 0 or asked <= budget:
+            return 0.0
+        size = np.array([job.size for job in jobs], dtype=float)
+        weight = np.array([job.weight for job in jobs])
+        cost = weight * np.array([pause(job) for job in jobs])
+        rate = weight * np.array(hazards) / 3600
+
+        def used(price: float) -> float:
+            return float((size / np.sqrt(2 * (cost + price * size) / rate)).sum())
+
+        low, high = 0.0, 1e-12
+        while used(high) > budget:
+            low, high = high, high * 16
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if used(middle) > budget else (low, middle)
+        return high
+
+    def _due(
+        self, job: Savable, stage: Stage, hazard: float, price: float, *, evacuable: bool
+    ) -> Due:
+        span = interval(job, hazard, price)
+        outlook = stage.outlook
+        if outlook.by_age or outlook.by_hour:
+            share = outlook.short if evacuable else 1.0
+            at = _reached(
+                job, stage, share, pause(job) + price * job.size / job.weight, self.longest
+            )
+        else:
+            at = job.saved_at + round(span * SECOND)
+        at = min(max(at, job.saved_at + self.shortest), job.saved_at + self.longest)
         return Due(
             job=job.job,
-            at=job.saved_at + SHORTEST,
-            decision=Decision(
-                question="when to save?",
-                chosen=f"first after {show_duration(SHORTEST)}",
-                reasons=("to learn what a save costs, and to have a copy elsewhere soon",),
-            ),
+            at=at,
+            interval=at - job.saved_at,
+            cost=job.cost,
+            hazard_per_h=hazard,
+            price=price * stage.uplink_bps,
+            evacuable=evacuable,
         )
-    cost = max(job.cost, MILLISECOND)
-    hazard = max(job.hazard_per_h, 1e-6) / HOUR
-    interval = min(max(round(math.sqrt(2 * cost / hazard)), SHORTEST), LONGEST)
-    return Due(
-        job=job.job,
-        at=job.saved_at + interval,
-        decision=Decision(
-            question="when to save?",
-            chosen=f"every {show_duration(interval)}",
-            reasons=(
-                f"a save costs {show_duration(cost)}, the node is expected to be taken back "
-                f"{job.hazard_per_h:.2f} times an hour",
-            ),
-        ),
-    )
+
+    def _first(self, job: Savable) -> Due:
+        return Due(
+            job=job.job,
+            at=job.saved_at + self.shortest,
+            interval=self.shortest,
+            cost=None,
+            hazard_per_h=0.0,
+        )
 
 
-CADENCE: Final[dict[str, Cadence]] = {"young": young}
+def pause(job: Savable) -> float:
+    """Seconds a save costs; never nothing, or it would be done all the time."""
+    return max(job.cost or 0, MILLISECOND) / SECOND
+
+
+def interval(job: Savable, hazard_per_h: float, price: float) -> float:
+    """Seconds between saves at a constant rate: Young's interval, with the price of the bytes."""
+    worth = pause(job) + price * job.size / job.weight
+    return math.sqrt(2 * worth / (max(hazard_per_h, 1e-9) / 3600))
+
+
+def move_time(job: Savable, uplink_bps: int) -> int:
+    """Pause and bytes of an evacuation that has the uplink for itself."""
+    rate = min(rate for rate in (job.path_bps or uplink_bps, uplink_bps) if rate > 0)
+    return (job.cost or 0) + round(job.size / rate * SECOND)
+
+
+def evacuables(jobs: Sequence[Savable], stage: Stage) -> frozenset[JobId]:
+    """The jobs that could all leave together within the promised notice; those with the most GPU
+    time per byte first, as triage would have it."""
+    ranked = sorted(jobs, key=lambda job: (-job.weight / max(job.size, 1), job.job))
+    left = (stage.notice - FIXED) / MARGIN
+    fit: list[JobId] = []
+    if stage.uplink_bps <= 0:
+        return frozenset()
+    for job in ranked:
+        needed = move_time(job, stage.uplink_bps)
+        if needed <= left:
+            left -= needed
+            fit.append(job.job)
+    return frozenset(fit)
+
+
+def _reached(job: Savable, stage: Stage, share: float, worth: float, longest: int) -> int:
+    """When the expected loss since the last save has come to what a save is worth, in seconds."""
+    lost, origin = 0.0, job.saved_at
+    lent_since = min(stage.lent_since, origin)
+    for at, until, age, block in spells(lent_since, origin, origin + longest):
+        rate = stage.outlook.rate_per_h
+        rate *= stage.outlook.by_age[age] if stage.outlook.by_age else 1.0
+        rate *= stage.outlook.by_hour[block] if stage.outlook.by_hour else 1.0
+        hazard = (stage.crash_per_h + rate * share) / 3600
+        begin, end = (at - origin) / SECOND, (until - origin) / SECOND
+        more = hazard * (end * end - begin * begin) / 2
+        if lost + more >= worth:
+            return origin + round(math.sqrt(begin * begin + 2 * (worth - lost) / hazard) * SECOND)
+        lost += more
+    return origin + longest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Young:
+    """Young's interval for each job by itself, at one rate; what most systems that adapt do."""
+
+    per_h: float | None = None
+    """The rate of departures; None means what the node has learned, without ages and hours."""
+
+    def __call__(self, jobs: Sequence[Savable], stage: Stage) -> tuple[Due, ...]:
+        rate = stage.crash_per_h + (
+            self.per_h if self.per_h is not None else stage.outlook.rate_per_h
+        )
+        found = []
+        for job in jobs:
+            span = SHORTEST if job.cost is None else round(interval(job, rate, 0.0) * SECOND)
+            span = min(max(span, SHORTEST), LONGEST)
+            found.append(
+                Due(
+                    job=job.job,
+                    at=job.saved_at + span,
+                    interval=span,
+                    cost=job.cost,
+                    hazard_per_h=rate,
+                    evacuable=False,
+                )
+            )
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Once:
+    """Whoever knows every ending ahead needs to know only what a save takes."""
+
+    def __call__(self, jobs: Sequence[Savable], stage: Stage) -> tuple[Due, ...]:
+        return tuple(
+            Due(
+                job=job.job,
+                at=job.saved_at + (SHORTEST if job.cost is None else FAR),
+                interval=SHORTEST if job.cost is None else FAR,
+                cost=job.cost,
+                hazard_per_h=0.0,
+            )
+            for job in jobs
+        )
+
+
+JOINT: Final = Joint()
+
+CADENCE: Final[dict[str, Cadence]] = {"joint": JOINT, "young": Young(), "once": Once()}

@@ -1,15 +1,45 @@
-"""Place: which nodes should be asked to take this job, and in which rank?"""
+"""Place: which nodes should be asked to take this job, and in which rank?
 
+First what is possible: the node lends to this user, has the GPUs, and the state gets there in the
+time that is left. Among those, most useful work comes first: speed times the time the node is
+expected to last, less the wait for the state, less what the next departure will cost there, which
+is little where the notice is long enough to leave in good order.
+"""
+
+import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from reclaimnet.model.market import Card, JobId, NodeId
-from reclaimnet.model.units import SECOND
-from reclaimnet.model.work import Decision, Shape
+from reclaimnet.model.units import HOUR, MINUTE, SECOND, show_duration
+from reclaimnet.model.work import Checkpoint, Decision, JobRecord, Shape
+from reclaimnet.policy.hazard import expected_life
 
 SAFETY: Final = 1.25
 """A move must fit into the grace with this factor to spare, since rates are estimates."""
+HORIZON: Final = 8 * HOUR
+"""How far ahead a place is judged; a job's remaining time is not known."""
+FIXED: Final = SECOND
+"""What a move takes besides the bytes."""
+MOVE_COST: Final = MINUTE
+"""What one more move costs a job even when nothing is lost: it stands still, and loads."""
+ROLLBACK: Final = 10 * MINUTE
+"""What is lost on average when a node leaves with too little notice: half an interval, and the
+way back through the queue."""
+RISKY: Final = 0.5
+"""A place where every reclaim would cost work is taken only if it is twice as good."""
+ASSUMED_STATE: Final = 2 << 30
+"""Bytes of state assumed of a job that was never saved."""
+BREAKING: Final = 0.05
+"""What a place is worth less for each time the vacant GPUs are twice what the job needs."""
+SPREAD: Final = 0.5
+"""How much of a shelf's worth is decided by lot, so that copies are spread."""
+ASSUMED_BPS: Final = 50_000_000
+"""Bytes per second assumed on a path that was never measured."""
+TOLD: Final = 16
+"""How many of the refused are named in a decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +65,8 @@ class Candidate:
     """It has the newest checkpoint already."""
     path_bps: int = 0
     """Bytes per second from the asker to it; 0 if unknown."""
+    stranded: bool = False
+    """Nobody who has the job's state can send it, and it is worth waiting for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,36 +76,110 @@ class Ranked:
 
 
 Place = Callable[[Need, Sequence[Candidate], int], Ranked]
+Life = Callable[[Card, int, int], tuple[float, float]]
+"""Of a node, from a moment on, within a horizon: the hours it is expected to last, and the chance
+that it lasts so long."""
 
 
-def holder_first(need: Need, candidates: Sequence[Candidate], now: int) -> Ranked:
-    """Feasible nodes: who holds the checkpoint first, then the least likely to leave, then the
-    tightest fit."""
-    refused: list[str] = []
-    fit: list[Candidate] = []
-    for candidate in sorted(candidates, key=lambda c: c.card.node):
-        objection = _objection(need, candidate)
-        if objection:
-            refused.append(f"{candidate.card.node}: {objection}")
-        else:
-            fit.append(candidate)
-    fit.sort(key=lambda candidate: _rank(need, candidate))
-    nodes = tuple(candidate.card.node for candidate in fit)
-    return Ranked(
-        nodes=nodes,
-        decision=Decision(
-            question="where to?" if need.vacant_now else "who keeps a copy?",
-            chosen=nodes[0] if nodes else "nowhere",
-            reasons=tuple(_praise(need, candidate) for candidate in fit[:3]),
-            refused=tuple(refused[:16]),
-        ),
-    )
+def foreseen(card: Card, now: int, horizon: int) -> tuple[float, float]:
+    """By what the node itself has learned and declared."""
+    since = card.lending_since if card.lending_since is not None else now
+    return expected_life(card.outlook, card.terms, lent_since=since, now=now, horizon=horizon)
 
 
-def _objection(need: Need, candidate: Candidate) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    candidate: Candidate
+    value: float
+    """Hours of useful work of the reference GPU."""
+    life: float
+    wait: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MostUseful:
+    """See above."""
+
+    life: Life = foreseen
+    horizon: int = HORIZON
+
+    def __call__(self, need: Need, candidates: Sequence[Candidate], now: int) -> Ranked:
+        refused: list[str] = []
+        fit: list[_Judged] = []
+        for candidate in candidates:
+            objection = objection_to(need, candidate)
+            if not objection:
+                judged = self._judge(need, candidate, now)
+                if judged.value > 0:
+                    fit.append(judged)
+                    continue
+                objection = f"is expected to last {judged.life * 60:.0f} min, not worth the move"
+            if len(refused) < TOLD:
+                refused.append(f"{candidate.card.node}: {objection}")
+        fit.sort(key=lambda judged: (-judged.value, judged.candidate.card.node))
+        nodes = tuple(judged.candidate.card.node for judged in fit)
+        return Ranked(
+            nodes=nodes,
+            decision=Decision(
+                question="where to?" if need.vacant_now else "who keeps a copy?",
+                chosen=nodes[0] if nodes else "nowhere",
+                reasons=tuple(_praise(judged) for judged in fit[:3]),
+                refused=tuple(refused),
+            ),
+        )
+
+    def _judge(self, need: Need, candidate: Candidate, now: int) -> _Judged:
+        card = candidate.card
+        life, lasts = self.life(card, now, self.horizon)
+        bytes_left = 0 if candidate.holds else need.state_bytes
+        rate = candidate.path_bps or ASSUMED_BPS
+        wait = round(bytes_left / rate * SECOND)
+        # What leaving that node again will take, by its own uplink and its own notice.
+        leaving = leave_time(need.state_bytes + card.guest_bytes, card)
+        safe = leaving <= card.terms.notice
+        ending = (MOVE_COST + (card.outlook.short if safe else 1.0) * ROLLBACK) / HOUR
+        value = _speed(need, card) * life - wait / HOUR - (1 - lasts) * ending
+        if not safe and value > 0 and lasts < 1:
+            value *= RISKY
+        if need.vacant_now and value > 0:
+            # What is broken up is missed by larger jobs.
+            value *= 1 - BREAKING * math.log2(max(len(card.vacant), 1) / max(need.shape.gpus, 1))
+        if not need.vacant_now:
+            # A shelf that could also run the job is worth more: a move there carries little.
+            value *= 1.0 if _could_run(need, card) else 0.5
+            # Everybody knows the same of everybody: without this all would choose one shelf.
+            value *= 1 - SPREAD * _lot(need.job, card.node)
+        return _Judged(candidate=candidate, value=value, life=life, wait=wait)
+
+
+def leave_time(state_bytes: int, card: Card) -> int:
+    """How long that much state takes to leave the node again."""
+    rate = card.uplink_bps or ASSUMED_BPS
+    return round((state_bytes or ASSUMED_STATE) / rate * SECOND * SAFETY) + FIXED
+
+
+def worth_waiting(record: JobRecord, reachable: Checkpoint | None, now: int) -> bool:
+    """Whether a job whose newest checkpoint is out of reach should wait for it rather than go on
+    from the reachable one, or from the beginning: as long as it has waited for less time than the
+    work would take to be done again. That is never more than twice the best in hindsight."""
+    newest = record.newest
+    if newest is None or newest == reachable:
+        return False
+    began = record.started_at if record.started_at is not None else record.submitted_at
+    again = newest.taken_at - (reachable.taken_at if reachable is not None else began)
+    waited_since = record.last_step_at if record.last_step_at is not None else newest.taken_at
+    return now - max(waited_since, newest.taken_at) < again
+
+
+def objection_to(need: Need, candidate: Candidate) -> str:
+    """Why the node cannot be it; empty if it can."""
     card = candidate.card
     if card.node in need.avoid:
         return "to be avoided"
+    if not card.gpus:
+        return "lends nothing"
+    if candidate.stranded and need.vacant_now and need.grace is None:
+        return "nobody who holds the job's checkpoint lends at the moment"
     if not need.vacant_now:
         if card.deadline is not None:
             return "is being reclaimed"
@@ -85,13 +191,18 @@ def _objection(need: Need, candidate: Candidate) -> str:
     if len(card.vacant) < need.shape.gpus:
         return f"{len(card.vacant)} of {need.shape.gpus} GPUs vacant"
     if need.grace is not None and not candidate.holds and candidate.path_bps > 0:
-        transfer = round(need.state_bytes / candidate.path_bps * SAFETY * SECOND)
+        transfer = round(need.state_bytes / candidate.path_bps * SAFETY * SECOND) + FIXED
         if transfer > need.grace:
             return (
-                f"{need.state_bytes} bytes take {transfer / SECOND:.1f} s, "
-                f"only {need.grace / SECOND:.1f} s are left"
+                f"{need.state_bytes} bytes take {show_duration(transfer)}, "
+                f"only {show_duration(need.grace)} are left"
             )
     return ""
+
+
+def _lot(job: JobId, node: NodeId) -> float:
+    """From 0 to 1, the same for the same job and node, and unlike for others."""
+    return zlib.crc32(f"{job} {node}".encode()) / 0xFFFFFFFF
 
 
 def _could_run(need: Need, card: Card) -> bool:
@@ -99,24 +210,25 @@ def _could_run(need: Need, card: Card) -> bool:
     return allowed and len(card.vacant) >= need.shape.gpus
 
 
-def _rank(need: Need, candidate: Candidate) -> tuple[object, ...]:
-    card = candidate.card
+def _speed(need: Need, card: Card) -> float:
+    """Of the slowest GPU it would get: all of a job's GPUs go at one pace."""
+    if not need.vacant_now:
+        return 1.0
+    vacant = set(card.vacant)
+    speeds = sorted((gpu.speed for gpu in card.gpus if gpu.id in vacant), reverse=True)
+    return speeds[: max(need.shape.gpus, 1)][-1] if speeds else 1.0
+
+
+def _praise(judged: _Judged) -> str:
+    card = judged.candidate.card
+    holds = "holds the newest checkpoint, " if judged.candidate.holds else ""
+    wait = f"state there in {show_duration(judged.wait)}, " if judged.wait else ""
     return (
-        not candidate.holds,
-        not _could_run(need, card),
-        card.hazard_per_h,
-        len(card.vacant),
-        card.node,
+        f"{card.node}: {holds}{wait}{len(card.vacant)} GPUs vacant, expected to last "
+        f"{judged.life:.1f} h more, worth {judged.value:.2f} h of work"
     )
 
 
-def _praise(need: Need, candidate: Candidate) -> str:
-    card = candidate.card
-    holds = "holds the newest checkpoint, " if candidate.holds else ""
-    return (
-        f"{card.node}: {holds}{len(card.vacant)} GPUs vacant, "
-        f"expected to be taken back {card.hazard_per_h:.2f} times an hour"
-    )
+MOST_USEFUL: Final = MostUseful()
 
-
-PLACE: Final[dict[str, Place]] = {"holder_first": holder_first}
+PLACE: Final[dict[str, Place]] = {"most_useful": MOST_USEFUL}

@@ -1,4 +1,4 @@
-"""Rescue: a loan ends; save and move at once, or run on for a while first?"""
+"""Rescue: a loan ends; save and move at once, run on for a while first, or not at all?"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ ASSUMED_BPS: Final = 50_000_000
 """Bytes per second assumed on a path that was never measured."""
 PRECOPY_WORTH: Final = 2 * SECOND
 """A transfer longer than this is worth sending once while the job still runs."""
+PRECOPY_SHARE: Final = 0.5
+"""If more than this share of the state changes anyway, sending it twice gains nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,61 +24,104 @@ class Plight:
     """A job that has to leave."""
 
     now: int
+    given_at: int
+    """When the notice was given."""
     deadline: int
-    state_bytes: int
+    state_bytes: int | None
+    """None if it was never saved, so that nobody knows."""
     save_cost: int
     path_bps: int
     placed: bool
     """A destination has promised to take it."""
     fresh_copy: bool
     """The destination holds a recent checkpoint."""
+    changed: float = 1.0
+    """The share of the state that is new since the last checkpoint; 1 for dense training."""
+    loading: int = 0
+    """How long the destination's process still needs to load."""
+    safe_elsewhere: bool = False
+    """Some node that stays holds a checkpoint of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     precopy: bool
-    """Save and send once while the job runs, and only then stop it for the rest."""
-    stop_at: int
-    """When the job stops for its last save."""
+    """Have the destination hold a copy, and be ready to go on from it, while the job runs; and only
+    then stop the job for the rest."""
+    stop_at: int | None
+    """When the job stops for its last save; None: it goes on from an older checkpoint."""
     decision: Decision
 
 
 Rescue = Callable[[Plight], Plan]
 
 
-def leave_early(plight: Plight) -> Plan:
-    """With a destination there is nothing to wait for; without one, every second counts."""
+def time_to_leave(plight: Plight) -> int:
+    """The last save and its bytes, with nothing to spare."""
+    share = plight.changed if plight.fresh_copy else 1.0
     rate = plight.path_bps or ASSUMED_BPS
-    transfer = round(plight.state_bytes / rate * SECOND)
-    needed = round((plight.save_cost + transfer) * MARGIN) + FIXED
+    return plight.save_cost + round((plight.state_bytes or 0) * share / rate * SECOND) + FIXED
+
+
+def stand_still_least(plight: Plight) -> Plan:
+    """With a destination, run on until its process has loaded, and leave then; without one, look
+    for it until the last moment. If not even the bare transfer fits, do not try."""
+    bare = time_to_leave(plight)
+    needed = round((bare - FIXED) * MARGIN) + FIXED
     grace = plight.deadline - plight.now
-    if plight.placed:
-        precopy = not plight.fresh_copy and transfer > PRECOPY_WORTH and 2 * needed < grace
+    if bare > grace and plight.safe_elsewhere:
         return Plan(
-            precopy=precopy,
-            stop_at=plight.now,
+            precopy=False,
+            stop_at=None,
             decision=Decision(
                 question="leave now or run on?",
-                chosen="copy while running, then leave" if precopy else "leave now",
+                chosen="go on from the last copy",
                 reasons=(
-                    f"a place is ready; saving and sending takes about {show_duration(needed)} "
+                    f"saving and sending takes {show_duration(bare)}, only "
+                    f"{show_duration(max(grace, 0))} are left",
+                ),
+            ),
+        )
+    latest = max(plight.now, plight.deadline - needed)
+    if plight.state_bytes is None:
+        # Nobody knows how much there is to send: half of the notice is kept for it.
+        latest = max(plight.now, (plight.given_at + plight.deadline) // 2)
+    if not plight.placed:
+        return Plan(
+            precopy=False,
+            stop_at=latest,
+            decision=Decision(
+                question="leave now or run on?",
+                chosen=f"run on for {show_duration(latest - plight.now)}, then save",
+                reasons=(
+                    f"no place is free; saving and sending takes about {show_duration(needed)} "
                     f"of the {show_duration(grace)} left",
                 ),
             ),
         )
-    stop_at = max(plight.now, plight.deadline - needed)
+    transfer = bare - plight.save_cost - FIXED
+    worth_sending = plight.changed < PRECOPY_SHARE and transfer > PRECOPY_WORTH
+    precopy = (plight.fresh_copy or worth_sending) and 2 * needed < grace
+    # The transfer takes place while the destination still loads.
+    loading = 0 if plight.state_bytes is None else plight.loading
+    # Running on must not eat what is there in case something goes wrong.
+    spare = max(plight.deadline - 2 * needed, plight.now)
+    stop_at = min(plight.now + max(loading - transfer - plight.save_cost, 0), spare, latest)
+    run_on = stop_at - plight.now
+    chosen = f"run on for {show_duration(run_on)}, then leave" if run_on else "leave now"
     return Plan(
-        precopy=False,
+        precopy=precopy,
         stop_at=stop_at,
         decision=Decision(
             question="leave now or run on?",
-            chosen=f"run on for {show_duration(stop_at - plight.now)}, then save",
+            chosen="copy while running, then leave" if precopy else chosen,
             reasons=(
-                f"no place is free; saving and sending takes about {show_duration(needed)} "
+                f"a place is ready; saving and sending takes about {show_duration(needed)} "
                 f"of the {show_duration(grace)} left",
+                *((f"its process loads for {show_duration(plight.loading)}",) if run_on else ()),
             ),
         ),
     )
 
 
-RESCUE: Final[dict[str, Rescue]] = {"leave_early": leave_early}
+RESCUE: Final[dict[str, Rescue]] = {"stand_still_least": stand_still_least}

@@ -5,21 +5,23 @@ from dataclasses import dataclass
 from typing import Final
 
 from reclaimnet.policy.arbitrate import Arbitrate, first_fit
-from reclaimnet.policy.cadence import Cadence, young
-from reclaimnet.policy.place import Place, holder_first
+from reclaimnet.policy.cadence import JOINT, Cadence
+from reclaimnet.policy.place import MOST_USEFUL, Place
 from reclaimnet.policy.prepare import STANDBY, STOP_AND_COPY, Preparation
 from reclaimnet.policy.rank import Rank, fair_share
-from reclaimnet.policy.rescue import Rescue, leave_early
+from reclaimnet.policy.rescue import Rescue, stand_still_least
+from reclaimnet.policy.triage import Triage, most_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
     arbitrate: Arbitrate = first_fit
-    cadence: Cadence = young
-    place: Place = holder_first
+    cadence: Cadence = JOINT
+    place: Place = MOST_USEFUL
     prepare: Preparation = STANDBY
     rank: Rank = fair_share
-    rescue: Rescue = leave_early
+    rescue: Rescue = stand_still_least
+    triage: Triage = most_work
 
 
 SUITES: Final[dict[str, Suite]] = {

@@ -20,7 +20,7 @@ import os
 import struct
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -125,11 +125,37 @@ def populate(buffer: mmap.mmap) -> None:
     libc.madvise(ctypes.c_void_p(ctypes.addressof(start)), size, MADV_POPULATE_WRITE)
 
 
-def load(directory: Path) -> tuple[Any, Layout]:
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Arrays of a state that were read before the state was final, by path in the tree."""
+
+    arrays: dict[str, tuple[Any, Any]]
+    """What the header says of it, and the array as it lies in the image."""
+    size: int
+
+
+def load_ahead(directory: Path) -> Ahead:
+    """Read a state that may still change. Raises Damaged as `load` does."""
+    _, layout, arrays = _load(directory, {}, ())
+    return Ahead(arrays=arrays, size=layout.end)
+
+
+def load(
+    directory: Path, ahead: Ahead | None = None, changed: Sequence[tuple[int, int]] = ()
+) -> tuple[Any, Layout]:
     """The state that was saved there, in arrays of its own, and the layout to go on with.
 
-    Raises Damaged if the files are not what a save has written.
+    What was read `ahead` from the same directory is used, once: only the ranges of the image
+    (offset and length) that have changed since then are read. Raises Damaged if the files are not
+    what a save has written.
     """
+    state, layout, _ = _load(directory, {} if ahead is None else ahead.arrays, changed)
+    return state, layout
+
+
+def _load(
+    directory: Path, ahead: dict[str, tuple[Any, Any]], changed: Sequence[tuple[int, int]]
+) -> tuple[Any, Layout, dict[str, tuple[Any, Any]]]:
     try:
         with (directory / HEADER).open("rb") as file:
             text = _checked_header(file.read(), directory)
@@ -141,9 +167,9 @@ def load(directory: Path) -> tuple[Any, Layout]:
                     f"the image in {directory} has {have} of {want} bytes; "
                     "go on from an older checkpoint"
                 )
-            unpacker = _Unpacker(_reader(file.fileno(), directory))
+            unpacker = _Unpacker(_reader(file.fileno(), directory), ahead, changed)
             state = unpacker.unpack(document["tree"], "state")
-            return state, Layout(places=unpacker.places, end=want)
+            return state, Layout(places=unpacker.places, end=want), unpacker.arrays
     except OSError as error:
         raise Damaged(f"the checkpoint in {directory} cannot be read: {error.strerror}") from error
     except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
@@ -249,9 +275,17 @@ class _Packer:
 
 
 class _Unpacker:
-    def __init__(self, read: Callable[[int, memoryview], None]) -> None:
+    def __init__(
+        self,
+        read: Callable[[int, memoryview], None],
+        ahead: dict[str, tuple[Any, Any]],
+        changed: Sequence[tuple[int, int]],
+    ) -> None:
         self._read = read
+        self._ahead = ahead
+        self._changed = changed
         self.places: dict[str, tuple[int, int]] = {}
+        self.arrays: dict[str, tuple[Any, Any]] = {}
 
     def unpack(self, packed: Any, path: str) -> Any:
         if isinstance(packed, list):
@@ -303,10 +337,21 @@ class _Unpacker:
         numpy = _numpy()
         dtype, shape = _dtype_of(packed["dtype"]), packed["shape"]
         axes = packed.get("axes", list(range(len(shape))))
-        stored = numpy.empty([shape[axis] for axis in axes], dtype)
-        self.places[path] = packed["at"], packed["room"]
+        start = packed["at"]
+        self.places[path] = start, packed["room"]
+        described, stored = self._ahead.get(path, (None, None))
+        if described == packed:
+            lacking = self._changed
+        else:
+            stored = numpy.empty([shape[axis] for axis in axes], dtype)
+            lacking = ((start, stored.nbytes),)
         if stored.size:
-            self._read(packed["at"], memoryview(stored.reshape(-1).view(numpy.uint8)))
+            flat = memoryview(stored.reshape(-1).view(numpy.uint8))
+            for offset, length in lacking:
+                first, last = max(offset, start), min(offset + length, start + len(flat))
+                if first < last:
+                    self._read(first, flat[first - start : last - start])
+        self.arrays[path] = packed, stored
         return stored.transpose([axes.index(axis) for axis in range(len(axes))])
 
 

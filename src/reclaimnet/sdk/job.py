@@ -16,7 +16,15 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from reclaimnet.errors import Damaged, ReclaimNetError, Unavailable, UsageError
-from reclaimnet.model.page import PAGE_BYTES, PAGE_MAGIC, SLOTS, PageState, Word, words_of
+from reclaimnet.model.page import (
+    PAGE_BYTES,
+    PAGE_MAGIC,
+    SLOTS,
+    PageState,
+    Word,
+    wait_before,
+    words_of,
+)
 from reclaimnet.sdk import image
 
 POLL_S: Final = 0.005
@@ -71,6 +79,8 @@ class Job:
         """The last wanted save that was answered: our own copy, to keep `step` fast."""
         self._restored = False
         self._first = True
+        self._settled: tuple[int, int] | None = None
+        """The rotation in which iterations have found their place."""
 
     def __enter__(self) -> Self:
         return self
@@ -126,6 +136,33 @@ class Job:
         words[_STEP] = step
         if words[_SAVE_WANTED] != self._answered or now >= words[_LEASE_UNTIL] or self._first:
             self._attend(step, state)
+
+    def iteration(self) -> None:
+        """The next iteration begins. Optional: call it at the top of the training loop, and it
+        waits a few milliseconds where the job's traffic would meet that of others on its links."""
+        words = self._words
+        if words is None:
+            return
+        ready = began = time.monotonic_ns()
+        period = words[Word.ROTATION_PERIOD]
+        if period:
+            rotation = period, words[Word.ROTATION_ANCHOR]
+            # Nothing runs yet before the first one, so that it may wait for its place at once.
+            bound = words[Word.ROTATION_BOUND] if words[Word.ITERATION] else period
+            wait, settled = wait_before(
+                ready,
+                anchor=rotation[1],
+                period=period,
+                bound=bound,
+                settled=self._settled == rotation,
+            )
+            self._settled = rotation if settled else None
+            if wait:
+                time.sleep(wait / 1e9)
+                began = time.monotonic_ns()
+        words[Word.ITERATION_READY_AT] = ready
+        words[Word.ITERATION_AT] = began
+        words[Word.ITERATION] += 1
 
     def due(self) -> bool:
         """Whether a save is wanted now, for scripts that rather call `save` themselves."""
@@ -200,47 +237,78 @@ class _Link:
         shared = os.environ.get("RN_IMAGE_DIR")
         self._image_dirs = (Path(shared) if shared else run_dir / "images", run_dir / "images")
         self._layout = image.Layout()
+        self._ahead: image.Ahead | None = None
         self._buffers: dict[int, tuple[int, int, mmap.mmap | None]] = {}
         """Place, size and memory of each slot's image."""
         self._slot_locks = [threading.Lock() for _ in range(SLOTS)]
 
     # --- starting ---------------------------------------------------------------------------
 
-    def await_go(self) -> Path | None:
+    def await_go(self) -> dict[str, Any]:
         """Waits until the attempt is started, and says where its state is."""
         if not self.words[Word.GO]:
-            self.words[Word.STATE] = PageState.READY
-            self.ring()
+            self._tell(PageState.READY)
             while not self.words[Word.GO]:
                 time.sleep(POLL_S)
-        resume = json.loads((self._run_dir / "resume").read_text())
+                if self._ahead is None and (self._run_dir / "preload").exists():
+                    self._load_ahead()
+        resume: dict[str, Any] = json.loads((self._run_dir / "resume").read_text())
         self.restarts = resume["restarts"]
         self.words[Word.STATE] = PageState.RUNNING
-        return None if resume["from"] is None else Path(resume["from"])
+        return resume
 
     def await_state(self) -> tuple[Any] | None:
-        source = self.await_go()
-        if source is None:
+        resume = self.await_go()
+        if resume["from"] is None:
             return None
-        state, self._layout = image.load(source)
+        changed = resume["changed"]
+        ahead, self._ahead = self._ahead, None
+        if changed is None:
+            ahead, changed = None, ()
+        state, self._layout = image.load(Path(resume["from"]), ahead, changed)
         return (state,)
+
+    def _load_ahead(self) -> None:
+        """Read what is laid out already, and get the memory for images, while nobody waits."""
+        source = Path(json.loads((self._run_dir / "preload").read_text())["from"])
+        try:
+            self._ahead = image.load_ahead(source)
+        except Damaged:
+            # It is being changed this very moment: it will be read when it is final.
+            self._ahead = image.Ahead(arrays={}, size=0)
+        preparing = self._prepare_in_background(self._ahead.size) if self.leads else None
+        while preparing is not None and preparing.is_alive() and not self.words[Word.GO]:
+            preparing.join(POLL_S)
+        if not self.words[Word.GO]:
+            self._tell(PageState.LOADED)
+
+    def _tell(self, state: PageState) -> None:
+        if self.leads:
+            self.words[Word.STATE] = state
+            self.ring()
 
     # --- saving -----------------------------------------------------------------------------
 
     def prepare(self, state: Any) -> None:
         """Get the memory for images in the background: its first touch takes longer than a save,
         and the first save may be the one that is in a hurry."""
-        size = image.pack(state, self._layout).size
-        if size >= WORTH_PREPARING:
-            first = self.words[Word.SAVE_COUNT] + 1
-            slots = [(first + i) % SLOTS for i in range(SLOTS)]
-            threading.Thread(target=self._prepare, args=(slots, size), daemon=True).start()
+        self._prepare_in_background(image.pack(state, self._layout).size)
+
+    def _prepare_in_background(self, size: int) -> threading.Thread | None:
+        if size < WORTH_PREPARING:
+            return None
+        first = self.words[Word.SAVE_COUNT] + 1
+        slots = [(first + i) % SLOTS for i in range(SLOTS)]
+        preparing = threading.Thread(target=self._prepare, args=(slots, size), daemon=True)
+        preparing.start()
+        return preparing
 
     def _prepare(self, slots: list[int], size: int) -> None:
         for slot in slots:
             with self._slot_locks[slot], contextlib.suppress(OSError):
+                known = self._buffers.get(slot)
                 _, buffer = self._buffer(slot, size)
-                if buffer is not None:
+                if buffer is not None and known != self._buffers[slot]:
                     image.populate(buffer)
 
     def save(self, step: int, state: Any, *, begun: int, wanted: int) -> None:

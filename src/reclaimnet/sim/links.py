@@ -1,6 +1,6 @@
-"""Links as arithmetic: transfers share each node's uplink and downlink equally."""
+"""Links as arithmetic: transfers share every link on their way equally."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reclaimnet.model.market import NodeId
@@ -12,6 +12,7 @@ from reclaimnet.sim.kernel import Kernel
 class _Flow:
     source: NodeId
     target: NodeId
+    path: Sequence[tuple[str, float]]
     left: float
     rate: float
     since: int
@@ -20,12 +21,19 @@ class _Flow:
 
 
 class Links:
-    """Equal shares at both ends; the slower end decides."""
+    """Equal shares on every link; the tightest one decides."""
 
-    def __init__(self, kernel: Kernel, *, rate_bps: Callable[[NodeId], int]) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        *,
+        path: Callable[[NodeId, NodeId], Sequence[tuple[str, float]]],
+    ) -> None:
         self._kernel = kernel
-        self._rate_bps = rate_bps
+        self._path = path
         self._flows: dict[int, _Flow] = {}
+        self._using: dict[str, set[int]] = {}
+        """Which flows cross each link."""
         self._next = 0
 
     def start(
@@ -34,8 +42,13 @@ class Links:
         """Begin a transfer; the returned function breaks it off."""
         self._next += 1
         key = self._next
-        self._flows[key] = _Flow(source, target, float(size), 0.0, self._kernel.now, done)
-        self._share({source, target})
+        flow = _Flow(
+            source, target, self._path(source, target), float(size), 0.0, self._kernel.now, done
+        )
+        self._flows[key] = flow
+        for link, _ in flow.path:
+            self._using.setdefault(link, set()).add(key)
+        self._share(flow)
         return lambda: self._remove(key)
 
     def break_off(self, node: NodeId) -> None:
@@ -45,23 +58,19 @@ class Links:
 
     def _remove(self, key: int) -> None:
         flow = self._flows.pop(key, None)
-        if flow is not None:
-            self._share({flow.source, flow.target})
+        if flow is None:
+            return
+        for link, _ in flow.path:
+            self._using[link].discard(key)
+        self._share(flow)
 
-    def _share(self, touched: set[NodeId]) -> None:
-        up: dict[NodeId, int] = {}
-        down: dict[NodeId, int] = {}
-        for flow in self._flows.values():
-            up[flow.source] = up.get(flow.source, 0) + 1
-            down[flow.target] = down.get(flow.target, 0) + 1
-        for key, flow in self._flows.items():
-            if flow.source not in touched and flow.target not in touched:
-                continue
+    def _share(self, changed: _Flow) -> None:
+        """Whoever has a link in common with the flow that came or went gets a new rate."""
+        touched = {key for link, _ in changed.path for key in self._using[link]}
+        for key in sorted(touched):
+            flow = self._flows[key]
             self._progress(flow)
-            flow.rate = min(
-                self._rate_bps(flow.source) / up[flow.source],
-                self._rate_bps(flow.target) / down[flow.target],
-            )
+            flow.rate = min(rate / len(self._using[link]) for link, rate in flow.path)
             flow.generation += 1
             wait = round(flow.left / flow.rate * SECOND) + 1
             self._kernel.after(wait, self._finisher(key, flow.generation))

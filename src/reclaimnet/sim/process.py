@@ -53,6 +53,7 @@ class Process:
         self.lease_until = 0
         self.limit: int | None = None
         self.restored: ManifestId | None = None
+        self.made_at = 0
         self.generation = 0
         """Counts changes, so that what was scheduled before a change can tell that it is stale."""
         self._changed = changed
@@ -67,9 +68,8 @@ class Process:
     def step(self, now: int) -> int:
         if not self.progressing:
             return self._step
-        return min(
-            self._step + (now - self._since + self._carry) // self.work.step_time, self.work.steps
-        )
+        elapsed = max(now - self._since, 0) + self._carry
+        return min(self._step + elapsed // self.work.step_time, self.work.steps)
 
     def finishes_at(self) -> int:
         left = (self.work.steps - self._step) * self.work.step_time - self._carry
@@ -92,6 +92,13 @@ class Process:
         self.mode = Mode.RUNNING
         self._touch()
 
+    def pause(self, now: int, duration: int) -> None:
+        """Stand still while the state is captured."""
+        if self.progressing:
+            self._settle(now)
+            self._since = now + duration
+            self._touch()
+
     def freeze(self, now: int) -> None:
         if not self.frozen:
             self._settle(now)
@@ -106,10 +113,11 @@ class Process:
 
     def _settle(self, now: int) -> None:
         if self.progressing:
-            elapsed = now - self._since + self._carry
+            elapsed = max(now - self._since, 0) + self._carry
             self._step = self.step(now)
             self._carry = elapsed % self.work.step_time
-            self._since = now
+            # Inside a pause the rest of it is still to come.
+            self._since = max(now, self._since)
 
     def _touch(self) -> None:
         self.generation += 1

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
+from reclaimnet.engine.neighbourhood import Heard, Neighbourhood
 from reclaimnet.engine.node import DISPATCHER, Body, Node
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
@@ -13,6 +14,7 @@ from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, ManifestId, Saving
 from reclaimnet.policy.suite import Suite
 from reclaimnet.sim.kernel import Kernel
+from reclaimnet.sim.ledger import Ledger
 from reclaimnet.sim.links import Links
 from reclaimnet.sim.process import Mode, Process, Work
 from reclaimnet.sim.store import Store
@@ -23,6 +25,8 @@ allows for it."""
 WRITE_TIMEOUT: Final = 2 * SECOND
 PULL_TIMEOUT: Final = 5 * SECOND
 ROLE_TIMEOUT: Final = 6 * SECOND
+ALWAYS: Final = 1 << 62
+"""In a quiet world a living node was heard at this time: its beats are known to arrive."""
 
 Journal = Callable[[int, NodeId, ev.Event, Sequence[od.Order]], None]
 
@@ -69,7 +73,13 @@ class Machine:
 
 
 class SimWorld:
-    """Drives one mind per node. `checks` run after every event."""
+    """Drives one mind per node. `checks` run after every event.
+
+    In a quiet world no message is lost, so what everybody would have heard is kept once, on one
+    board, and a beat that says nothing new is not delivered to each node: months of a campus pass
+    in seconds. Minds cannot tell the difference: a node that dies falls silent at that moment and
+    is given up after the same time; one that lives is heard. Crashes are fine, cuts are not.
+    """
 
     def __init__(
         self,
@@ -80,6 +90,8 @@ class SimWorld:
         journal: Journal | None = None,
         start: int = 0,
         report_every: int | None = 2 * SECOND,
+        quiet: bool = False,
+        path_bps: Callable[[NodeId, NodeId], Sequence[tuple[str, float]]] | None = None,
     ) -> None:
         self.kernel = Kernel(start)
         self.rng = random.Random(seed)
@@ -94,8 +106,11 @@ class SimWorld:
         self.works: dict[JobId, Work] = {}
         self.answers: list[od.Answer] = []
         self.checks: list[Callable[[], None]] = []
-        self.steps_done: dict[JobId, int] = {}
-        self.links = Links(self.kernel, rate_bps=self._rate)
+        self.links = Links(self.kernel, path=path_bps or self._ends)
+        self.ledger = Ledger()
+        self.quiet = quiet
+        self._board: dict[NodeId, Heard] = {}
+        self._told: dict[JobId, tuple[object, ...]] = {}
         self.dispatcher: NodeId | None = None
         self._minted = 0
 
@@ -111,6 +126,7 @@ class SimWorld:
 
     def submit(self, job: JobId, spec: JobSpec, work: Work) -> None:
         self.works[job] = work
+        self.ledger.submitted(job, gpus=spec.gpus, step_s=work.step_time / SECOND)
         record = JobRecord(id=job, spec=spec, submitted_at=self.now)
         stored = self.store.write(record)
         assert stored is not None, "a job id was used twice"
@@ -157,7 +173,7 @@ class SimWorld:
         machine = self.machines[node]
         if machine.mind is not None:
             return
-        machine.mind = Node(machine.body, self.suite)
+        machine.mind = Node(machine.body, self.suite, self._neighbourhood(machine.body))
         machine.incarnation += 1
         if machine.offer is not None:
             self._deliver(node, ev.LendAsked(request=self._mint("q"), offer=machine.offer))
@@ -187,14 +203,22 @@ class SimWorld:
 
     def crash_machine(self, node: NodeId) -> None:
         """The plug is pulled: agent and processes are gone, the disk stays."""
-        self.crash_agent(node)
         machine = self.machines[node]
+        self.ledger.freed_all(node, self.now)
+        self.crash_agent(node)
         self.links.break_off(node)
         for process in list(machine.processes.values()):
+            self.ledger.stopped(process.job, process.step(self.now), self.now)
             process.halt(Mode.DEAD, self.now)
         machine.processes.clear()
+        if self.quiet and node in self._board:
+            self._board[node].at = self.now
+            for record in [r for r in self.store.records.values() if r.holder == node]:
+                self._told.pop(record.id, None)
+                self._tell_watchers(record)
 
     def cut_off(self, node: NodeId) -> None:
+        assert not self.quiet, "in a quiet world nobody is cut off"
         self.machines[node].connected = False
         self.links.break_off(node)
         self.kernel.after(ROLE_TIMEOUT, self._elect)
@@ -210,6 +234,7 @@ class SimWorld:
         if machine.mind is None:
             return
         orders = machine.mind.handle(event, self.now)
+        self.ledger.look(node, machine.mind.provider, self.now)
         if self.journal is not None:
             self.journal(self.now, node, event, orders)
         for order in orders:
@@ -314,6 +339,13 @@ class SimWorld:
             self._deliver(self.dispatcher, ev.RecordSeen(job=record.id, record=record))
 
     def _tell_watchers(self, record: JobRecord) -> None:
+        if self.quiet:
+            # Of a job that runs, the dispatcher needs to know who holds it; the rest it is told
+            # when the holder dies.
+            news = (record.holder, record.epoch, record.state.terminal, record.cancel)
+            if record.holder is not None and self._told.get(record.id) == news:
+                return
+            self._told[record.id] = news
         if self.dispatcher is not None:
             target = self.dispatcher
             seen = ev.RecordSeen(job=record.id, record=record)
@@ -351,6 +383,7 @@ class SimWorld:
                 process = machine.processes.get((order.job, order.epoch))
                 if process is not None and process.mode == Mode.WAITING:
                     process.go_on(self.now)
+                    self.ledger.ran(order.job, process.step(self.now), self.now)
             case od.Limit():
                 process = machine.processes.get((order.job, order.epoch))
                 if process is not None:
@@ -403,9 +436,36 @@ class SimWorld:
             return
         sent_at = self.now
         self.cards[machine.body.node] = order.card
+        if self.quiet:
+            self._beat_quietly(machine, order.card)
+            return
         for node in self.machines:
             self._send(machine.body.node, node, ev.BeatHeard(card=order.card))
         self._later(machine, 2 * MILLISECOND, ev.BeatAcked(sent_at=sent_at))
+
+    def _beat_quietly(self, machine: Machine, card: Card) -> None:
+        incarnation = machine.incarnation
+
+        def arrive() -> None:
+            if machine.incarnation != incarnation:
+                return
+            if self.dispatcher is not None:
+                self._arrive(self.dispatcher, ev.BeatHeard(card=card))
+            self._board[card.node] = Heard(card, ALWAYS)
+
+        self.kernel.after(MILLISECOND, arrive)
+        # The beats until the next one that says something are acknowledged ahead.
+        ahead = self.now + machine.body.timing.beat
+        self._later(machine, 2 * MILLISECOND, ev.BeatAcked(sent_at=ahead))
+
+    def _neighbourhood(self, body: Body) -> Neighbourhood:
+        return Neighbourhood(
+            body.node,
+            body.timing,
+            uplink_bps=body.uplink_bps,
+            topology=body.topology,
+            heard=self._board if self.quiet else None,
+        )
 
     def _hold_lease(self, machine: Machine, order: od.HoldLease) -> None:
         machine.leases.update(dict.fromkeys(order.jobs, order.until))
@@ -434,15 +494,24 @@ class SimWorld:
             job=job,
             epoch=epoch,
             gpus=gpus,  # type: ignore[arg-type]
-            work=self.works[job],
+            work=self._work_on(machine, job, gpus),
             changed=lambda changed: self._process_changed(machine, changed),
         )
+        process.made_at = self.now
         machine.processes[job, epoch] = process
         self._lease_process(process, machine.leases.get(job, 0))
         return process
 
+    def _work_on(self, machine: Machine, job: JobId, gpus: tuple[str, ...]) -> Work:
+        """A step takes as long as the slowest of the GPUs needs for it."""
+        work = self.works[job]
+        lent = (
+            machine.mind.provider.offer.gpus if machine.mind and machine.mind.provider.offer else ()
+        )
+        speed = min((gpu.speed for gpu in lent if gpu.id in gpus), default=1.0)
+        return work if speed == 1.0 else replace(work, step_time=round(work.step_time / speed))
+
     def _start(self, machine: Machine, order: od.Start) -> None:
-        warm = (order.job, order.epoch) in machine.processes
         process = self._process(machine, order.job, order.epoch, order.gpus)
         process.mode = Mode.STARTING
         process.restored = order.manifest
@@ -456,9 +525,12 @@ class SimWorld:
                 self._end(machine, process, code=1, killed=False, reason="the state is gone")
                 return
             process.run(saved.step if saved else 0, self.now)
+            self.ledger.ran(order.job, process.step(self.now), self.now)
             self._report(machine, ev.ProcessStarted(job=order.job, epoch=order.epoch))
 
-        self.kernel.after(work.warm_start_time if warm else work.start_time, run)
+        # A process that was started ahead has loaded for a while already, perhaps not long enough.
+        loading = max(process.made_at + work.start_time - self.now, 0)
+        self.kernel.after(max(loading, work.warm_start_time), run)
 
     def _report(self, machine: Machine, event: ev.Event) -> None:
         """From a process to whichever agent lives then; the minder keeps it until one does."""
@@ -504,6 +576,7 @@ class SimWorld:
             self._later(machine, MILLISECOND, failed)
             return
         work = process.work
+        process.pause(self.now, work.save_time)
 
         def take() -> None:
             if process.mode != Mode.RUNNING:
@@ -511,12 +584,14 @@ class SimWorld:
             if process.frozen:
                 self.kernel.after(SECOND, take)
                 return
-            self._report_step(machine, process)
+            if self.report_every is not None:
+                self._report_step(machine, process)
             step = process.step(self.now)
             manifest = ManifestId(self._mint("m"))
             machine.vault[manifest] = Saved(job=order.job, step=step, size=work.state_bytes)
             if order.final:
                 process.halt(Mode.WAITING, self.now)
+                self.ledger.stopped(order.job, step, self.now)
             taken = ev.SnapshotTaken(
                 job=order.job,
                 epoch=order.epoch,
@@ -534,9 +609,12 @@ class SimWorld:
         process.limit = at
         if at is None:
             return
+        began = self.now
 
         def enforce() -> None:
             if process.limit == at and process.mode != Mode.DEAD:
+                if at > began and process.mode in (Mode.RUNNING, Mode.WAITING):
+                    self.ledger.deadline_misses += 1
                 self._end(machine, process, code=-9, killed=True)
 
         self.kernel.at(at, enforce)
@@ -546,11 +624,12 @@ class SimWorld:
     ) -> None:
         if process.mode == Mode.DEAD:
             return
-        self.steps_done[process.job] = max(
-            self.steps_done.get(process.job, 0), process.step(self.now)
-        )
-        if not killed and process.mode == Mode.RUNNING:
-            self._report_step(machine, process)
+        if process.mode == Mode.RUNNING:
+            self.ledger.stopped(process.job, process.step(self.now), self.now)
+            if not killed:
+                self._report_step(machine, process)
+            if not killed and code == process.work.exit_code:
+                self.ledger.ended(process.job)
         process.halt(Mode.DEAD, self.now)
         machine.processes.pop((process.job, process.epoch), None)
         exited = ev.ProcessExited(
@@ -567,8 +646,20 @@ class SimWorld:
 
     # --- transfers -------------------------------------------------------------------------
 
-    def _rate(self, node: NodeId) -> int:
-        return self.machines[node].body.uplink_bps
+    def _ends(self, source: NodeId, target: NodeId) -> Sequence[tuple[str, float]]:
+        """Without a topology, the two ends are all there is of a path."""
+        return (
+            (f"{source} up", self.machines[source].body.uplink_bps),
+            (f"{target} down", self.machines[target].body.uplink_bps),
+        )
+
+    def _serves(self, machine: Machine) -> bool:
+        """Whether guest traffic may leave the machine: not when it lends nothing any more."""
+        return (
+            machine.mind is not None
+            and machine.connected
+            and machine.mind.provider.offer is not None
+        )
 
     def _pull(self, machine: Machine, order: od.Pull) -> None:
         saved = machine.vault.get(order.manifest)
@@ -579,7 +670,7 @@ class SimWorld:
             other = self.machines.get(source)
             if other is None or order.manifest not in other.vault:
                 continue
-            if other.mind is None or not (other.connected and machine.connected):
+            if not self._serves(other) or not machine.connected:
                 continue
             self._transfer(machine, order, source, other.vault[order.manifest])
             return
@@ -589,7 +680,9 @@ class SimWorld:
         self._later(machine, PULL_TIMEOUT, failed)
 
     def _transfer(self, machine: Machine, order: od.Pull, source: NodeId, saved: Saved) -> None:
+        """From one source; should it fall silent, from the next."""
         incarnation = machine.incarnation
+        began = self.now
         finished = False
 
         def done() -> None:
@@ -604,7 +697,9 @@ class SimWorld:
                 self._deliver(machine.body.node, damaged)
                 return
             machine.vault[order.manifest] = saved
-            self._deliver(machine.body.node, self._pulled(order, saved, moved=saved.size))
+            rate = round(saved.size * SECOND / max(self.now - began, 1))
+            pulled = self._pulled(order, saved, moved=saved.size, source=source, rate_bps=rate)
+            self._deliver(machine.body.node, pulled)
 
         break_off = self.links.start(source, machine.body.node, saved.size, done)
 
@@ -612,9 +707,12 @@ class SimWorld:
             """A transfer whose peer is gone fails after a while, as a broken connection does."""
             if finished or machine.incarnation != incarnation:
                 return
-            other = self.machines[source]
-            if other.mind is None or not (other.connected and machine.connected):
+            if not self._serves(self.machines[source]) or not machine.connected:
                 break_off()
+                left = tuple(other for other in order.sources if other != source)
+                if left and machine.connected:
+                    self._pull(machine, replace(order, sources=left))
+                    return
                 failed = ev.PullFailed(
                     job=order.job, manifest=order.manifest, reason=f"{source} went silent"
                 )
@@ -624,13 +722,23 @@ class SimWorld:
 
         self.kernel.after(PULL_TIMEOUT, watch)
 
-    def _pulled(self, order: od.Pull, saved: Saved, *, moved: int) -> ev.Pulled:
+    def _pulled(
+        self,
+        order: od.Pull,
+        saved: Saved,
+        *,
+        moved: int,
+        source: NodeId | None = None,
+        rate_bps: int = 0,
+    ) -> ev.Pulled:
         return ev.Pulled(
             job=order.job,
             manifest=order.manifest,
             step=saved.step,
             size=saved.size,
             moved_bytes=moved,
+            source=source,
+            rate_bps=rate_bps,
         )
 
     def _mint(self, letter: str) -> str:

@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from reclaimnet.adapters.linux import bpfload
-from reclaimnet.adapters.linux.tc_netns import IPRoute, NetlinkError, inside
-from reclaimnet.errors import NotFound, Unavailable
+from reclaimnet.adapters.linux.tc_netns import IPRoute, NetlinkError, inside, interface_index
+from reclaimnet.errors import Unavailable
 
 # As in bpf/killswitch.h.
 SLOTS: Final = 256
@@ -158,14 +157,6 @@ class KillSwitch:
         queue already holds still leaves."""
         self._attach(_UPLINK_HOOKS, interface, netns, FOREIGN, shared=True, tcx=tcx)
 
-    def detach(self, interface: str, *, netns: Path | None = None) -> None:
-        index = inside(netns, lambda: _interface_index(interface))
-        for attach in _CLSACT_PARENT:
-            self._release(f"link-{index}-{attach}")
-            if self._clsact.pop((index, attach), None) is not None:
-                inside(netns, _filter_remover(index, attach))
-        self._maps["rn_ifaces"].drop(struct.pack("<I", index))
-
     def admit(self, cgroup: Path, slot: int) -> None:
         """Sockets that open in this cgroup (or below) from now on belong to the slot."""
         self._maps["rn_cgroups"].put(
@@ -233,7 +224,7 @@ class KillSwitch:
         shared: bool,
         tcx: bool,
     ) -> None:
-        index = inside(netns, lambda: _interface_index(interface))
+        index = inside(netns, lambda: interface_index(interface))
         self._maps["rn_ifaces"].put(struct.pack("<I", index), struct.pack("<II", slot, int(shared)))
         for program, attach in hooks:
             name = f"link-{index}-{attach}"
@@ -289,6 +280,35 @@ class KillSwitch:
             os.close(link)
 
 
+class NoSwitch:
+    """The same words with nothing behind them, for machines on which no interface is watched."""
+
+    resumed = False
+
+    def set_lease(self, slot: int, until: int) -> None: ...
+
+    def set_deadline(self, slot: int, at: int) -> None: ...
+
+    def stop(self, slot: int) -> None: ...
+
+    def deadline(self, slot: int) -> int:
+        return NEVER
+
+    def counts(self, slot: int) -> Counts:
+        none = Count(packets=0, bytes=0)
+        return Counts(out_passed=none, out_dropped=none, in_passed=none, in_dropped=none)
+
+    def admit(self, cgroup: Path, slot: int) -> None: ...
+
+    def dismiss(self, cgroup_id: int, slot: int) -> None: ...
+
+    def forget(self, cgroup_id: int) -> None: ...
+
+    def close(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+
 class Observer:
     """Sees the last packet that comes in at an interface, with the kill switch's own clock."""
 
@@ -307,7 +327,7 @@ class Observer:
             license_text=found.license,
         )
         try:
-            index = inside(netns, lambda: _interface_index(interface))
+            index = inside(netns, lambda: interface_index(interface))
             create = _link_creator(program, index, bpfload.ATTACH_TCX_INGRESS)
             self._link = inside(netns, create)
         finally:
@@ -341,13 +361,6 @@ def _create_map(name: str, spec: bpfload.MapSpec) -> bpfload.Map:
             f"This kernel does not let us use BPF ({error.strerror}): the kill switch needs root "
             "and a kernel with CONFIG_BPF_SYSCALL."
         ) from error
-
-
-def _interface_index(interface: str) -> int:
-    try:
-        return socket.if_nametoindex(interface)
-    except OSError as error:
-        raise NotFound(f"There is no network interface {interface} here.") from error
 
 
 def _link_creator(program: int, index: int, attach: int) -> Callable[[], int]:

@@ -81,10 +81,12 @@ _MINDER: Final = Path(minder.__file__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A job that was started ahead has loaded, and waits for its state."""
+    """A job that was started ahead waits for its state. If `loaded`, it has read what `preload`
+    gave it."""
 
     job: JobId
     epoch: int
+    loaded: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +192,8 @@ class _Attempt:
     main: int = 0
     """The command's pid, once it runs."""
     warm: bool = False
-    ready: bool = False
-    """Ready was reported."""
+    ready: PageState = PageState.UNKNOWN
+    """The state that Ready was reported for last."""
     gone: bool = False
     """The minder has exited."""
     over: bool = False
@@ -277,10 +279,22 @@ class Runner:
         workdir: Path,
         resume: Path | None,
         restarts: int,
+        changed: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         """Run the job, from the checkpoint in the directory `resume` if there is one. For
-        Saving.SDK the job reads it itself: keep it until the first Stepped or Exited."""
-        self._do(lambda: self._start(job, epoch, spec, gpus, workdir, resume, restarts))
+        Saving.SDK the job reads it itself: keep it until the first Stepped or Exited. `changed`
+        are the ranges of its image that were written since `preload`; None if that is unknown."""
+        self._do(lambda: self._start(job, epoch, spec, gpus, workdir, resume, restarts, changed))
+
+    def preload(self, job: JobId, epoch: int, source: Path) -> None:
+        """Let a job that was started ahead read the checkpoint in the directory `source`, which
+        may be brought up to date meanwhile. Answered by Ready, if the job comes to it."""
+
+        def tell(attempt: _Attempt) -> None:
+            text = json.dumps({"from": str(source.resolve())})
+            minder.write_whole(str(attempt.dir / "preload"), text)
+
+        self._do_for(job, epoch, tell)
 
     def save(self, job: JobId, epoch: int, final: bool) -> None:
         """Answered by Snapshot or SaveFailed, unless Exited comes first."""
@@ -449,25 +463,36 @@ class Runner:
         workdir: Path,
         resume: Path | None,
         restarts: int,
+        changed: Sequence[tuple[int, int]] | None,
     ) -> None:
         attempt = self._attempts.get((job, epoch))
         if attempt is None:
             attempt = self._make(job, epoch, spec, gpus, workdir, resume=resume, restarts=restarts)
             if attempt is None:
                 return
-            self._allow(attempt, resume, restarts)
+            self._allow(attempt, resume, restarts, changed)
             if resume is not None and spec.saving is Saving.SIGNAL:
                 self._restore_directory(attempt, resume)
             else:
                 self._launch(attempt)
         elif attempt.warm and not attempt.over:
             attempt.warm = False
-            self._allow(attempt, resume, restarts)
+            self._allow(attempt, resume, restarts, changed)
             if attempt.main:
                 self._on(Started(job=job, epoch=epoch))
 
-    def _allow(self, attempt: _Attempt, resume: Path | None, restarts: int) -> None:
-        text = {"from": None if resume is None else str(resume.resolve()), "restarts": restarts}
+    def _allow(
+        self,
+        attempt: _Attempt,
+        resume: Path | None,
+        restarts: int,
+        changed: Sequence[tuple[int, int]] | None,
+    ) -> None:
+        text = {
+            "from": None if resume is None else str(resume.resolve()),
+            "restarts": restarts,
+            "changed": changed,
+        }
         minder.write_whole(str(attempt.dir / "resume"), json.dumps(text))
         attempt.words[Word.GO] = 1
 
@@ -759,9 +784,11 @@ class Runner:
         if not attempt.main:
             self._see_main(attempt)
         words = attempt.words
-        if attempt.warm and not attempt.ready and words[Word.STATE] == PageState.READY:
-            attempt.ready = True
-            self._on(Ready(job=attempt.job, epoch=attempt.epoch))
+        state = words[Word.STATE]
+        if attempt.warm and state != attempt.ready and state in (PageState.READY, PageState.LOADED):
+            attempt.ready = PageState(state)
+            loaded = state == PageState.LOADED
+            self._on(Ready(job=attempt.job, epoch=attempt.epoch, loaded=loaded))
         step_at = words[Word.STEP_AT]
         if step_at != attempt.step_at and not attempt.warm:
             attempt.step_at = step_at
@@ -1038,7 +1065,8 @@ class Runner:
             pid, fd, attempt.main = pidfd
             self._watch(attempt, pid, fd)
         else:
-            attempt.over = True
+            attempt.over = attempt.gone = True
+            self._see_log(attempt)
             unseen = attempt.words[Word.SAVE_COUNT] != attempt.words[Word.SAVE_SEEN]
             if unseen and attempt.images.exists():
                 self._see_image(attempt)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from reclaimnet.adapters.linux.tc_netns import IPRoute, NetlinkError, inside
-from reclaimnet.errors import NotFound, Unavailable, UsageError
+from reclaimnet.adapters.linux.tc_netns import IPRoute, NetlinkError, inside, interface_index
+from reclaimnet.errors import Unavailable, UsageError
 
 MAJOR: Final = 0x524E
 """The handle of our qdiscs, "RN" in ASCII: how we know them again after a crash."""
@@ -90,7 +90,7 @@ class Shaper:
         """Take charge of an interface that `install` has prepared."""
         self.interface = interface
         self._netns = netns
-        self._index = inside(netns, lambda: _interface_index(interface))
+        self._index = inside(netns, lambda: interface_index(interface))
         self._socket = inside(netns, _netlink_socket)
         self._sequence = 0
         self._rates: dict[int, int] = {}
@@ -114,8 +114,9 @@ class Shaper:
         _check_rate(interface, rate)
         shaper = cls(interface, netns=netns)
         try:
+            owner = check_free(interface, netns=netns)
             default = SCAVENGER if guests_only else BACKGROUND
-            inside(netns, lambda: _replace_root(shaper._index, interface, default))
+            inside(netns, lambda: _replace_root(shaper._index, interface, default, owner))
             shaper._frame(rate, _NLM_CREATE)
             for minor, limit in ((BACKGROUND, _BACKGROUND_QUEUE), (SCAVENGER, _SCAVENGER_QUEUE)):
                 shaper._bound_queue(minor, limit)
@@ -287,7 +288,7 @@ class Shaper:
 
 def qdisc_owner(interface: str, *, netns: Path | None = None) -> str:
     """Whose the root qdisc is: "kernel", "ours", or its kind if it is somebody else's."""
-    index = inside(netns, lambda: _interface_index(interface))
+    index = inside(netns, lambda: interface_index(interface))
     return inside(netns, lambda: _owner(index))
 
 
@@ -306,13 +307,18 @@ def _owner(index: int) -> str:
     return "kernel"
 
 
-def _replace_root(index: int, interface: str, default: int) -> None:
-    owner = _owner(index)
+def check_free(interface: str, *, netns: Path | None = None) -> str:
+    """Refuse an interface that somebody else shapes; else whose the root qdisc is."""
+    owner = qdisc_owner(interface, netns=netns)
     if owner not in ("kernel", "ours"):
         raise UsageError(
             f"{interface} already has a {owner} qdisc that is not ours: remove it "
             f"(tc qdisc del dev {interface} root) or choose another interface."
         )
+    return owner
+
+
+def _replace_root(index: int, interface: str, default: int, owner: str) -> None:
     with IPRoute() as route:
         if owner == "ours":
             route.tc("del", "htb", index, handle=MAJOR << 16)
@@ -360,13 +366,6 @@ def _burst(rate: int) -> int:
 def _attribute(kind: int, value: bytes) -> bytes:
     head = struct.pack("<HH", 4 + len(value), kind)
     return (head + value).ljust((4 + len(value) + 3) & ~3, b"\0")
-
-
-def _interface_index(interface: str) -> int:
-    try:
-        return socket.if_nametoindex(interface)
-    except OSError as error:
-        raise NotFound(f"There is no network interface {interface} here.") from error
 
 
 def _netlink_socket() -> socket.socket:

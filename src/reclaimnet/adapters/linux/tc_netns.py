@@ -2,13 +2,14 @@
 
 import ctypes
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from reclaimnet.errors import Unavailable
+from reclaimnet.errors import NotFound, Unavailable
 
 try:
     from pyroute2 import IPRoute
@@ -23,6 +24,7 @@ __all__ = [
     "IPRoute",
     "NetlinkError",
     "inside",
+    "interface_index",
     "make",
     "processes",
     "remove",
@@ -74,6 +76,13 @@ def spawn(
 ) -> "subprocess.Popen[Any]":  # the options are Popen's own
     """Start a process in a network namespace: a child inherits it from the thread that forks."""
     return inside(netns, lambda: subprocess.Popen(argv, **options))
+
+
+def interface_index(interface: str) -> int:
+    try:
+        return socket.if_nametoindex(interface)
+    except OSError as error:
+        raise NotFound(f"There is no network interface {interface} here.") from error
 
 
 def make(name: str) -> Path:

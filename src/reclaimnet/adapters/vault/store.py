@@ -2,31 +2,25 @@
 
     lock                    held by the one process that uses the vault
     boot                    the boot of the machine during which the vault was last opened
-    data/ab/abcd…           one chunk, named by its BLAKE3
+    chunks, index           all chunks, and which is where: see slots.py
     manifests/JOB/ID        a checkpoint all of whose chunks are here and durable
     manifests/JOB/ID.part   a checkpoint whose chunks are still coming
     damaged/                bytes that are not what their name says, for whoever wants to know why
 
 A manifest is written after its chunks are durable and removed before them, so that a crash at any
 moment leaves at worst chunks that nobody needs.
-
-Chunks are written and read past the page cache where the file system can: the memory belongs to the
-provider, whose files would have to make room, and a gigabyte of fresh pages costs more time than
-hashing it.
 """
 
-import ctypes
 import errno
 import fcntl
 import itertools
-import mmap
 import os
 import stat
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -34,32 +28,37 @@ from typing import Final
 from blake3 import blake3
 
 from reclaimnet import wire
+from reclaimnet.adapters.vault.assembly import (
+    LANES,
+    Assembly,
+    check_name,
+    chunk_count,
+    chunk_length,
+    each,
+    write_fully,
+)
+from reclaimnet.adapters.vault.slots import SLOT_BYTES, Bytes, Slots, chunk_buffer
 from reclaimnet.errors import Damaged, NotFound, Unavailable, UsageError, VaultFull
 from reclaimnet.model.market import JobId
 from reclaimnet.model.units import MIB, show_size
 from reclaimnet.model.work import ChunkId, Manifest, ManifestId, Part, Saving
 
-CHUNK_BYTES: Final = MIB
+CHUNK_BYTES: Final = SLOT_BYTES
 """Large enough that threads pay off, small enough that a sparse change stays sparse."""
 MAX_MANIFEST_BYTES: Final = 32 * MIB
 """The list of a checkpoint of about 450 GiB."""
 MAX_PARTS: Final = 65_536
-MAX_NAME_BYTES: Final = 1024
 MAX_QUARANTINED: Final = 16
-LANES: Final = max(2, min(4, os.cpu_count() or 1))
-"""Threads that hash, read and write the chunks of one checkpoint."""
+STAND_BACK: Final = 10
+"""By how much nicer a thread is that makes durable what others can have already."""
 COLLECT_BATCH: Final = 64
 """How many chunks are removed at a time, so that a save or a pull never waits long for it."""
 
-Bytes = bytes | bytearray | memoryview
-_BLOCK: Final = 4096
-"""What direct transfers are aligned to."""
 _HEX: Final = frozenset("0123456789abcdef")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _COMING: Final = ".part"
 _TEMPORARY: Final = ".tmp"
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +95,23 @@ class Hold:
     """Those of them that came into the vault through this hold."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where a chunk is. Two are the same only if nothing happened to the chunk in between."""
+
+    slot: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Loose:
+    """A chunk that is on its way into the vault: where in the file that is being saved it is."""
+
+    descriptor: int
+    offset: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     """What is remembered of a manifest on disk."""
@@ -112,9 +128,11 @@ class Vault:
         self.root = root
         self.quota_bytes = quota_bytes
         self._lock = threading.RLock()
-        self._chunks: dict[ChunkId, int] = {}
+        self._chunks: dict[ChunkId, _Place] = {}
         self._kept: dict[ManifestId, _Kept] = {}
         self._coming: dict[ManifestId, _Kept] = {}
+        self._promised: dict[ManifestId, tuple[Manifest, bytes]] = {}
+        self._loose: dict[ChunkId, _Loose] = {}
         self._holds: set[Hold] = set()
         self._used = 0
         self._reserved = 0
@@ -124,14 +142,16 @@ class Vault:
             (root / "damaged").mkdir(mode=0o700, exist_ok=True)
             self._lock_fd = _lock_file(root / "lock")
             try:
+                self._slots = Slots(root)
                 self._look_around()
             except BaseException:
-                self.close()
+                os.close(self._lock_fd)
                 raise
 
     def close(self) -> None:
         """Let another process open the vault. What was kept is durable already."""
         if self._lock_fd >= 0:
+            self._slots.close()
             os.close(self._lock_fd)
             self._lock_fd = -1
 
@@ -153,16 +173,26 @@ class Vault:
         taken_at: int,
         parts: Sequence[Source],
         base: ManifestId | None = None,
+        on_named: Callable[[Saved], None] | None = None,
     ) -> Saved:
         """Make a checkpoint of the files. When this returns, it is durable.
 
         `base` is the checkpoint it grew out of, if there is one: it is held meanwhile, so that
         forgetting it does not throw away what has not changed. Raises VaultFull without a trace.
+
+        With `on_named` the checkpoint can be pulled by others from that call on, before it is
+        durable here: for files that nobody changes any more, and somebody waits for.
         """
-        with self.hold() as hold, ThreadPoolExecutor(LANES, "vault-save") as pool:
+        with (
+            self.hold() as hold,
+            ThreadPoolExecutor(LANES, "vault-save") as pool,
+            ExitStack() as files,
+        ):
             with self._lock:
                 if base is not None and base in self._kept:
                     hold.chunks.update(self._kept[base].chunks)
+            loose: dict[ChunkId, _Loose] | None = None if on_named is None else {}
+            saved_parts = tuple(self._save_part(part, hold, pool, files, loose) for part in parts)
             manifest = Manifest(
                 job=job,
                 epoch=epoch,
@@ -170,14 +200,25 @@ class Vault:
                 taken_at=taken_at,
                 saving=saving,
                 chunk_bytes=CHUNK_BYTES,
-                parts=tuple(self._save_part(source, hold, pool) for source in parts),
+                parts=saved_parts,
             )
             check_manifest(manifest)
             data = wire.encode_manifest(manifest)
-            with self._lock:
-                new_bytes = sum(self._chunks.get(chunk, 0) for chunk in hold.added)
             identity = manifest_id(data)
-            self.put_manifest(data, identity)
+            if loose is not None and on_named is not None:
+                self._check_room(sum(chunk.size for chunk in loose.values()))
+                with self._promising(identity, manifest, data, loose):
+                    on_named(self._saved(identity, manifest, loose))
+                    self._store_loose(loose, hold, pool)
+                    self.put_manifest(data, identity)
+            else:
+                self.put_manifest(data, identity)
+            with self._lock:
+                return self._saved(identity, manifest, hold.added)
+
+    def _saved(self, identity: ManifestId, manifest: Manifest, new: Iterable[ChunkId]) -> Saved:
+        sizes = chunk_sizes(manifest)
+        new_bytes = sum(sizes.get(chunk, 0) for chunk in new)
         return Saved(manifest=identity, size=manifest.size, new_bytes=new_bytes)
 
     def manifest(self, identity: ManifestId) -> Manifest:
@@ -187,7 +228,10 @@ class Vault:
     def manifest_and_bytes(self, identity: ManifestId) -> tuple[Manifest, bytes]:
         """As `manifest`, with the bytes that its name is the hash of."""
         with self._lock:
+            promised = self._promised.get(identity)
             kept = self._kept.get(identity)
+        if promised is not None:
+            return promised
         if kept is None:
             raise NotFound(f"checkpoint {identity[:12]} is not in this vault; pull it first")
         path = self._manifest_path(kept.job, identity)
@@ -245,7 +289,7 @@ class Vault:
             if lacking:
                 raise NotFound(f"{len(lacking)} chunks of {expect[:12]} are not here; pull them")
             with _explained(f"the vault {self.root} cannot be written"):
-                _sync_filesystem(self.root)
+                self._slots.sync()
             with self._lock:
                 if expect not in self._kept:
                     self._write_manifest(data, expect, manifest, suffix="")
@@ -258,22 +302,17 @@ class Vault:
         With `base`, `into` holds that checkpoint, assembled earlier and untouched since: only what
         differs is written, in place. If this raises, `into` holds neither and is not to be used.
         """
+        self.bring(Assembly(into, holds=None if base is None else self.manifest(base)), identity)
+
+    def bring(self, assembly: Assembly, identity: ManifestId) -> None:
+        """As `assemble`, into what an assembly holds already."""
         manifest = self.manifest(identity)
-        before = {part.name: part for part in self.manifest(base).parts} if base else {}
         with (
             self.hold(chunk_sizes(manifest)),
-            ThreadPoolExecutor(LANES, "vault-assemble") as pool,
-            _explained(f"checkpoint {identity[:12]} cannot be written to {into}"),
+            _explained(f"checkpoint {identity[:12]} cannot be written to {assembly.into}"),
         ):
-            into.mkdir(parents=True, exist_ok=True)
-            root = os.open(into, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                for name in sorted(before.keys() - {part.name for part in manifest.parts}):
-                    _remove_below(root, name)
-                for part in manifest.parts:
-                    self._assemble_part(part, before.get(part.name), root, pool)
-            finally:
-                os.close(root)
+            assembly.begin(manifest)
+            assembly.finish(self.read_into)
 
     def forget(self, job: JobId, keep: Sequence[ManifestId] = ()) -> int:
         """Drop the job's checkpoints except those to keep. How many bytes that made free."""
@@ -302,7 +341,15 @@ class Vault:
     def read(self, chunk: ChunkId) -> bytes:
         """The chunk's bytes, verified. Damaged ones are set aside, so that `missing` has them."""
         buffer = chunk_buffer()
-        return bytes(buffer[: self._read_verified(chunk, buffer)])
+        return bytes(buffer[: self.read_into(chunk, buffer)])
+
+    def read_into(self, chunk: ChunkId, into: memoryview) -> int:
+        """As `read`; how many bytes it is."""
+        length, place = self._load(chunk, into)
+        if blake3(into[:length]).hexdigest() == chunk:
+            return length
+        self._set_aside(chunk, place, into[:length])
+        raise Damaged(f"chunk {chunk[:12]} is damaged on disk and was set aside; pull it again")
 
     def copy_out(self, chunk: ChunkId, into: memoryview) -> int:
         """The chunk's bytes as they are on disk; whoever receives them verifies them."""
@@ -356,7 +403,15 @@ class Vault:
 
     # --- saving and assembling -------------------------------------------------------------
 
-    def _save_part(self, source: Source, hold: Hold, pool: ThreadPoolExecutor) -> Part:
+    def _save_part(
+        self,
+        source: Source,
+        hold: Hold,
+        pool: ThreadPoolExecutor,
+        files: ExitStack,
+        loose: dict[ChunkId, _Loose] | None,
+    ) -> Part:
+        """Store the file's new chunks; or, with `loose`, only note there where they are."""
         check_name(source.name)
         try:
             # The file stays open while it is read, so that one that is replaced is not mixed up
@@ -364,12 +419,13 @@ class Vault:
             descriptor = os.open(source.path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
             raise NotFound(f"{source.path} cannot be saved: {error.strerror}") from error
-        try:
+        with ExitStack() as closing:
+            closing.callback(os.close, descriptor)
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise UsageError(f"{source.path} cannot be saved: it is not a file")
             size = status.st_size
-            chunks = [ChunkId("")] * _chunk_count(size)
+            chunks = [ChunkId("")] * chunk_count(size)
 
             def save_chunk(index: int, buffer: memoryview) -> None:
                 offset = index * CHUNK_BYTES
@@ -378,39 +434,66 @@ class Vault:
                 # and what is written has to be what was hashed.
                 if _read_fully(descriptor, view, offset, size=len(view)) != len(view):
                     raise Damaged(f"{source.path} shrank while it was saved; save again")
-                chunks[index] = ChunkId(blake3(view).hexdigest())
-                self._store(chunks[index], view, hold)
+                chunk = chunks[index] = ChunkId(blake3(view).hexdigest())
+                if loose is None:
+                    self._store(chunk, view, hold)
+                elif not self._holding(chunk, hold):
+                    loose[chunk] = _Loose(descriptor, offset, len(view))
 
-            _each(range(len(chunks)), save_chunk, pool)
-        finally:
-            os.close(descriptor)
+            each(range(len(chunks)), save_chunk, pool)
+            if loose is not None:
+                files.push(closing.pop_all())
         return Part(name=source.name, size=size, chunks=tuple(chunks), mode=source.mode)
 
-    def _assemble_part(
-        self, part: Part, before: Part | None, root: int, pool: ThreadPoolExecutor
-    ) -> None:
-        known = before.chunks if before is not None else ()
-        changed = [
-            index
-            for index, chunk in enumerate(part.chunks)
-            if index >= len(known) or known[index] != chunk
-        ]
-        descriptor = _open_below(root, part.name, fresh=before is None)
+    def _holding(self, chunk: ChunkId, hold: Hold) -> bool:
+        """Whether it is here; it will not be collected in either case."""
+        with self._lock:
+            hold.chunks.add(chunk)
+            return chunk in self._chunks
+
+    @contextmanager
+    def _promising(
+        self, identity: ManifestId, manifest: Manifest, data: bytes, loose: dict[ChunkId, _Loose]
+    ) -> Iterator[None]:
+        with self._lock:
+            self._loose.update(loose)
+            self._promised[identity] = manifest, data
         try:
-            os.ftruncate(descriptor, part.size)
-            if part.size and changed:
-                os.posix_fallocate(descriptor, 0, part.size)
-
-            def write_chunk(index: int, buffer: memoryview) -> None:
-                length = self._read_verified(part.chunks[index], buffer)
-                if length != _chunk_length(part.size, index):
-                    raise Damaged(f"chunk {part.chunks[index][:12]} does not fit its place")
-                _write_fully(descriptor, buffer[:length], index * CHUNK_BYTES)
-
-            _each(changed, write_chunk, pool)
-            os.fchmod(descriptor, part.mode & 0o777)
+            yield
         finally:
-            os.close(descriptor)
+            with self._lock:
+                del self._promised[identity]
+                for chunk, place in loose.items():
+                    if self._loose.get(chunk) is place:
+                        del self._loose[chunk]
+
+    def _store_loose(
+        self, loose: dict[ChunkId, _Loose], hold: Hold, pool: ThreadPoolExecutor
+    ) -> None:
+        """In one thread, that stands back: who waits for the checkpoint pulls it meanwhile."""
+
+        def store_all() -> None:
+            before = os.getpriority(os.PRIO_PROCESS, 0)
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), before + STAND_BACK)
+            buffer = chunk_buffer()
+            for chunk, place in loose.items():
+                view = buffer[: place.size]
+                got = _read_fully(place.descriptor, view, place.offset, size=place.size)
+                if got != place.size or blake3(view).hexdigest() != chunk:
+                    raise Damaged("a file changed while it was saved; save again")
+                self._store(chunk, view, hold)
+
+        pool.submit(store_all).result()
+
+    def _check_room(self, size: int) -> None:
+        if size > self.room():
+            self.collect()
+        if size > self.room():
+            raise VaultFull(
+                f"the vault {self.root} has no room for {show_size(size)}; forget older "
+                "checkpoints or raise its quota"
+            )
 
     # --- files -----------------------------------------------------------------------------
 
@@ -419,16 +502,9 @@ class Vault:
         boot = _BOOT_ID.read_text() if _BOOT_ID.exists() else ""
         noted = self.root / "boot"
         rebooted = not noted.exists() or noted.read_text() != boot
-        for number in range(256):
-            folder = self.root / "data" / f"{number:02x}"
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for entry in os.scandir(folder):
-                size = entry.stat(follow_symlinks=False).st_size
-                if not _is_id(entry.name) or size > CHUNK_BYTES:
-                    os.unlink(entry)
-                    continue
-                self._chunks[ChunkId(entry.name)] = size
-                self._used += size
+        for chunk, slot, size in self._slots.entries():
+            self._chunks[chunk] = _Place(slot, size)
+            self._used += size
         for path in sorted((self.root / "manifests").glob("*/*")):
             self._look_at_manifest(path, rebooted=rebooted)
         for folder in (self.root / "manifests").iterdir():
@@ -462,79 +538,87 @@ class Vault:
             if chunk in self._chunks:
                 return False
             self._reserve(size)
-        path = self._chunk_path(chunk)
-        temporary = f"{path}.{next(self._serial)}{_TEMPORARY}"
         try:
             with _explained(f"the vault {self.root} cannot be written"):
-                _write_chunk(temporary, data)
+                slot = self._slots.write(data)
                 with self._lock:
-                    os.rename(temporary, path)
                     if chunk in self._chunks:
+                        self._slots.free(slot)
                         return False
-                    self._chunks[chunk] = size
+                    self._slots.name(slot, chunk, size=size)
+                    self._chunks[chunk] = _Place(slot, size)
                     self._used += size
                     if hold is not None:
                         hold.added.add(chunk)
                     return True
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
         finally:
             with self._lock:
                 self._reserved -= size
 
-    def _read_verified(self, chunk: ChunkId, into: memoryview) -> int:
-        length, inode = self._load(chunk, into)
-        if blake3(into[:length]).hexdigest() == chunk:
-            return length
-        self._set_aside(chunk, inode)
-        raise Damaged(f"chunk {chunk[:12]} is damaged on disk and was set aside; pull it again")
-
-    def _load(self, chunk: ChunkId, into: memoryview) -> tuple[int, int]:
-        """How many bytes were read, and from which inode."""
+    def _load(self, chunk: ChunkId, into: memoryview) -> tuple[int, _Place]:
+        """How many bytes were read, and from where."""
         with self._lock:
-            known = chunk in self._chunks
-        if not known:
+            place = self._chunks.get(chunk)
+            loose = self._loose.get(chunk) if place is None else None
+            # A copy of the descriptor, since the save may end and close its own.
+            descriptor = -1 if loose is None else os.dup(loose.descriptor)
+        if loose is not None:
+            try:
+                got = _read_fully(descriptor, into, loose.offset, size=min(loose.size, len(into)))
+                return got, _Place(-1, loose.size)
+            finally:
+                os.close(descriptor)
+        if place is None:
             raise NotFound(f"chunk {chunk[:12]} is not in this vault; pull it")
         try:
-            descriptor = _open_direct(self._chunk_path(chunk), os.O_RDONLY)
-        except FileNotFoundError as error:
-            with self._lock:
-                self._remove(chunk)
-            raise NotFound(f"chunk {chunk[:12]} is gone from this vault; pull it") from error
-        status = os.fstat(descriptor)
-        inode = status.st_ino
-        try:
-            return _read_fully(descriptor, into, 0, size=min(status.st_size, len(into))), inode
+            length = self._slots.read(place.slot, into, size=min(place.size, len(into)))
         except OSError as error:
-            self._set_aside(chunk, inode)
+            self._set_aside(chunk, place, None)
             raise Damaged(f"chunk {chunk[:12]} cannot be read ({error.strerror})") from error
-        finally:
-            os.close(descriptor)
+        with self._lock:
+            # If it was removed meanwhile, its slot may hold another chunk's bytes by now.
+            if self._chunks.get(chunk) is not place:
+                raise NotFound(f"chunk {chunk[:12]} is gone from this vault; pull it")
+        return length, place
 
-    def _set_aside(self, chunk: ChunkId, inode: int) -> None:
-        path = Path(self._chunk_path(chunk))
-        with self._lock, suppress(FileNotFoundError):
+    def _set_aside(self, chunk: ChunkId, place: _Place, damaged: memoryview | None) -> None:
+        """The bytes of a chunk are not what its name says; None if the disk cannot read them."""
+        with self._lock:
             # Perhaps a good one has taken its place since it was read.
-            if path.stat().st_ino == inode:
-                self._used -= self._chunks.pop(chunk, 0)
-                self._quarantine(path)
+            if self._chunks.get(chunk) is not place:
+                return
+            del self._chunks[chunk]
+            self._used -= place.size
+            if damaged is None:
+                self._slots.unname(place.slot)
+                return
+            self._slots.free(place.slot)
+            with suppress(OSError):
+                (self.root / "damaged" / chunk).write_bytes(damaged)
+                self._trim_quarantine()
 
     def _quarantine(self, path: Path) -> None:
-        damaged = self.root / "damaged"
         with suppress(FileNotFoundError):
-            os.replace(path, damaged / path.name)
-        oldest_first = sorted(damaged.iterdir(), key=lambda kept: kept.stat().st_mtime_ns)
+            os.replace(path, self.root / "damaged" / path.name)
+        self._trim_quarantine()
+
+    def _trim_quarantine(self) -> None:
+        damaged = (self.root / "damaged").iterdir()
+        oldest_first = sorted(damaged, key=lambda kept: kept.stat().st_mtime_ns)
         for kept in oldest_first[:-MAX_QUARANTINED]:
             kept.unlink(missing_ok=True)
 
     def _remove(self, chunk: ChunkId) -> int:
-        size = self._chunks.pop(chunk, 0)
-        self._used -= size
-        with suppress(FileNotFoundError):
-            os.unlink(self._chunk_path(chunk))
-        return size
+        place = self._chunks.pop(chunk, None)
+        if place is None:
+            return 0
+        self._used -= place.size
+        self._slots.free(place.slot)
+        return place.size
+
+    def _size(self, chunk: ChunkId) -> int:
+        place = self._chunks.get(chunk)
+        return 0 if place is None else place.size
 
     def _needed(self, chunk: ChunkId) -> bool:
         return any(chunk in hold.chunks for hold in self._holds) or any(
@@ -564,9 +648,11 @@ class Vault:
         try:
             with _explained(f"the vault {self.root} cannot be written"):
                 path.parent.mkdir(mode=0o700, exist_ok=True)
-                _write_durably(temporary, data)
+                # What was coming is forgotten at a power cut anyway.
+                durable = suffix != _COMING
+                _write_file(temporary, data, durable=durable)
                 os.rename(temporary, path)
-                if suffix != _COMING:  # What was coming is forgotten at a power cut anyway.
+                if durable:
                     _sync_folder(path.parent)
                     _sync_folder(path.parent.parent)
         except BaseException:
@@ -582,9 +668,6 @@ class Vault:
         if kept is not None:
             self._used -= kept.size
             self._manifest_path(kept.job, identity + suffix).unlink(missing_ok=True)
-
-    def _chunk_path(self, chunk: ChunkId) -> str:
-        return f"{self.root}/data/{chunk[:2]}/{chunk}"
 
     def _manifest_path(self, job: JobId, name: str) -> Path:
         return self.root / "manifests" / _job_folder(job) / name
@@ -623,19 +706,11 @@ def check_manifest(manifest: Manifest) -> None:
         pieces = part.name.split("/")
         if any("/".join(pieces[:depth]) in names for depth in range(1, len(pieces))):
             raise Damaged(f"a folder of part {part.name!r} is also a file")
-        if part.size < 0 or len(part.chunks) != _chunk_count(part.size):
+        if part.size < 0 or len(part.chunks) != chunk_count(part.size):
             raise Damaged(f"part {part.name!r} says {part.size} bytes in {len(part.chunks)} chunks")
         if not 0 <= part.mode <= 0o7777:
             raise Damaged(f"part {part.name!r} has the impossible mode {part.mode:o}")
     chunk_sizes(manifest)
-
-
-def check_name(name: str) -> None:
-    pieces = name.split("/")
-    if not name or len(name.encode(errors="surrogatepass")) > MAX_NAME_BYTES:
-        raise Damaged("a part's name is empty or too long")
-    if any(piece in ("", ".", "..") for piece in pieces) or "\0" in name:
-        raise Damaged(f"a part's name climbs out of its folder: {name!r}")
 
 
 def chunk_sizes(manifest: Manifest) -> dict[ChunkId, int]:
@@ -643,7 +718,7 @@ def chunk_sizes(manifest: Manifest) -> dict[ChunkId, int]:
     sizes: dict[ChunkId, int] = {}
     for part in manifest.parts:
         for index, chunk in enumerate(part.chunks):
-            length = _chunk_length(part.size, index)
+            length = chunk_length(part.size, index)
             if sizes.setdefault(chunk, length) != length or not _is_id(chunk):
                 raise Damaged(f"part {part.name!r} has an impossible chunk {chunk[:12]!r}")
     return sizes
@@ -651,14 +726,6 @@ def chunk_sizes(manifest: Manifest) -> dict[ChunkId, int]:
 
 def _kept(manifest: Manifest, data: bytes) -> _Kept:
     return _Kept(job=manifest.job, size=len(data), chunks=frozenset(chunk_sizes(manifest)))
-
-
-def _chunk_count(size: int) -> int:
-    return -(-size // CHUNK_BYTES)
-
-
-def _chunk_length(size: int, index: int) -> int:
-    return min(CHUNK_BYTES, size - index * CHUNK_BYTES)
 
 
 def _is_id(text: str) -> bool:
@@ -675,155 +742,23 @@ def _job_folder(job: JobId) -> str:
 # --- files ---------------------------------------------------------------------------------
 
 
-def _each(
-    indexes: Sequence[int], work: Callable[[int, memoryview], None], pool: ThreadPoolExecutor
-) -> None:
-    """Do the work for every index, each thread with its own buffer; the first failure ends it."""
-    failed = threading.Event()
-
-    def lane(number: int) -> None:
-        buffer = chunk_buffer()
-        try:
-            for index in indexes[number::LANES]:
-                if failed.is_set():
-                    return
-                work(index, buffer)
-        except BaseException:
-            failed.set()
-            raise
-
-    lanes = [pool.submit(lane, number) for number in range(min(LANES, len(indexes)))]
-    wait(lanes)
-    for done in lanes:
-        done.result()
-
-
-def _open_below(root: int, name: str, *, fresh: bool) -> int:
-    """Open a file for writing below a folder without following any link.
-
-    A fresh one replaces what was there; otherwise what is there is to be changed in place.
-    """
-    check_name(name)
-    *folders, leaf = name.split("/")
-    parent = os.dup(root)
-    try:
-        for folder in folders:
-            with suppress(FileExistsError):
-                os.mkdir(folder, 0o755, dir_fd=parent)
-            below = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-            os.close(parent)
-            parent = below
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        if fresh:
-            with suppress(FileNotFoundError):
-                if stat.S_ISLNK(os.stat(leaf, dir_fd=parent, follow_symlinks=False).st_mode):
-                    raise Damaged(f"a link is in the way of {name!r}; remove it")
-                os.unlink(leaf, dir_fd=parent)
-            flags |= os.O_EXCL
-        descriptor = os.open(leaf, flags, 0o600, dir_fd=parent)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EEXIST):
-            raise Damaged(f"something is in the way of {name!r}: {error.strerror}") from error
-        raise
-    finally:
-        os.close(parent)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-        os.close(descriptor)
-        raise Damaged(f"a special or shared file is in the way of {name!r}; remove it")
-    return descriptor
-
-
-def _remove_below(root: int, name: str) -> None:
-    *folders, leaf = name.split("/")
-    parent = os.dup(root)
-    try:
-        for folder in folders:
-            below = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-            os.close(parent)
-            parent = below
-        os.unlink(leaf, dir_fd=parent)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise Damaged(f"{name!r} is not what was assembled: {error.strerror}") from error
-    finally:
-        os.close(parent)
-
-
-def chunk_buffer() -> memoryview:
-    """Memory for one chunk, aligned as direct transfers need it."""
-    return memoryview(mmap.mmap(-1, CHUNK_BYTES))
-
-
-def _open_direct(path: str, flags: int) -> int:
-    try:
-        return os.open(path, flags | os.O_DIRECT, 0o600)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        # This file system knows only the page cache.
-        return os.open(path, flags & ~os.O_EXCL, 0o600)
-
-
-def _make_indirect(descriptor: int) -> bool:
-    """Whether it was direct before."""
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-    return bool(flags & os.O_DIRECT)
-
-
 def _read_fully(descriptor: int, into: memoryview, offset: int, *, size: int) -> int:
     """Up to `size` bytes; fewer if the file ends before."""
     got = 0
     while got < size:
-        try:
-            count = os.preadv(descriptor, [into[got:]], offset + got)
-        except OSError as error:
-            # The buffer, or where a short read left off, is not aligned.
-            if error.errno == errno.EINVAL and _make_indirect(descriptor):
-                continue
-            raise
+        count = os.preadv(descriptor, [into[got:size]], offset + got)
         if count == 0:
             break
         got += count
     return got
 
 
-def _write_fully(descriptor: int, data: Bytes, offset: int) -> None:
-    view = memoryview(data)
-    done = 0
-    while done < len(view):
-        done += os.pwrite(descriptor, view[done:], offset + done)
-
-
-def _write_chunk(path: str, data: Bytes) -> None:
-    descriptor = _open_direct(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        if data:
-            # Faster than letting the file grow, and a full disk says so here and now.
-            os.posix_fallocate(descriptor, 0, len(data))
-        view = memoryview(data)
-        aligned = len(view) // _BLOCK * _BLOCK
-        done = 0
-        if aligned:
-            try:
-                done = os.pwrite(descriptor, view[:aligned], 0)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-        if done < len(view):
-            _make_indirect(descriptor)
-            _write_fully(descriptor, view[done:], done)
-    finally:
-        os.close(descriptor)
-
-
-def _write_durably(path: str, data: bytes) -> None:
+def _write_file(path: str, data: bytes, *, durable: bool) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        _write_fully(descriptor, data, 0)
-        os.fsync(descriptor)
+        write_fully(descriptor, data, 0)
+        if durable:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -832,17 +767,6 @@ def _sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_filesystem(path: Path) -> None:
-    """Once for a thousand new files, instead of a thousand times fsync."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        if _libc.syncfs(descriptor) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
     finally:
         os.close(descriptor)
 

@@ -13,7 +13,6 @@ that the peer may read: to know a hash opens nothing.
 
 import errno
 import os
-import queue
 import select
 import socket
 import ssl
@@ -22,21 +21,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
+from reclaimnet.adapters.vault.assembly import Assembly
 from reclaimnet.adapters.vault.delta import Codec
 from reclaimnet.adapters.vault.pace import Pace
+from reclaimnet.adapters.vault.slots import chunk_buffer
 from reclaimnet.adapters.vault.store import (
     CHUNK_BYTES,
     MAX_MANIFEST_BYTES,
     Hold,
     Vault,
-    chunk_buffer,
     chunk_sizes,
     parse_manifest,
 )
@@ -62,8 +62,6 @@ IDLE_S: Final = 60.0
 """A puller that asks for nothing for so long is sent away."""
 WINDOW: Final = 6
 """Chunks asked for ahead on one connection: what a fast campus link holds in flight."""
-STORERS: Final = 4
-"""Threads that hash and store what came: a disk wants several writes under way."""
 TRIES: Final = 4
 """How often in a row a source may break off before it is given up."""
 RETRY_S: Final = 0.1
@@ -322,7 +320,8 @@ class _Sender:
         self._base_buffer = chunk_buffer()
         self._link_cost = 0.0
         self._codec_cost = ASSUMED_CODEC_COST
-        self._gain = 0.0
+        self._share: float | None = None
+        """What deltas take of the bytes they stand for, once one was made."""
         self._asked = 0
 
     def send(self, chunk: ChunkId, *, verify: bool) -> None:
@@ -353,16 +352,18 @@ class _Sender:
         delta = self._codec.encode(data, self._base_buffer[:length])
         cost = (time.monotonic() - started) / max(1, len(data))
         self._codec_cost = _smoothed(self._codec_cost, cost)
-        self._gain = _smoothed(self._gain, len(delta) / max(1, len(data)))
+        share = len(delta) / max(1, len(data))
+        self._share = share if self._share is None else _smoothed(self._share, share)
         return delta if len(delta) < WORTHWHILE * len(data) else None
 
     def _pays(self) -> bool:
-        """The codec works while the socket's buffer drains, so it pays if it is the faster of the
-        two and deltas turn out small. Chunks go plain until the link has shown what it does."""
+        """It pays if the link is spared more time than the codec takes. To be the faster of the two
+        is not enough: the receiver has to unpack, too, and on a busy machine it is the codec itself
+        that makes the link look slow. Chunks go plain until the link has shown what it does."""
         self._asked += 1
-        return self._codec_cost < self._link_cost and (
-            self._gain < WORTHWHILE or self._asked % RETRY_DELTA_EVERY == 0
-        )
+        if self._share is None or self._asked % RETRY_DELTA_EVERY == 0:
+            return self._codec_cost < self._link_cost
+        return self._codec_cost < self._link_cost * (1 - self._share)
 
 
 def _smoothed(value: float, sample: float) -> float:
@@ -394,12 +395,14 @@ def pull(
     on_progress: Callable[[int, int], None] | None = None,
     stop: threading.Event | None = None,
     pace: Pace | None = None,
+    assembly: Assembly | None = None,
 ) -> PullResult:
     """Fetch what the vault misses of a checkpoint, from as many sources as there are.
 
     When this returns, the checkpoint is here, verified and durable. When it raises, what came
     stays for the next try, unless there was no room. `on_progress` gets the bytes that are here
-    and those there will be, from any of the threads, one call at a time.
+    and those there will be, from any of the threads, one call at a time. The `assembly` is brought
+    up to it as the chunks come; its `holds` says whether that worked out.
     """
     try:
         already = _whole(vault, manifest, job)
@@ -408,6 +411,9 @@ def pull(
             raise
         already = None
     if already is not None:
+        if assembly is not None and assembly.holds != already:
+            with _Assembling(assembly, already) as assembling:
+                assembling.finish(vault)
         return PullResult(manifest=already, moved_bytes=0)
     return _Puller(
         vault=vault,
@@ -418,6 +424,7 @@ def pull(
         on_progress=on_progress,
         stop=stop or threading.Event(),
         pace=pace or Pace(),
+        assembly=assembly,
     ).run(max(1, connections))
 
 
@@ -429,6 +436,35 @@ def _whole(vault: Vault, identity: ManifestId, job: JobId) -> Manifest | None:
     if manifest.job != job:
         raise Forbidden(f"checkpoint {identity[:12]} is not one of job {job}")
     return manifest if not vault.missing(manifest) else None
+
+
+class _Assembling:
+    """An assembly as a pull sees it: only a head start, whose failure must not stop the pull."""
+
+    def __init__(self, assembly: Assembly, manifest: Manifest) -> None:
+        self._assembly = assembly
+        self._failed = False
+        self._attempt(lambda: assembly.begin(manifest))
+
+    def __enter__(self) -> "_Assembling":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._assembly.abandon()
+
+    def write(self, chunk: ChunkId, data: bytes | memoryview) -> None:
+        self._attempt(lambda: self._assembly.write(chunk, data))
+
+    def finish(self, vault: Vault) -> None:
+        self._attempt(lambda: self._assembly.finish(vault.read_into))
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            step()
+        except (OSError, ReclaimNetError):
+            self._failed = True
 
 
 class _Broken(Exception):
@@ -446,18 +482,6 @@ class _Origin:
     given_up: ReclaimNetError | None = None
 
 
-@dataclass(slots=True, eq=False)
-class _Storing:
-    """Who hashes and stores what one connection has received."""
-
-    hold: Hold
-    storers: ThreadPoolExecutor
-    stored: list[Future[None]] = field(default_factory=list)
-
-    def submit(self, work: Callable[..., None], *arguments: object) -> None:
-        self.stored.append(self.storers.submit(work, *arguments))
-
-
 class _Puller:
     """One pull: what its connections share."""
 
@@ -472,8 +496,11 @@ class _Puller:
         on_progress: Callable[[int, int], None] | None,
         stop: threading.Event,
         pace: Pace,
+        assembly: Assembly | None,
     ) -> None:
         self._vault = vault
+        self._assembly = assembly
+        self._assembling: _Assembling | None = None
         self._identity = identity
         self._job = job
         self._origins = [_Origin(address=address) for address in sources]
@@ -486,8 +513,6 @@ class _Puller:
         self._base_id = held[0] if held else None
         self._lock = threading.Lock()
         self._todo: deque[int] = deque()
-        self._buffers: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-        """As many as may be under way between the connections and the disk."""
         self._suspect: set[int] = set()
         """Places whose bytes came out wrong once: to be verified by the source before it sends."""
         self._interrupted = False
@@ -513,7 +538,12 @@ class _Puller:
             with self._vault.hold([*self._places, *needed_bases]) as hold:
                 self._prepare(manifest)
                 self._vault.stage(data, self._identity)
-                self._run_connections(stream, origin, hold, connections)
+                if self._assembly is None:
+                    self._run_connections(stream, origin, hold, connections)
+                else:
+                    with _Assembling(self._assembly, manifest) as self._assembling:
+                        self._run_connections(stream, origin, hold, connections)
+                        self._assembling.finish(self._vault)
                 self._vault.put_manifest(data, self._identity)
         finally:
             stream.close()
@@ -539,23 +569,15 @@ class _Puller:
     ) -> None:
         first = self._origins.index(origin)
         count = min(connections, len(self._todo))
-        for _ in range(count + STORERS):
-            self._buffers.put(chunk_buffer())
         opened: Stream | None = stream
         # A chunk that turns out damaged is left to do again after the connections have ended; each
         # round either does one or gives a source up.
         while self._todo and self._next_origin(first) is not None:
-            with (
-                ThreadPoolExecutor(STORERS, "chunk-store") as storers,
-                ThreadPoolExecutor(count, "chunk-pull") as pool,
-            ):
+            with ThreadPoolExecutor(count, "chunk-pull") as pool:
                 try:
                     workers = [
                         pool.submit(
-                            self._work,
-                            opened if number == 0 else None,
-                            first + number,
-                            _Storing(hold=hold, storers=storers),
+                            self._work, opened if number == 0 else None, first + number, hold
                         )
                         for number in range(count)
                     ]
@@ -573,24 +595,21 @@ class _Puller:
             raise self._why_not()
         self._tell(0)
 
-    def _work(self, stream: Stream | None, turn: int, storing: _Storing) -> None:
+    def _work(self, stream: Stream | None, turn: int, hold: Hold) -> None:
         """Pull over one connection after the other, until nothing is left or nobody has it."""
-        try:
-            while (origin := self._next_origin(turn)) is not None:
-                turn += 1
-                try:
-                    if stream is None:
-                        stream, _ = self._open(origin, send=False)
-                    self._pull_from(stream, origin, storing)
-                except _Broken:
-                    self._stop.wait(RETRY_S * 2**origin.failures)
-                finally:
-                    if stream is not None:
-                        stream.close()
-                        stream = None
-        finally:
-            for stored in storing.stored:
-                stored.result()
+        buffer = chunk_buffer()
+        while (origin := self._next_origin(turn)) is not None:
+            turn += 1
+            try:
+                if stream is None:
+                    stream, _ = self._open(origin, send=False)
+                self._pull_from(stream, origin, buffer, hold)
+            except _Broken:
+                self._stop.wait(RETRY_S * 2**origin.failures)
+            finally:
+                if stream is not None:
+                    stream.close()
+                    stream = None
 
     def _over(self) -> bool:
         return self._stop.is_set() or self._interrupted or self._failure is not None
@@ -653,8 +672,10 @@ class _Puller:
                 connection.close()
                 raise
 
-    def _pull_from(self, stream: Stream, origin: _Origin, storing: _Storing) -> None:
-        """Ask ahead, receive, and leave hashing and storing to others meanwhile."""
+    def _pull_from(self, stream: Stream, origin: _Origin, buffer: memoryview, hold: Hold) -> None:
+        """Ask ahead, receive, verify and store: all in this thread, since handing chunks to others
+        costs more than it gains. While it stores, the kernel receives, and other connections go on.
+        """
         asked: deque[int] = deque()
         try:
             with self._blaming(origin):
@@ -665,15 +686,8 @@ class _Puller:
                     if not asked:
                         return
                     kind, length = stream.receive_header(_FROM_SERVER)
-                    buffer = self._buffers.get()
-                    try:
-                        stream.receive_into(buffer[:length])
-                    except BaseException:
-                        self._buffers.put(buffer)
-                        raise
-                    storing.submit(
-                        self._take_in, asked.popleft(), kind, buffer, length, origin, storing.hold
-                    )
+                    stream.receive_into(buffer[:length])
+                    self._take_in(asked.popleft(), kind, buffer[:length], origin, hold)
         finally:
             with self._lock:
                 self._todo.extendleft(reversed(asked))
@@ -688,13 +702,13 @@ class _Puller:
             return None
 
     def _take_in(
-        self, place: int, kind: int, buffer: memoryview, length: int, origin: _Origin, hold: Hold
+        self, place: int, kind: int, payload: memoryview, origin: _Origin, hold: Hold
     ) -> None:
         try:
             if kind == _ABSENT:
                 self._note_absent(place, origin)
             else:
-                self._keep(place, kind, buffer[:length], hold)
+                self._keep(place, kind, payload, hold)
                 with self._lock:
                     origin.failures = 0
         except (Damaged, NotFound) as error:
@@ -709,8 +723,6 @@ class _Puller:
             with self._lock:
                 self._todo.append(place)
                 self._failure = self._failure or error
-        finally:
-            self._buffers.put(buffer)
 
     def _note_absent(self, place: int, origin: _Origin) -> None:
         with self._lock:
@@ -731,6 +743,8 @@ class _Puller:
         if len(data) != size:
             raise Damaged(f"chunk {chunk[:12]} came with {len(data)} bytes instead of {size}")
         self._vault.put(chunk, data, hold)
+        if self._assembling is not None:
+            self._assembling.write(chunk, data)
         with self._lock:
             self._moved += len(payload)
             self._here += size

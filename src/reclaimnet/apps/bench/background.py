@@ -139,31 +139,30 @@ class TcpMover:
     def __init__(
         self, bed: testbed.Testbed, shaper: Shaper, *, source: str, target: str, size: int, tos: int
     ) -> None:
-        self._bed = bed
         self._shaper = shaper
-        self._source = source
         self._size = size
-        self._options = {
+        options = {
             "host": str(bed.hosts[target].address),
             "port": _MOVE_PORT,
             "congestion": CONGESTION,
             "size": size,
             "priority": class_id(FIRST_TRANSFER),
             "tos": tos,
+            "wait": True,
         }
-        self._process: subprocess.Popen[Any] | None = None
+        self._process = start_ready(bed, source, "flood", options, lane=True)
         self._counted = 0
         self._arrived: int | None = None
 
     def begin(self) -> None:
         self._counted = self._sent()
-        self._process = start(self._bed, self._source, "flood", self._options, lane=True)
+        _give_word(self._process)
 
     def left(self) -> int:
         return max(0, self._size - round((self._sent() - self._counted) * GOODPUT))
 
     def arrived_at(self) -> int | None:
-        if self._arrived is None and self._process is not None and self._process.poll() is not None:
+        if self._arrived is None and self._process.poll() is not None:
             assert self._process.stdout is not None, "start asked for a pipe"
             line = self._process.stdout.read()
             if not line:
@@ -173,6 +172,12 @@ class TcpMover:
 
     def _sent(self) -> int:
         return self._shaper.counts()[FIRST_TRANSFER].bytes
+
+
+def _give_word(process: "subprocess.Popen[Any]") -> None:
+    assert process.stdin is not None, "start asked for a pipe"
+    process.stdin.write(b"\n")
+    process.stdin.flush()
 
 
 # --- one round -----------------------------------------------------------------------------
@@ -239,18 +244,20 @@ class _Site:
             "seed": seed,
             "congestion": CONGESTION,
         }
-        rpc = start(self._bed, "b2", "ask", {**asking, "size": _RPC_BYTES, "every": _RPC_EVERY})
-        probe = start(
-            self._bed, "b2", "ask", {**asking, "size": _PROBE_BYTES, "every": _PROBE_EVERY}
-        )
+        askers = [
+            start_ready(self._bed, "b2", "ask", {**asking, "size": size, "every": every})
+            for size, every in ((_RPC_BYTES, _RPC_EVERY), (_PROBE_BYTES, _PROBE_EVERY))
+        ]
         movers = self._movers(contender)
+        for asker in askers:
+            _give_word(asker)
         began = time.monotonic_ns()
         before = self._bulk.bytes, self._uplink.bytes
         for mover in movers:
             mover.begin()
         self._control(contender, movers, began, share)
         after = self._bulk.bytes, self._uplink.bytes
-        answers = [json.loads(one.communicate(timeout=_END_SECONDS)[0]) for one in (rpc, probe)]
+        answers = [json.loads(one.communicate(timeout=_END_SECONDS)[0]) for one in askers]
         bulk.kill()
         bulk.wait()
         late = self._lateness(movers, began)

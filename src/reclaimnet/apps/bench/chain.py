@@ -122,7 +122,7 @@ _NOTES: Final = [
 ]
 
 
-def show(report: Mapping[str, Any]) -> None:
+def render(report: Mapping[str, Any]) -> None:
     """A table for people, and the frontier as a picture in ./out."""
     console = Console()
     params = report["params"]

@@ -63,10 +63,11 @@ def flood(
 ) -> None:
     """Send so many bytes (0: for so long; else for ever) and say when the last was taken.
 
-    With `wait`, not before a line comes in: a socket belongs to the cgroup it was opened in.
+    With `wait`, it says that it is ready and goes on when a line comes in: a socket belongs to the
+    cgroup it was opened in, and starting a process can take long on a busy machine.
     """
     if wait:
-        sys.stdin.readline()
+        _wait_for_word()
     started = time.monotonic_ns()
     sent = 0
     with connect(
@@ -104,11 +105,12 @@ def _answer(connection: socket.socket) -> None:
 def ask(
     host: str, port: int, *, size: int, every: float, seconds: float, seed: int, congestion: str
 ) -> None:
-    """Ask again and again on one connection; prints how long each answer took, in ns."""
+    """When told to, ask again and again on one connection; prints how long each took, in ns."""
     rng = random.Random(seed)
     took = []
     buffer = bytearray(size)
     with connect(host, port, congestion=congestion) as connection:
+        _wait_for_word()
         end = time.monotonic() + seconds
         due = time.monotonic()
         while time.monotonic() < end:
@@ -121,6 +123,11 @@ def ask(
                 got += connection.recv_into(memoryview(buffer)[got:])
             took.append(time.monotonic_ns() - started)
     _say(json.dumps(took))
+
+
+def _wait_for_word() -> None:
+    _say("ready")
+    sys.stdin.readline()
 
 
 def _say(line: str) -> None:

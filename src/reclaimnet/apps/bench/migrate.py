@@ -1,7 +1,16 @@
 """`rn bench migrate`: how fast a job's state moves, and how long the job stands still for it.
 
 Real agents, real processes, real TLS. Each contender is the same system under another suite of
-policies and the same job; a bare TLS socket pair in the same run says what the path could carry.
+policies and the same job; a bare TLS socket pair, measured in every round under the same load, says
+what the path could carry.
+
+What is measured of each move:
+
+- downtime: from the last step on the old node to the first new one on the new node, as the job's
+  record has it. It includes the computing of that step.
+- bytes per second: of the pull that brought the whole state to the other node for the first time,
+  from the order to the moment when all of it is verified and durable. For stop_and_copy that is the
+  pull the job stands still for; for standby it is the copy made while the job runs.
 """
 
 import contextlib
@@ -24,23 +33,25 @@ from reclaimnet.apps import bundle, up
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
 from reclaimnet.errors import Unavailable
-from reclaimnet.model.asking import ReclaimRequest
+from reclaimnet.model.asking import ReclaimRequest, WithdrawRequest
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.units import GIB, MIB, SECOND
 from reclaimnet.model.work import JobRecord, JobState
 
 STATE_MIB: Final = GIB // MIB
 QUICK_STATE_MIB: Final = 256
-ROUNDS: Final = 3
+ROUNDS: Final = 5
 QUICK_ROUNDS: Final = 1
-PATIENCE_S: Final = 120.0
+PATIENCE_S: Final = 180.0
 POLL_S: Final = 0.05
 GRACE: Final = 120 * SECOND
 SEND_BYTES: Final = 1 << 20
+AGENTS: Final = ("here", "there")
 T = TypeVar("T")
 
 JOB: Final = '''\
-"""A state of so many MiB in float32, like a network with Adam: weights and two moments."""
+"""A state of so many MiB in float32, like a network with Adam: weights and two moments. No two
+chunks of it are alike, and each step changes a tenth of it, or all."""
 
 import sys
 import time
@@ -51,35 +62,35 @@ from reclaimnet import sdk
 
 size, dense, seed = int(sys.argv[1]), sys.argv[2] == "dense", int(sys.argv[3])
 count = (size << 20) // 12
-rng = np.random.default_rng(seed)
+block = 1 << 18
 touched = count if dense else count // 10
+rng = np.random.default_rng(seed)
+noise = rng.random(block, dtype=np.float32)
 
 
 def first():
-    return {
-        "step": 0,
-        "w": rng.standard_normal(count, dtype=np.float32) * np.float32(0.02),
-        "m": np.zeros(count, np.float32),
-        "v": np.full(count, 1e-6, np.float32),
-    }
+    return {"step": 0} | {name: rng.random(count, dtype=np.float32) for name in "wmv"}
+
+
+def step(state):
+    g = np.roll(noise, state["step"])
+    for begin in range(0, touched, block):
+        part = slice(begin, min(begin + block, touched))
+        w, m, v = (state[name][part] for name in "wmv")
+        m += np.float32(0.1) * (g[: len(m)] - m)
+        v += np.float32(0.01) * (g[: len(v)] - v)
+        w -= np.float32(1e-3) * m
+    state["step"] += 1
 
 
 with sdk.job() as job:
     state = job.restore(first)
-    noise = rng.standard_normal(1 << 20, dtype=np.float32) * np.float32(1e-3)
-    while True:
-        for begin in range(0, touched, 1 << 20):
-            part = slice(begin, min(begin + (1 << 20), touched))
-            g = np.roll(noise, state["step"])[: part.stop - part.start]
-            m, v, w = state["m"][part], state["v"][part], state["w"][part]
-            m *= np.float32(0.9)
-            m += np.float32(0.1) * g
-            v *= np.float32(0.999)
-            v += np.float32(0.001) * g * g
-            w -= np.float32(1e-3) * m / (np.sqrt(v) + np.float32(1e-8))
-        state["step"] += 1
+    for here in range(1, 1_000_000):
+        step(state)
         job.step(state["step"], state)
-        time.sleep(0.2)
+        if here == 3:
+            job.save(state["step"], state)
+        time.sleep(0.1)
 '''
 
 
@@ -97,36 +108,88 @@ CONTENDERS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The way between the agents."""
+
+    name: str
+    line: str
+    """What the rate of a pull is compared with."""
+    on: Callable[[str, list[str]], list[str]]
+    """The command line that runs a command on the machine of that name."""
+    host: Callable[[str], str]
+    """The address of the machine of that name."""
+
+
+LOOPBACK: Final = Network(
+    name="loopback",
+    line="one TLS 1.3 connection between two processes that do nothing else",
+    on=lambda machine, command: command,
+    host=lambda machine: "127.0.0.1",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    bytes_per_s: float
+    line_rate: float
+    downtime_s: float
+    moved_bytes: int
+
+
 def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
+    network = LOOPBACK
     size = QUICK_STATE_MIB if quick else STATE_MIB
     rounds = QUICK_ROUNDS if quick else ROUNDS
-    _say(f"a bare TLS pair, {size} MiB")
-    line_rate = statistics.median(bare_tls(size * MIB) for _ in range(3))
-    results: dict[str, Any] = {}
-    for name, contender in CONTENDERS.items():
-        measured = []
-        for index in range(rounds):
-            _say(f"{name}, round {index + 1} of {rounds}")
-            measured.append(_move(contender, size, seed + index))
-        rate = statistics.median(each["bytes_per_s"] for each in measured)
-        results[name] = {
-            "bytes_per_s": rate,
-            "line_rate_ratio": rate / line_rate,
-            "downtime_s": statistics.median(each["downtime_s"] for each in measured),
-            "moved_bytes": statistics.median(each["moved_bytes"] for each in measured),
+    measured: dict[str, list[Measured]] = {name: [] for name in CONTENDERS}
+    load_before = os.getloadavg()[0]
+    with contextlib.ExitStack() as stack:
+        suites = dict.fromkeys(contender.suite for contender in CONTENDERS.values())
+        campuses = {
+            suite: stack.enter_context(campus(suite=suite, agents=AGENTS, network=network))
+            for suite in suites
         }
+        # Round after round, so that no contender has a quieter machine than the others.
+        for index in range(rounds):
+            for name, contender in CONTENDERS.items():
+                _say(f"{name}, round {index + 1} of {rounds}")
+                gateway = campuses[contender.suite]
+                moved = _move(gateway, contender, size_mib=size, seed=seed + index, network=network)
+                measured[name].append(moved)
     return {
         "bench": "migrate",
         "seed": seed,
         "params": {
-            "network": "loopback",
+            "network": network.name,
+            "line_rate_of": network.line,
+            "line_bytes_per_s": _median(
+                row.line_rate for rows in measured.values() for row in rows
+            ),
             "state_bytes": size * MIB,
             "rounds": rounds,
-            "bare_tls_bytes_per_s": line_rate,
+            "figures": "medians over the rounds; the ratio is taken within each round",
+            "bytes_per_s_of": "the pull of the whole state, verified and durable",
+            "downtime_of": "last step here to first step there, its computing included",
             "changed_between_saves": {"sparse": 0.1, "dense": 1.0},
+            "grace_s": GRACE / SECOND,
+            "cpus": os.cpu_count(),
+            "load_before": load_before,
         },
-        "results": results,
+        "results": {name: _summary(rows) for name, rows in measured.items()},
     }
+
+
+def _summary(rows: list[Measured]) -> dict[str, float]:
+    return {
+        "bytes_per_s": _median(row.bytes_per_s for row in rows),
+        "line_rate_ratio": _median(row.bytes_per_s / row.line_rate for row in rows),
+        "downtime_s": _median(row.downtime_s for row in rows),
+        "moved_bytes": _median(row.moved_bytes for row in rows),
+    }
+
+
+def _median(values: Iterator[float]) -> float:
+    return float(statistics.median(list(values)))
 
 
 def render(result: dict[str, Any]) -> None:
@@ -136,7 +199,7 @@ def render(result: dict[str, Any]) -> None:
     params = result["params"]
     table = Table(
         title=f"Moving {params['state_bytes'] / GIB:.2f} GiB over {params['network']}, "
-        f"a bare TLS pair carries {params['bare_tls_bytes_per_s'] / 1e6:.0f} MB/s"
+        f"a bare TLS pair carries {params['line_bytes_per_s'] / 1e6:.0f} MB/s"
     )
     for title in ("", "MB/s", "of a bare TLS pair", "MB moved after the stop", "downtime"):
         table.add_column(title, justify="right" if title else "left")
@@ -154,38 +217,62 @@ def render(result: dict[str, Any]) -> None:
 # --- one move --------------------------------------------------------------------------------
 
 
-def _move(contender: Contender, size_mib: int, seed: int) -> dict[str, float]:
-    with campus(suite=contender.suite, agents=("here", "there")) as gateway:
-        with tempfile.TemporaryDirectory(prefix="reclaimnet-bench-") as work:
-            (Path(work) / "job.py").write_text(JOB)
-            shipped = gateway.ship(bundle.pack(Path(work)))
-        kind = "dense" if contender.dense else "sparse"
-        job = gateway.submit(
-            {
-                "name": "move",
-                "user": "bench",
-                "command": [sys.executable, "job.py", str(size_mib), kind, str(seed)],
-                "gpus": 1,
-                "bundle": shipped,
-            }
-        ).id
+def _move(
+    gateway: Gateway, contender: Contender, *, size_mib: int, seed: int, network: Network
+) -> Measured:
+    until(lambda: _vacant(gateway), "both machines to be free")
+    # A pull is compared with the line under the load that the pull had: nothing runs, or the job.
+    line_rate = 0.0
+    if contender.suite == "stop_and_copy":
+        line_rate = bare_tls(size_mib * MIB, network)
+    with tempfile.TemporaryDirectory(prefix="reclaimnet-bench-") as work:
+        (Path(work) / "job.py").write_text(JOB)
+        shipped = gateway.ship(bundle.pack(Path(work)))
+    kind = "dense" if contender.dense else "sparse"
+    job = gateway.submit(
+        {
+            "name": "move",
+            "user": "bench",
+            "command": [sys.executable, "job.py", str(size_mib), kind, str(seed)],
+            "gpus": 1,
+            "bundle": shipped,
+        }
+    ).id
+    try:
         ready = _copied if contender.suite == "standby" else _saved
         record = until(lambda: _if(gateway.job(job), ready), "the first checkpoint")
         source = record.holder
         assert source is not None, "a running job has a holder"
-        asked = gateway.ask(source, ReclaimRequest(grace=GRACE, reason="bench"))
-        if not asked.ok:
-            raise Unavailable(asked.text)
+        if contender.suite == "standby":
+            line_rate = bare_tls(size_mib * MIB, network)
+        _ask(gateway, source, ReclaimRequest(grace=GRACE, reason="bench"))
         record = until(lambda: _if(gateway.job(job), _moved), "the job to go on")
-        pulled = _last_pull(gateway, record)
+        pulls = until(lambda: _pulls(gateway, record), "the journal")
+    finally:
         gateway.cancel(job)
-        if record.steps_lost:
-            raise Unavailable(f"the move lost {record.steps_lost} steps; this is a bug")
-        return {
-            "bytes_per_s": float(pulled["rate_bps"]),
-            "moved_bytes": float(pulled["moved_bytes"]),
-            "downtime_s": record.downtime / SECOND,
-        }
+        until(lambda: gateway.job(job).state.terminal or None, "the job to end")
+    _ask(gateway, source, WithdrawRequest())
+    if record.steps_lost:
+        raise Unavailable(f"the move lost {record.steps_lost} steps; this is a bug")
+    whole = next(pull for pull in pulls if pull["moved_bytes"] >= size_mib * MIB // 2)
+    return Measured(
+        bytes_per_s=float(whole["rate_bps"]),
+        line_rate=line_rate,
+        downtime_s=record.downtime / SECOND,
+        moved_bytes=int(pulls[-1]["moved_bytes"]),
+    )
+
+
+def _ask(gateway: Gateway, node: str, request: ReclaimRequest | WithdrawRequest) -> None:
+    asked = gateway.ask(node, request)
+    if not asked.ok:
+        raise Unavailable(asked.text)
+
+
+def _vacant(gateway: Gateway) -> bool | None:
+    """Whether all machines lend, and none has a guest."""
+    free = [node for node in gateway.nodes() if node.card.vacant]
+    return len(free) == len(AGENTS) or None
 
 
 def _saved(record: JobRecord) -> bool:
@@ -207,18 +294,14 @@ def _if(record: JobRecord, condition: Callable[[JobRecord], bool]) -> JobRecord 
     return record if condition(record) else None
 
 
-def _last_pull(gateway: Gateway, record: JobRecord) -> dict[str, Any]:
-    """The pull that the job stood still for: the last one, on its new node."""
-
-    def found() -> dict[str, Any] | None:
-        pulls = [
-            entry.event
-            for entry in gateway.why(record.id)
-            if entry.event.get("kind") == "Pulled" and entry.node == record.holder
-        ]
-        return pulls[-1] if pulls and pulls[-1]["moved_bytes"] else None
-
-    return until(found, "the journal")
+def _pulls(gateway: Gateway, record: JobRecord) -> list[dict[str, Any]] | None:
+    """What the job's new node has pulled: the last is the one that the job stood still for."""
+    pulls = [
+        entry.event
+        for entry in gateway.why(record.id)
+        if entry.event.get("kind") == "Pulled" and entry.node == record.holder
+    ]
+    return [pull for pull in pulls if pull["moved_bytes"]] or None
 
 
 def until(condition: Callable[[], T | None], what: str) -> T:
@@ -234,16 +317,21 @@ def until(condition: Callable[[], T | None], what: str) -> T:
 
 
 @contextlib.contextmanager
-def campus(*, suite: str, agents: tuple[str, ...]) -> Iterator[Gateway]:
+def campus(
+    *, suite: str, agents: tuple[str, ...], network: Network = LOOPBACK
+) -> Iterator[Gateway]:
     """NATS, gateway and agents as a user would start them, in a directory that is removed."""
     home = Path(tempfile.mkdtemp(prefix="reclaimnet-bench-"))
     env = {key: value for key, value in os.environ.items() if not key.startswith("RECLAIMNET_")}
     env |= {"XDG_STATE_HOME": str(home / "state"), "XDG_CONFIG_HOME": str(home / "config")}
     config = load(env=env, project=home / "none", system=home / "none")
+    rn = [sys.executable, "-m", "reclaimnet.apps.cli"]
     try:
-        _rn(env, "up", "--gateway-port", "0")
+        _run([*rn, "up", "--gateway-port", "0"], env)
         for name in agents:
-            _rn(env, "agent", "--name", name, "--gpus", "1", "--lend", "--detach", "--suite", suite)
+            lending = ("--gpus", "1", "--lend", "--detach", "--suite", suite)
+            agent = [*rn, "agent", "--name", name, *lending, "--address", network.host(name)]
+            _run(network.on(name, agent), env)
         gateway = Gateway(load(env=env, project=home / "none", system=home / "none"))
         until(
             lambda: True if len(gateway.nodes()) == len(agents) else None,
@@ -251,14 +339,13 @@ def campus(*, suite: str, agents: tuple[str, ...]) -> Iterator[Gateway]:
         )
         yield gateway
     finally:
-        with contextlib.redirect_stderr(open(os.devnull, "w")):
-            up.down(config=config)
+        up.end_all(config)
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _rn(env: dict[str, str], *arguments: str) -> None:
+def _run(command: list[str], env: dict[str, str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "reclaimnet.apps.cli", *arguments],
+        command,
         env=env,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -266,7 +353,7 @@ def _rn(env: dict[str, str], *arguments: str) -> None:
         check=False,
     )
     if done.returncode != 0:
-        raise Unavailable(f"rn {arguments[0]} failed: {done.stderr.decode().strip()}")
+        raise Unavailable(f"{' '.join(command[2:5])} failed: {done.stderr.decode().strip()}")
 
 
 def _say(text: str) -> None:
@@ -277,11 +364,11 @@ def _say(text: str) -> None:
 
 SENDER: Final = """\
 import socket, ssl, sys
-cert, key, ca, size = *sys.argv[1:4], int(sys.argv[4])
+cert, key, host, size = *sys.argv[1:4], int(sys.argv[4])
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 context.minimum_version = ssl.TLSVersion.TLSv1_3
 context.load_cert_chain(cert, key)
-listener = socket.create_server(("127.0.0.1", 0))
+listener = socket.create_server((host, 0))
 print(listener.getsockname()[1], flush=True)
 plain, _ = listener.accept()
 stream = context.wrap_socket(plain, server_side=True)
@@ -293,8 +380,8 @@ stream.close()
 """
 
 
-def bare_tls(size: int) -> float:
-    """Bytes per second of one TLS 1.3 connection between two processes that do nothing else."""
+def bare_tls(size: int, network: Network = LOOPBACK) -> float:
+    """Bytes per second that the line carries to this process from the first agent's machine."""
     with tempfile.TemporaryDirectory(prefix="reclaimnet-bench-") as folder:
         authority = ca.make_ca(Path(folder) / "ca")
         key = ca.new_key()
@@ -305,27 +392,29 @@ def bare_tls(size: int) -> float:
             key=key,
             authority=authority.pem,
         )
-        paths = [str(path) for path in (kept.certificate, kept.key, kept.authority)]
+        host = network.host(AGENTS[0])
+        sender_of = [str(kept.certificate), str(kept.key), host, str(size)]
         sender = subprocess.Popen(
-            [sys.executable, "-c", SENDER, *paths, str(size)], stdout=subprocess.PIPE
+            network.on(AGENTS[0], [sys.executable, "-c", SENDER, *sender_of]),
+            stdout=subprocess.PIPE,
         )
         try:
             assert sender.stdout is not None, "its port comes through a pipe"
             port = int(sender.stdout.readline())
-            return _receive(port, kept, size)
+            return _receive((host, port), kept, size)
         finally:
             sender.kill()
             sender.communicate()
 
 
-def _receive(port: int, kept: ca.Credentials, size: int) -> float:
+def _receive(address: tuple[str, int], kept: ca.Credentials, size: int) -> float:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.load_verify_locations(kept.authority)
     buffer = bytearray(SEND_BYTES)
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as plain,
+        socket.create_connection(address, timeout=PATIENCE_S) as plain,
         context.wrap_socket(plain) as stream,
     ):
         began = time.monotonic()

@@ -275,20 +275,22 @@ def synthetic_trace(
     *, seed: int, days: int = 90, nodes: int = SYNTHETIC_NODES, load: float = 0.85
 ) -> list[TraceJob]:
     """People on a cluster: each with habits of their own, in bursts, by day more than by night,
-    in weeks of more and less work. Offered load rises from half of `load` at the start to above it
-    in the last third, so that what is learnt on the first part meets a busier cluster.
+    in weeks of more and less work. Offered load rises from 0.6 of `load` to 1.15 of it, so that
+    what is learnt on the first part meets a busier cluster.
     """
     rng = random.Random(seed)
     users = [_Habits.drawn(rng, f"u{k:03d}") for k in range(60)]
     wanted_node_s = nodes * 86_400
     jobs: list[TraceJob] = []
     mood = 1.0
+    left = 0.0
     for day in range(days):
         if day % 7 == 0:
-            mood = 0.6 * mood + 0.4 * rng.uniform(0.5, 1.5)
-        weekend = 0.6 if (day + 2) % 7 >= 5 else 1.1
-        rise = 0.55 + 0.55 * day / days
-        left = wanted_node_s * load * rise * weekend * mood
+            mood = 0.5 * mood + 0.5 * rng.uniform(0.6, 1.3)
+        weekend = 0.7 if (day + 2) % 7 >= 5 else 1.1
+        rise = 0.6 + 0.55 * day / days
+        # What a burst took beyond its day is missing on the next: the load is met on average.
+        left += wanted_node_s * load * rise * weekend * mood
         while left > 0:
             user = rng.choices(users, [u.activity for u in users])[0]
             hour = min(23.99, max(0.0, rng.gauss(14, 4.5)))
@@ -324,8 +326,10 @@ class _Habits:
         size = min(rng.choice(self.sizes), nodes)
         limit = int(self.limit_h * 3_600)
         typical = rng.betavariate(0.4, 1.5)
+        # No one may ask for more than a quarter of the cluster's day at once.
+        most = max(1, int(6 * nodes / (size * self.limit_h)))
         jobs = []
-        for k in range(min(1 + int(rng.expovariate(1 / self.burst_size)), 40)):
+        for k in range(min(1 + int(rng.expovariate(1 / self.burst_size)), most)):
             if rng.random() < self.finishes:
                 run = limit
             else:

@@ -1,0 +1,166 @@
+"""Slots: the bytes of all chunks in one file, and an index that says which chunk is where.
+
+One file for all, since making and removing a file for each chunk costs more than writing its
+bytes: file systems are wary of using again what was removed a moment ago, which is what a vault
+does all day.
+
+The bytes go past the page cache where the file system can: the memory belongs to the provider,
+whose files would have to make room, and a gigabyte of fresh pages costs more than hashing it.
+"""
+
+import ctypes
+import errno
+import heapq
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from reclaimnet.model.units import MIB
+from reclaimnet.model.work import ChunkId
+
+SLOT_BYTES: Final = MIB
+GROWTH: Final = 64
+"""Slots the file grows by: extending it holds up all who write."""
+Bytes = bytes | bytearray | memoryview
+
+_RECORD: Final = struct.Struct("<32sI12x")
+"""The chunk's hash and size; all zero for a free slot. A record never crosses a page."""
+_BLOCK: Final = 4096
+"""What direct transfers are aligned to."""
+_PUNCH_HOLE_KEEP_SIZE: Final = 3
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+class Slots:
+    """May be used from any thread. Who frees a slot sees to it that nobody trusts what is read
+    from it any more."""
+
+    def __init__(self, root: Path) -> None:
+        self._lock = threading.Lock()
+        path = str(root / "chunks")
+        self._cached = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._direct = _open_direct(path)
+        self._index = os.open(root / "index", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._count = os.fstat(self._cached).st_size // SLOT_BYTES
+        self._free: list[int] = []
+
+    def close(self) -> None:
+        for descriptor in (self._cached, self._direct, self._index):
+            os.close(descriptor)
+
+    def entries(self) -> Iterator[tuple[ChunkId, int, int]]:
+        """Chunk, slot and size of all that is here; to be read to its end before anything is
+        written, since this is how free slots are found."""
+        size = os.fstat(self._index).st_size
+        index = os.pread(self._index, size, 0).ljust(self._count * _RECORD.size, b"\0")
+        for slot in range(self._count):
+            digest, size = _RECORD.unpack_from(index, slot * _RECORD.size)
+            if 0 < size <= SLOT_BYTES:
+                yield ChunkId(digest.hex()), slot, size
+            else:
+                self._free.append(slot)
+
+    def write(self, data: Bytes) -> int:
+        """Put the bytes into a free slot, which has no name yet."""
+        slot = self._take()
+        try:
+            self._write(memoryview(data), slot * SLOT_BYTES)
+        except BaseException:
+            self._give_back(slot)
+            raise
+        return slot
+
+    def name(self, slot: int, chunk: ChunkId, *, size: int) -> None:
+        """From now on the slot is found again, also by the next process."""
+        os.pwrite(self._index, _RECORD.pack(bytes.fromhex(chunk), size), slot * _RECORD.size)
+
+    def read(self, slot: int, into: memoryview, *, size: int) -> int:
+        """How many bytes were read: fewer if the file was cut short."""
+        view, offset = into[:size], slot * SLOT_BYTES
+        try:
+            if os.preadv(self._direct, [view], offset) == size:
+                return size
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # Not aligned.
+                raise
+        return os.preadv(self._cached, [view], offset)
+
+    def free(self, slot: int) -> None:
+        """The bytes go, and the disk has the room."""
+        self.unname(slot)
+        with suppress(OSError):
+            _punch(self._cached, slot * SLOT_BYTES, SLOT_BYTES)
+        self._give_back(slot)
+
+    def unname(self, slot: int) -> None:
+        """Forget the chunk without using the slot again: the disk fails there."""
+        os.pwrite(self._index, bytes(_RECORD.size), slot * _RECORD.size)
+
+    def sync(self) -> None:
+        """All that was written and named until now survives a power cut."""
+        os.fdatasync(self._cached)
+        os.fdatasync(self._index)
+
+    def _take(self) -> int:
+        with self._lock:
+            if not self._free:
+                self._grow()
+            return heapq.heappop(self._free)
+
+    def _grow(self) -> None:
+        try:
+            slots = GROWTH
+            os.posix_fallocate(self._cached, self._count * SLOT_BYTES, slots * SLOT_BYTES)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            slots = 1
+            os.posix_fallocate(self._cached, self._count * SLOT_BYTES, SLOT_BYTES)
+        self._free.extend(range(self._count, self._count + slots))
+        self._count += slots
+
+    def _give_back(self, slot: int) -> None:
+        with self._lock:
+            heapq.heappush(self._free, slot)
+
+    def _write(self, view: memoryview, offset: int) -> None:
+        done = 0
+        if len(view) % _BLOCK == 0:
+            try:
+                done = os.pwrite(self._direct, view, offset)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # The memory is not aligned.
+                    raise
+        while done < len(view):
+            done += os.pwrite(self._cached, view[done:], offset + done)
+        used = -(-len(view) // _BLOCK) * _BLOCK
+        if used < SLOT_BYTES:
+            with suppress(OSError):  # A small chunk takes no more of the disk than it needs.
+                _punch(self._cached, offset + used, SLOT_BYTES - used)
+
+
+def chunk_buffer() -> memoryview:
+    """Memory for one chunk, aligned as direct transfers need it."""
+    return memoryview(mmap.mmap(-1, SLOT_BYTES))
+
+
+def _open_direct(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # This file system knows only the page cache.
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+
+def _punch(descriptor: int, offset: int, size: int) -> None:
+    if _libc.fallocate(descriptor, _PUNCH_HOLE_KEEP_SIZE, offset, size) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

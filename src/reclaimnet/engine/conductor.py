@@ -1,0 +1,410 @@
+"""The conductor: a role, one for each set of links; keeps the bursts on them from meeting.
+
+It decides nothing that it must remember: rhythms are told again by their nodes, and a conductor
+that takes over begins from where iterations begin at that moment.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Final, assert_never
+
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.moving import Link, LinkId
+from reclaimnet.model.rhythm import (
+    Clock,
+    ClockSampled,
+    ExplainLink,
+    Gap,
+    Hold,
+    IterationSeen,
+    Rhythm,
+    RhythmEvent,
+    RhythmGone,
+    RhythmOrder,
+    RhythmSeen,
+    Rotation,
+    RotationPlan,
+    Round,
+    Shape,
+    Shift,
+    Unleash,
+    Yield,
+)
+from reclaimnet.model.units import MICROSECOND, MILLISECOND
+from reclaimnet.policy.detect import at_period, changed
+from reclaimnet.policy.rotate import gaps, rotate
+
+SETTLE: Final = 20 * MILLISECOND
+"""Jobs that come at once are planned for at once."""
+RETELL: Final = 300 * MICROSECOND
+"""A rotation that moved by less than this is not worth a message."""
+PATIENCE: Final = 3
+"""So many late iterations in a row are drift, not chance."""
+CATCH_UP: Final = 6
+"""A late job that padding brings back within so many iterations is left alone."""
+STEADY_MARKS: Final = 5
+"""Iterations whose median is a better estimate of a period than what was told."""
+NOTEWORTHY: Final = 0.004
+"""By less than this part a period is not corrected."""
+LATE_SHARE: Final = 40
+"""An iteration later than 1/LATE_SHARE of its period (or than the slack) is late."""
+QUIET_ITERATIONS: Final = 2
+"""After a new plan, its iterations are given this long to settle."""
+BOUND_SHARE: Final = 1
+"""One iteration waits at most 1/BOUND_SHARE of its period. All of it: a job that comes to its
+place by degrees meets every neighbour on the way."""
+KEPT_MARKS: Final = 8
+KEPT_SAMPLES: Final = 8
+CLOCK_DRIFT: Final = 50e-6
+"""By how much two clocks may go apart: an old measurement is worth so much less."""
+MAX_JOBS: Final = 1024
+
+Plan = Callable[..., RotationPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """The begin of an iteration, by our clock."""
+
+    count: int
+    ready: int
+    began: int
+    talked: int | None
+    """When the one before began to talk."""
+
+
+@dataclass(slots=True)
+class _Player:
+    """A job on our links."""
+
+    node: NodeId
+    rhythm: Rhythm
+    begins: int
+    """When its first iteration was to begin, by our clock."""
+    marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=KEPT_MARKS))
+    anchor: int = 0
+    rotation: Rotation | None = None
+    late: int = 0
+    quiet_until: int = 0
+    """The iteration from which on lateness counts again."""
+    told: Shift | Shape | None = None
+    yields: bool = False
+
+
+class Conductor:
+    def __init__(self, *, links: Iterable[Link], policy: Plan = rotate) -> None:
+        self.links = tuple(links)
+        self.plan = RotationPlan(rounds=())
+        self.replans = 0
+        self.clocks: dict[NodeId, Clock] = {}
+        self._policy = policy
+        self._players: dict[JobId, _Player] = {}
+        self._samples: dict[NodeId, deque[Clock]] = {}
+        self._replan_at: int | None = None
+        self._stale: set[LinkId] = set()
+        """Links on which something has changed since the plan was made."""
+        self._origins: dict[JobId, int] = {}
+        """When the round of each job began that `plan` speaks of."""
+
+    def next_wake(self) -> int | None:
+        return self._replan_at
+
+    def handle(self, event: RhythmEvent, now: int) -> list[RhythmOrder]:
+        match event:
+            case RhythmSeen():
+                self._seen(event, now)
+                return []
+            case RhythmGone():
+                return self._gone(event.job, now)
+            case IterationSeen():
+                self._iteration(event, now)
+                return []
+            case ClockSampled():
+                return self._sampled(event, now)
+            case _:
+                assert_never(event)
+
+    def woke(self, now: int) -> list[RhythmOrder]:
+        if self._replan_at is None or now < self._replan_at:
+            return []
+        self._replan_at = None
+        return self._replan(now)
+
+    def gaps(self, link: Link, *, now: int) -> tuple[tuple[Gap, ...], int, int]:
+        """Where transfers fit between the bursts: gaps, the round's length, and when a round
+        begins next. Without a round, one gap is the whole link."""
+        for one in self.plan.rounds:
+            if any(fit.link == link.id for fit in one.fits) and one.rotations:
+                origin = self._origins[one.rotations[0].job]
+                return gaps(one, link), one.length, now + (origin - now) % one.length
+        whole = Gap(start=0, length=1, rate=link.room)
+        return (whole,), 1, now
+
+    def clock_error(self, node: NodeId, now: int) -> int:
+        """How far off a node's clock may be by now; 0 if it was never asked, as our own is not."""
+        clock = self.clocks.get(node)
+        return 0 if clock is None else clock.error + _aged(clock, now)
+
+    # --- events ----------------------------------------------------------------------------
+
+    def _seen(self, event: RhythmSeen, now: int) -> None:
+        rhythm = event.rhythm
+        player = self._players.get(rhythm.job)
+        if player is None:
+            if len(self._players) < MAX_JOBS:
+                begins = now
+                if event.begins_at is not None:
+                    begins = event.begins_at - self._offset(event.node)
+                self._players[rhythm.job] = _Player(event.node, rhythm, begins)
+                self._soon(rhythm, now)
+        elif player.rhythm != rhythm or player.node != event.node:
+            if player.node != event.node:
+                player.marks.clear()
+            player.node = event.node
+            self._soon(player.rhythm, now)
+            player.rhythm = rhythm
+            self._soon(rhythm, now)
+
+    def _gone(self, job: JobId, now: int) -> list[RhythmOrder]:
+        player = self._players.pop(job, None)
+        if player is None:
+            return []
+        self._soon(player.rhythm, now)
+        return [] if player.told is None else [Unleash(node=player.node, job=job)]
+
+    def _iteration(self, event: IterationSeen, now: int) -> None:
+        player = self._players.get(event.job)
+        if player is None:
+            return
+        offset = self._offset(player.node)
+        mark = _Mark(
+            event.count,
+            event.ready_at - offset,
+            event.began_at - offset,
+            None if event.talked_at is None else event.talked_at - offset,
+        )
+        if player.marks and mark.count <= player.marks[-1].count:
+            # It began anew, or a message came twice.
+            if mark.began <= player.marks[-1].began:
+                return
+            player.marks.clear()
+        player.marks.append(mark)
+        if self._replan_at is None and event.count >= player.quiet_until:
+            self._judge(player, now)
+
+    def _judge(self, player: _Player, now: int) -> None:
+        """Does it still keep the rhythm that was planned for?"""
+        took = _took(player)
+        if not took:
+            return
+        rotation = player.rotation
+        if rotation is None:
+            # Nobody makes way for a free job, so only a shorter iteration says anything.
+            other = changed(player.rhythm, took)
+            if other is not None and other.period < player.rhythm.period:
+                player.rhythm = other
+                self._soon(player.rhythm, now)
+            return
+        period = rotation.period
+        lateness = (player.marks[-1].began - player.anchor + period // 2) % period - period // 2
+        round_ = self.plan.round_of(player.rhythm.job)
+        slack = 0 if round_ is None else round_.slack
+        allowed = max(period // LATE_SHARE, min(slack, period // 8))
+        player.late = player.late + 1 if abs(lateness) > allowed else 0
+        other = changed(player.rhythm, took)
+        if other is not None and (player.late or other.period < player.rhythm.period):
+            player.rhythm = other
+            self._soon(player.rhythm, now)
+        elif player.late >= PATIENCE:
+            own = median(took)
+            if own > period and len(took) >= STEADY_MARKS:
+                # A little slower than planned for: not another rhythm, but no longer this round.
+                self._soon(player.rhythm, now)
+            elif lateness > CATCH_UP * max(0, period - own):
+                self._soon(player.rhythm, now)
+
+    def _sampled(self, event: ClockSampled, now: int) -> list[RhythmOrder]:
+        sample = Clock(
+            offset=event.told - (event.asked + event.heard) // 2,
+            error=(event.heard - event.asked + 1) // 2,
+            at=event.heard,
+        )
+        kept = self._samples.setdefault(event.node, deque(maxlen=KEPT_SAMPLES))
+        kept.append(sample)
+        before = self._offset(event.node)
+        self.clocks[event.node] = min(kept, key=lambda one: (one.error + _aged(one, now), -one.at))
+        if abs(self._offset(event.node) - before) <= RETELL:
+            return []
+        return [
+            order
+            for job in sorted(self._players)
+            if self._players[job].node == event.node
+            for order in self._tell(self._players[job], now)
+        ]
+
+    # --- planning --------------------------------------------------------------------------
+
+    def _soon(self, rhythm: Rhythm, now: int) -> None:
+        """Something about this rhythm is new: plan again for its links."""
+        self._stale |= set(rhythm.links)
+        when = now + SETTLE
+        self._replan_at = when if self._replan_at is None else min(self._replan_at, when)
+
+    def _replan(self, now: int) -> list[RhythmOrder]:
+        affected = self._affected()
+        for player in affected.values():
+            _correct(player)
+        # A job that runs is taken up from where its next iteration begins by itself.
+        current = {
+            job: (player.marks[-1].began + player.rhythm.period if player.marks else player.begins)
+            - now
+            for job, player in affected.items()
+        }
+        before = {one.rhythms: one for one in self.plan.rounds}
+        self.plan = self._policy(
+            [self._players[job].rhythm for job in sorted(self._players)],
+            self.links,
+            current=current,
+            running=[job for job, player in affected.items() if player.marks],
+            previous=self.plan,
+        )
+        self.replans += 1
+        orders: list[RhythmOrder] = []
+        for job, player in affected.items():
+            round_ = self.plan.round_of(job)
+            player.rotation = None if round_ is None else round_.rotation(job)
+            if player.rotation is not None:
+                player.anchor = now + player.rotation.shift
+                self._origins[job] = now
+            player.late = 0
+            player.quiet_until = (
+                player.marks[-1].count + QUIET_ITERATIONS + 1 if player.marks else 0
+            )
+            orders += self._tell(player, now)
+            orders += self._rank(player, round_)
+        for one in self.plan.rounds:
+            old = before.get(one.rhythms)
+            if old is None or old.decision.chosen != one.decision.chosen:
+                links = tuple(fit.link for fit in one.fits)
+                orders.append(ExplainLink(links=links, decision=one.decision))
+        self._origins = {job: at for job, at in self._origins.items() if job in self._players}
+        return orders
+
+    def _affected(self) -> dict[JobId, _Player]:
+        """The jobs on stale links, and those that share a link with any of them, by name."""
+        links, self._stale = self._stale, set()
+        found: dict[JobId, _Player] = {}
+        while True:
+            more = {
+                job: player
+                for job, player in self._players.items()
+                if job not in found and links & set(player.rhythm.links)
+            }
+            if not more:
+                return dict(sorted(found.items()))
+            found |= more
+            links |= {link for player in more.values() for link in player.rhythm.links}
+
+    def _tell(self, player: _Player, now: int) -> list[RhythmOrder]:
+        job = player.rhythm.job
+        if player.rotation is None:
+            if player.told is None:
+                return []
+            player.told = None
+            return [Unleash(node=player.node, job=job)]
+        anchor = player.anchor + self._offset(player.node)
+        period = player.rotation.period
+        error = self.clock_error(player.node, now)
+        order: Shift | Shape
+        if player.rhythm.hold is Hold.SHAPED:
+            round_ = self.plan.round_of(job)
+            late = 0 if round_ is None else round_.slack
+            order = Shape(
+                node=player.node,
+                job=job,
+                anchor=anchor,
+                period=period,
+                slots=tuple((b.start, b.length + late) for b in player.rhythm.bursts),
+                error=error,
+            )
+        else:
+            order = Shift(
+                node=player.node,
+                job=job,
+                anchor=anchor,
+                period=period,
+                bound=period // BOUND_SHARE,
+                error=error,
+            )
+        if player.told is not None and _same(player.told, order):
+            return []
+        player.told = order
+        return [order]
+
+    def _rank(self, player: _Player, round_: Round | None) -> list[RhythmOrder]:
+        """High priority never waits for low, not even when low comes late or runs free."""
+        rhythm = player.rhythm
+        yields = any(
+            other.priority > rhythm.priority and set(other.links) & set(rhythm.links)
+            for other in (() if round_ is None else round_.rhythms)
+        )
+        if yields == player.yields:
+            return []
+        player.yields = yields
+        return [Yield(node=player.node, job=rhythm.job, yields=yields)]
+
+    def _offset(self, node: NodeId) -> int:
+        clock = self.clocks.get(node)
+        return 0 if clock is None else clock.offset
+
+    def round_on(self, link: Link) -> Round | None:
+        """The round that the link is part of."""
+        return next(
+            (one for one in self.plan.rounds if any(fit.link == link.id for fit in one.fits)), None
+        )
+
+
+def _took(player: _Player) -> list[int]:
+    """How long the last iterations would have taken alone, waits not included.
+
+    They took no less than that; and where it is known when they began to talk, no less than their
+    computing and the bursts as known.
+    """
+    bursts = player.rhythm.bursts
+    talk = player.rhythm.period - bursts[0].start if bursts else 0
+    found = []
+    for mark, after in pairwise(player.marks):
+        if after.count == mark.count + 1:
+            took = after.ready - mark.began
+            if after.talked is not None and after.talked >= mark.began:
+                took = min(took, after.talked - mark.began + talk)
+            found.append(took)
+    return found
+
+
+def _correct(player: _Player) -> None:
+    """Let the rhythm be as the last iterations show it."""
+    took = _took(player)
+    other = changed(player.rhythm, took)
+    if other is None and len(took) >= STEADY_MARKS:
+        own = int(median(took))
+        if abs(own - player.rhythm.period) > player.rhythm.period * NOTEWORTHY:
+            other = at_period(player.rhythm, own)
+    # Nobody makes way for a free job: that its iterations got longer says nothing.
+    if other is not None and (player.rotation or other.period < player.rhythm.period):
+        player.rhythm = other
+
+
+def _aged(clock: Clock, now: int) -> int:
+    return int(max(0, now - clock.at) * CLOCK_DRIFT)
+
+
+def _same(told: Shift | Shape, order: Shift | Shape) -> bool:
+    """Whether the difference is not worth a message."""
+    if type(told) is not type(order) or told.node != order.node or told.period != order.period:
+        return False
+    apart = (order.anchor - told.anchor) % order.period
+    return min(apart, order.period - apart) <= RETELL

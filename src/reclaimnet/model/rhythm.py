@@ -1,0 +1,248 @@
+"""Rhythm: jobs that talk in bursts, how their bursts are laid side by side on links, and what the
+conductor hears and orders to keep them there."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.moving import LinkId
+from reclaimnet.model.work import Decision
+
+
+class Hold(StrEnum):
+    """How a job can be made to keep its rotation."""
+
+    SDK = "sdk"
+    """It marks its iterations, and waits a little before the next one when told to."""
+    SHAPED = "shaped"
+    """Its traffic is held back outside of its slot; the job's own barrier does the rest."""
+    NONE = "none"
+    """It cannot: others arrange themselves around it as well as they can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burst:
+    """One stretch of an iteration in which the job talks."""
+
+    start: int
+    """Nanoseconds after the iteration began."""
+    length: int
+    """How long it takes with the link to itself."""
+    demand: int
+    """Bytes a second it would use then."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rhythm:
+    """A job's periodic traffic. No bursts means that it has none that is known."""
+
+    job: JobId
+    period: int
+    """How long an iteration takes with the links to itself."""
+    bursts: tuple[Burst, ...]
+    """In the rank of their starts, not overlapping, the last one over before the next iteration."""
+    links: tuple[LinkId, ...]
+    priority: int = 0
+    """Higher goes first, and is never shifted for lower."""
+    hold: Hold = Hold.SDK
+    confidence: float = 1.0
+
+    def __post_init__(self) -> None:
+        assert self.period > 0, "a rhythm has a period"
+        assert all(burst.length > 0 for burst in self.bursts), "a burst takes time"
+        assert all(a.end <= b.start for a, b in pairwise(self.bursts)), "bursts do not overlap"
+        assert not self.bursts or self.bursts[0].start >= 0, "a burst is inside its iteration"
+        assert not self.bursts or self.bursts[-1].end <= self.period, "and ends with it"
+
+    @property
+    def duty(self) -> float:
+        """The share of its time in which it talks."""
+        return sum(burst.length for burst in self.bursts) / self.period
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """Where one job's iterations begin within the round."""
+
+    job: JobId
+    period: int
+    """What its iterations are held to: its own period and padding."""
+    shift: int
+    """Nanoseconds after the round's origin, less than the period."""
+    padding: float
+    """The part by which its iterations get longer, as the price of fitting in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFit:
+    """How well the bursts lie side by side on one link."""
+
+    link: LinkId
+    score: float
+    """1 if demand stays under capacity all round; less by the mean excess over capacity."""
+    use: float
+    """The mean demand as a share of capacity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One common period for links that share jobs, and each job's place in it."""
+
+    length: int
+    rhythms: tuple[Rhythm, ...]
+    """All that were considered, by job."""
+    rotations: tuple[Rotation, ...]
+    """Those that are held."""
+    free: tuple[JobId, ...]
+    """Those that run as they like: fitting in would cost more than it saves, or cannot be had."""
+    fits: tuple[LinkFit, ...]
+    slack: int
+    """How late every burst may end without touching the next one."""
+    exact: bool
+    """No other rotations (of this round, to the slot) have less excess."""
+    gap: float
+    """How much less excess, as a share of capacity, the best rotations could have at most."""
+    decision: Decision
+
+    def rotation(self, job: JobId) -> Rotation | None:
+        return next((one for one in self.rotations if one.job == job), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotationPlan:
+    """Rounds of links that have nothing to do with each other."""
+
+    rounds: tuple[Round, ...]
+
+    def round_of(self, job: JobId) -> Round | None:
+        return next((r for r in self.rounds if any(x.job == job for x in r.rhythms)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """A stretch of the round in which a link has capacity left for transfers."""
+
+    start: int
+    length: int
+    rate: int
+    """Bytes a second that no burst wants."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """A node's clock against the conductor's: theirs = ours + offset, give or take the error."""
+
+    offset: int
+    error: int
+    at: int
+    """When this was measured, by our clock."""
+
+
+# --- what the conductor hears --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RhythmSeen:
+    """A job's rhythm is known, or is another one than before."""
+
+    node: NodeId
+    rhythm: Rhythm
+    begins_at: int | None = None
+    """When a job that does not run yet will begin, by the node's clock; None if at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RhythmGone:
+    """The job has ended, has moved away, or talks without any rhythm now."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationSeen:
+    """An iteration began. Times are the node's."""
+
+    job: JobId
+    count: int
+    ready_at: int
+    """When the one before was over."""
+    began_at: int
+    """Later than that if it was made to wait."""
+    talked_at: int | None = None
+    """When the first burst of the one before began, from the job's byte counters; None if nobody
+    looked. It tells computing that takes longer from talking that meets others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSampled:
+    """A node told its time. `asked` and `heard` are ours, `told` is theirs."""
+
+    node: NodeId
+    asked: int
+    told: int
+    heard: int
+
+
+RhythmEvent = RhythmSeen | RhythmGone | IterationSeen | ClockSampled
+
+
+# --- what it orders ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """Begin iterations at anchor + k · period, by the node's clock; wait at most `bound` each."""
+
+    node: NodeId
+    job: JobId
+    anchor: int
+    period: int
+    bound: int
+    error: int
+    """How far off the node's clock may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Let the job talk only in its slots, which open at anchor + start + k · period."""
+
+    node: NodeId
+    job: JobId
+    anchor: int
+    period: int
+    slots: tuple[tuple[int, int], ...]
+    """Start and length of each."""
+    error: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yield:
+    """Mark the job's traffic so that links serve it after everybody else's, or (False) like it."""
+
+    node: NodeId
+    job: JobId
+    yields: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unleash:
+    """Let the job run and talk when it likes."""
+
+    node: NodeId
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainLink:
+    """Write a decision about links into the journal."""
+
+    links: tuple[LinkId, ...]
+    decision: Decision
+
+
+RhythmOrder = Shift | Shape | Yield | Unleash | ExplainLink

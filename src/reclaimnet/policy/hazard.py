@@ -1,0 +1,290 @@
+"""Hazard: at which rate will this provider take GPUs back, now and over the next hours?
+
+The rate is the product of a level of the provider's own, a factor for the loan's age and a factor
+for the time of the week, and infinite at the hours the provider has declared. Ages and hours are
+learned from all nodes together, since one provider's loans are too few; the level is the
+provider's own, drawn towards everybody's mean until there is enough to see. Which of the two
+factors is used is decided by how well each would have foretold later loans (`score`); before that
+is known, neither is. Nothing is ever judged on what it was learned from.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from reclaimnet.model.market import Outlook, Terms, weekday
+from reclaimnet.model.units import DAY, HOUR, MINUTE
+
+AGE_EDGES: Final = (10 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 4 * HOUR, 8 * HOUR, 24 * HOUR)
+AGES: Final = len(AGE_EDGES) + 1
+BLOCK: Final = 2 * HOUR
+HOURS: Final = 2 * (DAY // BLOCK)
+"""Blocks of a working day, then of a day of the weekend."""
+PRIOR_EVENTS: Final = 1.0
+PRIOR_HOURS: Final = 2.0
+"""A campus nobody has watched yet: one reclaim in two hours, a careful guess."""
+LEVEL_WEIGHT: Final = 3.0
+"""A provider's own level counts like this many reclaims of an average provider's."""
+AGE_WEIGHT: Final = 10.0
+HOUR_WEIGHT: Final = 30.0
+"""Factors are drawn towards 1 by this many expected reclaims; fine cells overfit badly."""
+PROOF: Final = 3.0
+"""A richer variant must have foretold later loans better by this much log likelihood."""
+SHORT_SEEN: Final = 1.0
+SHORT_OF: Final = 20.0
+"""Before any reclaim is seen, one in twenty is taken to come with too little notice."""
+LONGEST_SPELL: Final = 7 * DAY
+"""A span longer than this is taken in pieces."""
+
+VARIANTS: Final = ((False, False), (True, False), (False, True), (True, True))
+"""(uses age, uses hour), from plain to rich."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """What was seen of loans: of one node's, or of all nodes' together."""
+
+    reclaims: float = 0.0
+    short: float = 0.0
+    """Those that came with less notice than promised."""
+    hours: float = 0.0
+    age_reclaims: tuple[float, ...] = (0.0,) * AGES
+    age_hours: tuple[float, ...] = (0.0,) * AGES
+    block_reclaims: tuple[float, ...] = (0.0,) * HOURS
+    block_hours: tuple[float, ...] = (0.0,) * HOURS
+    foretold: tuple[float, ...] = (0.0,) * len(VARIANTS)
+    """Reclaims that each variant expected of an average provider, before they were seen."""
+    scores: tuple[float, ...] = (0.0,) * len(VARIANTS)
+    """Log likelihood of what was seen, by each variant as it was before."""
+
+    def row(self) -> tuple[float, ...]:
+        """As plain numbers, for the card."""
+        return (
+            self.reclaims,
+            self.short,
+            self.hours,
+            *self.age_reclaims,
+            *self.age_hours,
+            *self.block_reclaims,
+            *self.block_hours,
+            *self.foretold,
+            *self.scores,
+        )
+
+
+ROW: Final = len(Experience().row())
+
+
+def of_row(row: Sequence[float]) -> Experience:
+    numbers = iter(row)
+
+    def take(count: int) -> tuple[float, ...]:
+        return tuple(next(numbers) for _ in range(count))
+
+    reclaims, short, hours = take(3)
+    return Experience(
+        reclaims=reclaims,
+        short=short,
+        hours=hours,
+        age_reclaims=take(AGES),
+        age_hours=take(AGES),
+        block_reclaims=take(HOURS),
+        block_hours=take(HOURS),
+        foretold=take(len(VARIANTS)),
+        scores=take(len(VARIANTS)),
+    )
+
+
+def pooled(rows: Iterable[Sequence[float]]) -> Experience:
+    """Everybody's experience together; rows of another length are of another version."""
+    fit = [row for row in rows if len(row) == ROW]
+    return of_row([sum(column) for column in zip(*fit, strict=True)]) if fit else Experience()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """All variants as of one moment, so that what comes later can judge them."""
+
+    outlooks: tuple[Outlook, ...]
+    base: tuple[Outlook, ...]
+    """The same for an average provider."""
+    chosen: int
+
+    @property
+    def outlook(self) -> Outlook:
+        return self.outlooks[self.chosen]
+
+
+def learn(own: Experience, pool: Experience) -> Forecast:
+    """What to expect of a provider with this experience, on a campus with that."""
+    mean = (pool.reclaims + PRIOR_EVENTS) / (pool.hours + PRIOR_HOURS)
+    by_age = falling(
+        [
+            (seen + AGE_WEIGHT) / (hours * mean + AGE_WEIGHT)
+            for seen, hours in zip(pool.age_reclaims, pool.age_hours, strict=True)
+        ],
+        [hours * mean + AGE_WEIGHT for hours in pool.age_hours],
+    )
+    by_hour = tuple(
+        (seen + HOUR_WEIGHT) / (hours * mean + HOUR_WEIGHT)
+        for seen, hours in zip(pool.block_reclaims, pool.block_hours, strict=True)
+    )
+    # Who breaks the promise once is more likely to do it again; the prior is everybody's habit.
+    everybody = (pool.short + SHORT_SEEN) / (pool.reclaims + SHORT_OF)
+    short = (own.short + SHORT_OF * everybody) / (own.reclaims + SHORT_OF)
+    outlooks, base = [], []
+    for index, (ages, hours) in enumerate(VARIANTS):
+        # Factors are marginal: where both work together, what they foretold is set right here.
+        right = (pool.reclaims + LEVEL_WEIGHT) / (pool.foretold[index] + LEVEL_WEIGHT)
+        average = Outlook(
+            rate_per_h=mean * min(max(right, 0.5), 2.0),
+            by_age=by_age if ages else (),
+            by_hour=by_hour if hours else (),
+            short=short,
+        )
+        level = (own.reclaims + LEVEL_WEIGHT) / (own.foretold[index] + LEVEL_WEIGHT)
+        base.append(average)
+        outlooks.append(replace(average, rate_per_h=average.rate_per_h * level))
+    return Forecast(outlooks=tuple(outlooks), base=tuple(base), chosen=choose(pool.scores))
+
+
+def choose(scores: Sequence[float]) -> int:
+    """The plainest variant that none beats by more than PROOF."""
+    best = max(scores)
+    return next(index for index, score in enumerate(scores) if score + PROOF >= best)
+
+
+def observe(
+    seen: Experience,
+    forecast: Forecast,
+    *,
+    lent_since: int,
+    begin: int,
+    end: int,
+    reclaimed: bool,
+    short: bool = False,
+) -> Experience:
+    """A stretch of a loan has passed, and perhaps ended in a reclaim; judged by the forecast that
+    was made before it."""
+    age_hours, block_hours = list(seen.age_hours), list(seen.block_hours)
+    foretold, scores = list(seen.foretold), list(seen.scores)
+    hours_in_all = 0.0
+    last = (0, 0)
+    begin = max(begin, end - LONGEST_SPELL)
+    for at, until, age, block in spells(lent_since, begin, end):
+        hours = (until - at) / HOUR
+        hours_in_all += hours
+        age_hours[age] += hours
+        block_hours[block] += hours
+        last = (age, block)
+        for index in range(len(VARIANTS)):
+            foretold[index] += _rate(forecast.base[index], age, block) * hours
+            scores[index] -= _rate(forecast.outlooks[index], age, block) * hours
+    age_reclaims, block_reclaims = list(seen.age_reclaims), list(seen.block_reclaims)
+    if reclaimed:
+        if end <= begin:
+            last = (age_bin(begin - lent_since), block_of(begin))
+        age_reclaims[last[0]] += 1
+        block_reclaims[last[1]] += 1
+        for index in range(len(VARIANTS)):
+            scores[index] += math.log(_rate(forecast.outlooks[index], *last))
+    return Experience(
+        reclaims=seen.reclaims + reclaimed,
+        short=seen.short + (reclaimed and short),
+        hours=seen.hours + hours_in_all,
+        age_reclaims=tuple(age_reclaims),
+        age_hours=tuple(age_hours),
+        block_reclaims=tuple(block_reclaims),
+        block_hours=tuple(block_hours),
+        foretold=tuple(foretold),
+        scores=tuple(scores),
+    )
+
+
+# --- reading an outlook ---------------------------------------------------------------------
+
+
+def rate_at(outlook: Outlook, *, age: int, now: int) -> float:
+    """Reclaims an hour, at this moment."""
+    return _rate(outlook, age_bin(age), block_of(now))
+
+
+def survival(outlook: Outlook, terms: Terms, *, lent_since: int, now: int, until: int) -> float:
+    """The chance that the loan lasts until then."""
+    closes = terms.closes_after(now) if terms.hours or terms.maintenance else None
+    if closes is not None and closes <= until:
+        return 0.0
+    total = sum(
+        _rate(outlook, age, block) * (end - at)
+        for at, end, age, block in _stretches(outlook, lent_since, now, until)
+    )
+    return math.exp(-total / HOUR)
+
+
+def expected_life(
+    outlook: Outlook, terms: Terms, *, lent_since: int, now: int, horizon: int
+) -> tuple[float, float]:
+    """Hours the loan is expected to last, at most the horizon; and the chance that it lasts so
+    long."""
+    closes = terms.closes_after(now) if terms.hours or terms.maintenance else None
+    end = now + horizon if closes is None else min(now + horizon, closes)
+    alive, hours = 1.0, 0.0
+    for at, until, age, block in _stretches(outlook, lent_since, now, end):
+        rate, length = _rate(outlook, age, block), (until - at) / HOUR
+        left = math.exp(-rate * length)
+        hours += alive * ((1 - left) / rate if rate > 1e-9 else length)
+        alive *= left
+    return hours, alive if end == now + horizon else 0.0
+
+
+def age_bin(age: int) -> int:
+    for index, edge in enumerate(AGE_EDGES):
+        if age < edge:
+            return index
+    return AGES - 1
+
+
+def block_of(now: int) -> int:
+    return now % DAY // BLOCK + (DAY // BLOCK if weekday(now) >= 5 else 0)
+
+
+def spells(lent_since: int, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Stretches over which neither the age bin nor the block of hours changes."""
+    at = begin
+    while at < end:
+        age = age_bin(at - lent_since)
+        until = min(end, (at // BLOCK + 1) * BLOCK)
+        if age < AGES - 1:
+            until = min(until, lent_since + AGE_EDGES[age])
+        yield at, until, age, block_of(at)
+        at = until
+
+
+def _stretches(
+    outlook: Outlook, lent_since: int, begin: int, end: int
+) -> Iterable[tuple[int, int, int, int]]:
+    """Only as fine as the outlook is."""
+    if not outlook.by_age and not outlook.by_hour:
+        return ((begin, end, 0, 0),) if begin < end else ()
+    return spells(lent_since, begin, end)
+
+
+def _rate(outlook: Outlook, age: int, block: int) -> float:
+    rate = outlook.rate_per_h
+    if outlook.by_age:
+        rate *= outlook.by_age[age]
+    if outlook.by_hour:
+        rate *= outlook.by_hour[block]
+    return rate
+
+
+def falling(factors: Sequence[float], weights: Sequence[float]) -> tuple[float, ...]:
+    """The nearest sequence that never rises: neighbours that do are put together."""
+    groups: list[tuple[float, float, int]] = []
+    for factor, weight in zip(factors, weights, strict=True):
+        groups.append((factor, weight, 1))
+        while len(groups) > 1 and groups[-1][0] > groups[-2][0]:
+            (f2, w2, n2), (f1, w1, n1) = groups.pop(), groups.pop()
+            groups.append(((f1 * w1 + f2 * w2) / (w1 + w2), w1 + w2, n1 + n2))
+    return tuple(factor for factor, _, count in groups for _ in range(count))

@@ -1,0 +1,147 @@
+"""Topology: which links lie between two nodes, and what rate do they leave for a transfer?
+
+A campus is a tree: nodes hang on buildings (or racks), those on the core. It is read from a small
+TOML file:
+
+    [core]
+    rate = "100G"            # bits per second through the core
+
+    [buildings.physics]
+    uplink = "10G"
+
+    [nodes.lab1]
+    building = "physics"
+    uplink = "1G"
+    nat = true               # reaches others, but cannot be reached from another building
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+
+from reclaimnet.errors import BadConfig
+from reclaimnet.model.market import NodeId
+
+_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(?:bit/s)?")
+_FACTOR: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """Where a node hangs; rates in bytes per second."""
+
+    building: str
+    uplink_bps: int
+    nat: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Rates in bytes per second."""
+
+    nodes: Mapping[NodeId, Spot]
+    buildings: Mapping[str, int] = field(default_factory=dict)
+    core_bps: int = 0
+    """0: the core is never what limits."""
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def path(self, source: NodeId, target: NodeId) -> tuple[tuple[str, float], ...]:
+        """The links from source to target, each with its rate; empty if there is no way."""
+        return _path(self, source, target)
+
+    def rate_bps(self, source: NodeId, target: NodeId) -> int:
+        """What an undisturbed transfer would reach; 0 if there is no way, or none is known."""
+        return _rate_bps(self, source, target)
+
+
+@lru_cache(maxsize=1 << 16)
+def _rate_bps(topology: Topology, source: NodeId, target: NodeId) -> int:
+    return round(min((rate for _, rate in topology.path(source, target)), default=0))
+
+
+@lru_cache(maxsize=1 << 16)
+def _path(topology: Topology, source: NodeId, target: NodeId) -> tuple[tuple[str, float], ...]:
+    here, there = topology.nodes.get(source), topology.nodes.get(target)
+    if here is None or there is None or source == target:
+        return ()
+    links: list[tuple[str, float]] = [(f"{source} up", here.uplink_bps)]
+    if here.building != there.building:
+        # The receiver opens the connection, so a source behind NAT cannot be reached from outside.
+        if here.nat:
+            return ()
+        for building, way in ((here.building, "up"), (there.building, "down")):
+            if building in topology.buildings:
+                links.append((f"{building} {way}", topology.buildings[building]))
+        if topology.core_bps:
+            links.append(("core", topology.core_bps))
+    links.append((f"{target} down", there.uplink_bps))
+    return tuple(links)
+
+
+def parse_rate(text: str) -> int:
+    """Bytes per second for bits per second as people write them: "1G", "100M", "2.5Gbit/s"."""
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a rate; write bits per second, for example 1G or 100M")
+    return round(float(match[1]) * _FACTOR[match[2]] / 8)
+
+
+def parse_topology(text: str, *, file: str) -> Topology:
+    """Raises BadConfig with the file, what is wrong and what was expected."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadConfig(f"{file}: {error}; expected TOML") from error
+    return topology_of(table, file=file)
+
+
+def topology_of(table: Mapping[str, Any], *, file: str) -> Topology:
+    unknown = set(table) - {"core", "buildings", "nodes"}
+    if unknown:
+        raise BadConfig(
+            f"{file}: unknown table [{sorted(unknown)[0]}]; expected core, buildings or nodes"
+        )
+    buildings = {
+        name: _rate(entry, "uplink", f"{file}: [buildings.{name}]", required=True)
+        for name, entry in table.get("buildings", {}).items()
+    }
+    nodes: dict[NodeId, Spot] = {}
+    for name, entry in table.get("nodes", {}).items():
+        where = f"{file}: [nodes.{name}]"
+        building = entry.get("building", "campus")
+        if building != "campus" and building not in buildings:
+            raise BadConfig(
+                f"{where} is in building {building!r}, which has no link to anything; "
+                f"expected one of {sorted(buildings) or ['campus']}"
+            )
+        nodes[NodeId(name)] = Spot(
+            building=building,
+            uplink_bps=_rate(entry, "uplink", where, required=True),
+            nat=bool(entry.get("nat", False)),
+        )
+    core = table.get("core", {})
+    return Topology(
+        nodes=nodes,
+        buildings=buildings,
+        core_bps=_rate(core, "rate", f"{file}: [core]", required=False),
+    )
+
+
+def _rate(entry: Mapping[str, Any], key: str, where: str, *, required: bool) -> int:
+    value = entry.get(key)
+    if value is None:
+        if required:
+            raise BadConfig(f'{where} has no {key}; expected for example {key} = "1G"')
+        return 0
+    try:
+        rate = parse_rate(str(value))
+    except ValueError as error:
+        raise BadConfig(f"{where}: {key}: {error}") from error
+    if rate <= 0:
+        raise BadConfig(f"{where}: {key} is zero, so nothing could ever leave; expected > 0")
+    return rate

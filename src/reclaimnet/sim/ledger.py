@@ -1,0 +1,148 @@
+"""The ledger: what GPUs were bound, what work counted, what was lost. One for every contender."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.units import HOUR, SECOND
+
+if TYPE_CHECKING:
+    from reclaimnet.engine.provider import Provider
+
+
+@dataclass(slots=True)
+class _Bound:
+    since: int
+    weight: float
+    """GPUs times their speed, so that an hour is an hour of the reference GPU."""
+
+
+@dataclass(slots=True)
+class _Life:
+    gpus: int
+    step_s: float
+    reached: int = 0
+    """How far the job's last process had come."""
+    running: bool = False
+    idle_since: int | None = None
+    """When it stopped; None before its first start and after its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What a run cost, in hours of the reference GPU and hours of waiting."""
+
+    work_lost_gpu_h: float
+    waste_gpu_h: float
+    downtime_h: float
+    migrations: int
+    deadline_misses: int
+    useful_gpu_h: float
+    completed: int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Work is counted in steps of the reference GPU.
+
+    Lost is what was computed and had to be computed again. Wasted is all the GPU time bound to
+    jobs that did not end up as progress: lost work, loading, saving, waiting for state, redundant
+    computing. Down is the time between a job's last step in one place and its first in the next.
+    """
+
+    lost_gpu_s: float = 0.0
+    bound_gpu_s: float = 0.0
+    down: int = 0
+    migrations: int = 0
+    deadline_misses: int = 0
+    completed: int = 0
+    _lives: dict[JobId, _Life] = field(default_factory=dict)
+    _bound: dict[tuple[NodeId, JobId], _Bound] = field(default_factory=dict)
+    _seen: dict[NodeId, frozenset[JobId]] = field(default_factory=dict)
+
+    def submitted(self, job: JobId, *, gpus: int, step_s: float) -> None:
+        self._lives[job] = _Life(gpus, step_s)
+
+    # --- GPUs bound ------------------------------------------------------------------------
+
+    def look(self, node: NodeId, book: "Provider", now: int) -> None:
+        """After every event: which contracts are there?"""
+        seen = self._seen.get(node, frozenset())
+        if book.contracts.keys() == seen:
+            return
+        for job in seen - book.contracts.keys():
+            self.freed(node, job, now)
+        for job in book.contracts.keys() - seen:
+            gpus = book.contracts[job].gpus
+            speeds = {gpu.id: gpu.speed for gpu in (book.offer.gpus if book.offer else ())}
+            self.bound(node, job, sum(speeds.get(gpu, 1.0) for gpu in gpus), now)
+        self._seen[node] = frozenset(book.contracts)
+
+    def bound(self, node: NodeId, job: JobId, weight: float, now: int) -> None:
+        self._bound[node, job] = _Bound(now, weight)
+
+    def freed(self, node: NodeId, job: JobId, now: int) -> None:
+        bound = self._bound.pop((node, job), None)
+        if bound is not None:
+            self.bound_gpu_s += (now - bound.since) / SECOND * bound.weight
+
+    def freed_all(self, node: NodeId, now: int) -> None:
+        for other, job in [key for key in self._bound if key[0] == node]:
+            self.freed(other, job, now)
+        self._seen.pop(node, None)
+
+    # --- work ------------------------------------------------------------------------------
+
+    def ran(self, job: JobId, step: int, now: int) -> None:
+        """It makes progress from this step on."""
+        life = self._lives.get(job)
+        if life is None:
+            return
+        if life.idle_since is not None:
+            self.down += now - life.idle_since
+            life.idle_since = None
+        self._lose(life, step)
+        life.running = True
+
+    def stopped(self, job: JobId, step: int, now: int) -> None:
+        life = self._lives.get(job)
+        if life is None or not life.running:
+            return
+        life.running = False
+        life.reached = step
+        life.idle_since = now
+
+    def ended(self, job: JobId) -> None:
+        """It is complete: nobody waits for it any more."""
+        life = self._lives.get(job)
+        if life is not None:
+            life.idle_since = None
+            life.running = False
+            self.completed += 1
+
+    def _lose(self, life: _Life, step: int) -> None:
+        self.lost_gpu_s += max(life.reached - step, 0) * life.step_s * life.gpus
+        life.reached = step
+
+    # --- the end ---------------------------------------------------------------------------
+
+    def close(self, steps: dict[JobId, int], now: int) -> Account:
+        """`steps` says from where each job could go on, or how far it has come if it runs."""
+        for node, job in list(self._bound):
+            self.freed(node, job, now)
+        useful = 0.0
+        for job, life in self._lives.items():
+            step = steps.get(job, 0)
+            if life.idle_since is not None:
+                self.down += now - life.idle_since
+                self._lose(life, step)
+            useful += step * life.step_s * life.gpus
+        return Account(
+            work_lost_gpu_h=self.lost_gpu_s / 3600,
+            waste_gpu_h=(self.bound_gpu_s - useful) / 3600,
+            downtime_h=self.down / HOUR,
+            migrations=self.migrations,
+            deadline_misses=self.deadline_misses,
+            useful_gpu_h=useful / 3600,
+            completed=self.completed,
+        )

@@ -1,0 +1,67 @@
+"""The demo, interrupted at any moment, leaves nothing behind."""
+
+import contextlib
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from tests.live.campus import SOURCES, until
+
+from reclaimnet.adapters.linux import cgroup
+from reclaimnet.apps.demo import AGENTS
+
+pytestmark = pytest.mark.needs("nats")
+
+MOMENTS = {
+    "the server is being started": "up.log",
+    "the agents are being started": "agent.log",
+    "the jobs run": "*.1/log",
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ctrl_c_leaves_nothing_behind(moment: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="rn") as folder:
+        home = Path(folder).resolve()
+        with subprocess.Popen(
+            [sys.executable, "-m", "reclaimnet.apps.cli", "demo"],
+            env={**os.environ, "TMPDIR": str(home), "PYTHONPATH": str(SOURCES)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as demo:
+            try:
+                until(lambda: next(home.rglob(MOMENTS[moment]), None), moment)
+                (inside,) = home.iterdir()
+                # As a terminal does: to all that are in the foreground.
+                os.killpg(demo.pid, signal.SIGINT)
+                _, said = demo.communicate(timeout=60)
+            finally:
+                demo.kill()
+        assert demo.returncode == 130, said
+        assert "Traceback" not in said
+        until(lambda: not _left_of(inside), f"nothing is left, not {_left_of(inside)}", wait_s=10)
+
+
+def _left_of(inside: Path) -> list[str]:
+    """Files, processes, shared memory and control groups of a demo in that folder."""
+    left = [str(path) for path in inside.parent.iterdir()]
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and str(inside).encode() in (entry / "cmdline").read_bytes():
+                left.append((entry / "cmdline").read_text().replace("\0", " "))
+    parent = cgroup.find_parent()
+    for name in AGENTS:
+        run = inside / "state" / "reclaimnet" / "agents" / name / "run"
+        digest = hashlib.blake2b(str(run).encode(), digest_size=8).hexdigest()
+        places = [*Path("/dev/shm").glob(f"*{digest}*")]
+        places += parent.glob(f"*{digest}*") if parent is not None else []
+        left += map(str, places)
+    return left

@@ -1,0 +1,172 @@
+"""Real agents under real guards on the namespace campus: the owner's last word needs none of us."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from reclaimnet.apps import bundle, testbed, up
+from reclaimnet.apps.client import Gateway
+from reclaimnet.apps.config import load
+from reclaimnet.model.asking import ReclaimRequest
+from reclaimnet.model.units import SECOND
+from reclaimnet.model.work import JobState
+
+pytestmark = [
+    pytest.mark.needs("root"),
+    pytest.mark.needs("netns"),
+    pytest.mark.needs("bpf"),
+    pytest.mark.needs("clang"),
+]
+
+SOURCE = Path(__file__).parents[2] / "src"
+PATIENCE_S = 60.0
+RACKS = (("a", 1), ("b", 2))
+
+TALKER = """
+import socket, sys, time
+from reclaimnet import sdk
+out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+with sdk.job() as job:
+    state = job.restore({"step": 0})
+    while True:
+        state["step"] += 1
+        out.sendto(b"x" * 100, (sys.argv[1], 5301))
+        job.step(state["step"], state)
+        time.sleep(0.002)
+"""
+LISTENER = """
+import socket, sys, time
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("", 5301))
+print("ready", flush=True)
+
+while True:
+    _, (source, _) = sock.recvfrom(200)
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{time.time_ns()} {source}\\n")
+"""
+
+
+def until(condition: Callable[[], object], what: str) -> object:
+    give_up = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < give_up, f"{what} did not happen"
+        time.sleep(0.05)
+    return value
+
+
+class Campus:
+    def __init__(self, bed, gateway: Gateway, agents: dict[str, subprocess.Popen[bytes]]) -> None:
+        self.bed = bed
+        self.gateway = gateway
+        self.agents = agents
+
+
+@pytest.fixture
+def campus(tmp_path: Path) -> Iterator[Campus]:
+    """Two hosts that lend, and one that listens."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RECLAIMNET_")}
+    env |= {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    env |= {"PYTHONPATH": str(SOURCE)}
+    racks = [
+        {"name": "a", "hosts": 1, "uplink": "1gbit"},
+        {"name": "b", "hosts": 2, "uplink": "1gbit"},
+    ]
+    table = {"mark": f"t{os.getpid()}", "management": True, "rack": racks}
+    with testbed.running(testbed.parse_config(table)) as bed:
+        config = load(env=env, project=tmp_path / "none", system=tmp_path / "none")
+        try:
+            rn = [sys.executable, "-m", "reclaimnet.apps.cli"]
+            argv = [*rn, "up", "--gateway-port", "0", "--listen", str(bed.address)]
+            subprocess.run(argv, env=env, check=True, capture_output=True, timeout=PATIENCE_S)
+            left = json.loads((tmp_path / "state" / "reclaimnet" / "campus.json").read_text())
+            agents = {
+                host: testbed.run_agent(
+                    bed,
+                    host,
+                    nats_url=left["nats_url"],
+                    nats_token=left["nats_token"],
+                    gpus=1,
+                    env=env,
+                )
+                for host in ("a1", "b1")
+            }
+            gateway = Gateway(load(env=env, project=tmp_path / "none", system=tmp_path / "none"))
+            until(lambda: sum(len(n.card.vacant) for n in gateway.nodes()) == 2, "two vacant GPUs")
+            yield Campus(bed, gateway, agents)
+        finally:
+            up.end_all(config)
+
+
+def guard_pid(bed, host: str) -> int:
+    """The guard is the process on the host that is not the agent."""
+    config = str(testbed.RUN_DIR / bed.mark / host / "guard.toml")
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if config in path.read_bytes().decode().split("\0"):
+                return int(path.parent.name)
+    raise AssertionError(f"no guard runs on {host}")
+
+
+def talkers(host_netns: Path) -> list[int]:
+    """Guest processes in a host's namespace."""
+    inode = host_netns.stat().st_ino
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            same = (path / "ns" / "net").stat().st_ino == inode
+            if same and b"talk.py" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+    return found
+
+
+def test_at_the_deadline_guests_are_silent_and_gone_with_agent_and_guard_dead(
+    campus: Campus, tmp_path: Path
+) -> None:
+    bed, gateway = campus.bed, campus.gateway
+    heard = tmp_path / "heard"
+    listener = bed.run("b2", [sys.executable, "-c", LISTENER, str(heard)], stdout=subprocess.PIPE)
+    assert listener.stdout.readline() == b"ready\n"
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "talk.py").write_text(TALKER)
+    target = str(bed.hosts["b2"].address)
+    job = gateway.submit(
+        {
+            "name": "talk",
+            "user": "test",
+            "command": [sys.executable, "talk.py", target],
+            "gpus": 1,
+            "bundle": gateway.ship(bundle.pack(work)),
+        }
+    ).id
+    until(lambda: gateway.job(job).state == JobState.RUNNING and heard.exists(), "a talking guest")
+    host = gateway.job(job).holder
+    source = str(bed.hosts[host].address)
+
+    asked_at = time.time_ns()
+    reply = gateway.ask(host, ReclaimRequest(grace=3 * SECOND))
+    answered_at = time.time_ns()
+    os.kill(campus.agents[host].pid, signal.SIGKILL)
+    os.kill(guard_pid(bed, host), signal.SIGKILL)
+    assert reply.ok, reply.text
+
+    until(lambda: not talkers(bed.hosts[host].netns), "the guest's end")
+    gone_at = time.time_ns()
+    lines = [line.split() for line in heard.read_text().splitlines()]
+    times = [int(at) for at, sender in lines if sender == source]
+    assert times, "the guest was heard before"
+    # The deadline lies between these two; a packet after the later one is one too many.
+    assert max(times) <= answered_at + 3 * SECOND
+    assert gone_at >= asked_at
+    listener.kill()
+    # The job itself goes on where it may.
+    until(lambda: gateway.job(job).holder not in (None, host), "the job to go on elsewhere")

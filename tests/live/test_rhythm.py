@@ -1,0 +1,166 @@
+"""Rhythms on a real network: found from outside, kept apart, and held by gates."""
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reclaimnet.adapters.linux import testbed
+from reclaimnet.adapters.linux.counters import Counter, Sockets, net_dev
+from reclaimnet.adapters.linux.slots import Gates, Slots
+from reclaimnet.adapters.linux.tc import FIRST_TRANSFER, Shaper, class_id
+from reclaimnet.apps.bench import rhythm as bench
+from reclaimnet.apps.bench import rhythm_traffic
+from reclaimnet.model.units import MILLISECOND
+from reclaimnet.sim.rhythm import piece
+
+pytestmark = [
+    pytest.mark.needs("root"),
+    pytest.mark.needs("netns"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
+]
+
+RATE = bench.LINK_RATE
+OWN = ("ia", "ib")
+ENOUGH_SECONDS = 30.0
+
+
+@pytest.fixture
+def bed() -> Iterator[testbed.Testbed]:
+    campus = testbed.Campus(
+        racks=(
+            testbed.Rack(name="source", hosts=1),
+            testbed.Rack(name="shared", hosts=1, uplink=RATE),
+            *(testbed.Rack(name=name, hosts=1, uplink=RATE) for name in OWN),
+        ),
+        lanes=False,
+    )
+    with testbed.up(campus, f"y{os.getpid() % 1_000_000}") as made:
+        yield made
+
+
+def test_a_rhythm_is_measured_and_two_jobs_are_kept_apart(
+    bed: testbed.Testbed, tmp_path: Path
+) -> None:
+    stage = bench._Stage(bed, tmp_path, ["shared", *OWN])
+    mix = bench.Mix(name="two", jobs=(("vgg16x32", 1, 1.0), ("vgg16x32", 0, 1.0)))
+    known = stage.calibrate([mix], OWN, seed=1)
+    (rhythm,) = known.values()
+    assert rhythm.period == pytest.approx(336 * MILLISECOND, rel=0.05)
+    assert rhythm.bursts[0].length == pytest.approx(131 * MILLISECOND, rel=0.15)
+
+    true = bench._pieces(mix, 3.4, random.Random(1))
+    play = bench._Play("rotate", true, known, ["shared"], seed=1)
+    stage.play([play])
+    assert play.conductor is not None
+    # By the end both begin their iterations far enough apart for their bursts not to meet.
+    first, second = (play.runs[p.job].began for p in true)
+    period = 336 * MILLISECOND
+    apart = [min(abs(a - b) for b in second) for a in first[3:]]
+    assert sorted(apart)[len(apart) // 2] > 0.6 * rhythm.bursts[0].length
+    assert sorted(apart)[len(apart) // 2] < 0.65 * period
+
+
+def test_a_job_without_the_sdk_is_held_to_its_slot(bed: testbed.Testbed, tmp_path: Path) -> None:
+    sink = _started(bed, "shared1", "sink", "5601")
+    shaper = Shaper.install("eth0", netns=bed.hosts["source1"].netns, rate=4 * RATE)
+    shaper.open(FIRST_TRANSFER, RATE)
+    gates = Gates(shaper, rate=RATE)
+    try:
+        worker = _started(bed, "source1", "work")
+        made = piece("w", "vgg16x8", rate=RATE, iterations=14)
+        order = {
+            "run_dir": str(_run_dir(tmp_path)),
+            "host": str(bed.hosts["shared1"].address),
+            "port": 5601,
+            "congestion": "cubic",
+            "priority": class_id(FIRST_TRANSFER),
+            "streams": 1,
+            "pacing": 0,
+            "iterations": made.iterations,
+            "bursts": [[148 * MILLISECOND, 1_200_000]],
+            "jitter": 0.0,
+            "seed": 1,
+            "slower_from": 99,
+            "slower": 1.0,
+            "marks": False,
+            "static": None,
+        }
+        _tell(worker, json.dumps(order))
+        descriptors = json.loads(_line(worker))["descriptors"]
+        start = time.monotonic_ns() + 50 * MILLISECOND
+        slots = Slots(
+            anchor=start, period=230 * MILLISECOND, slots=((20 * MILLISECOND, 110 * MILLISECOND),)
+        )
+        gates.set({FIRST_TRANSFER: slots})
+        _tell(worker, json.dumps([start, start]))
+        counter = Counter(sink.pid, "eth0", received=True)
+        sockets = Sockets(worker.pid, tuple(descriptors))
+        end = time.monotonic() + ENOUGH_SECONDS
+        while net_dev(sink.pid)["eth0"].received < made.iterations * 1_200_000:
+            assert time.monotonic() < end, "the job did not come to its end"
+            counter.sample()
+            time.sleep(0.003)
+        assert sockets.sent() >= made.iterations * 1_200_000
+        sockets.close()
+        assert json.loads(_line(worker))["ended"] > start
+        times, counts = list(counter.times), list(counter.counts)
+        inside = outside = 0
+        for (a, b), (x, y) in zip(
+            itertools.pairwise(times), itertools.pairwise(counts), strict=True
+        ):
+            # What is under way when a slot ends still arrives: give it twenty milliseconds.
+            if slots.open_at(a) or slots.open_at(b) or slots.open_at(b - 20 * MILLISECOND):
+                inside += y - x
+            else:
+                outside += y - x
+        assert inside > 10 * outside
+    finally:
+        gates.close()
+        shaper.close()
+
+
+def test_slots_open_and_shut_at_their_edges() -> None:
+    slots = Slots(anchor=7, period=100, slots=((20, 30), (90, 20)))
+    states = [slots.open_at(7 + t) for t in range(100)]
+    assert states == [t < 10 or 20 <= t < 50 or t >= 90 for t in range(100)]
+    for now in range(7, 307):
+        edge = slots.next_edge(now)
+        assert slots.open_at(edge - 1) == slots.open_at(now) != slots.open_at(edge)
+
+
+def _started(bed: testbed.Testbed, host: str, *words: str) -> "subprocess.Popen[Any]":
+    root = str(Path(rhythm_traffic.__file__).parents[3])
+    process = bed.run(
+        host,
+        [sys.executable, "-P", rhythm_traffic.__file__, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    assert _line(process) == "ready\n"
+    return process
+
+
+def _line(process: "subprocess.Popen[Any]") -> str:
+    assert process.stdout is not None
+    return str(process.stdout.readline().decode())
+
+
+def _tell(process: "subprocess.Popen[Any]", line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line.encode() + b"\n")
+
+
+def _run_dir(folder: Path) -> Path:
+    run_dir, _ = bench.make_run_dir(folder / "job")
+    return run_dir

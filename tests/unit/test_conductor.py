@@ -1,0 +1,269 @@
+"""The conductor as a story of events and orders."""
+
+from dataclasses import replace
+
+from reclaimnet.engine.conductor import BOUND_SHARE, PATIENCE, SETTLE, Conductor
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.moving import Link, LinkId
+from reclaimnet.model.page import wait_before
+from reclaimnet.model.rhythm import (
+    Burst,
+    ClockSampled,
+    ExplainLink,
+    Hold,
+    IterationSeen,
+    Rhythm,
+    RhythmGone,
+    RhythmOrder,
+    RhythmSeen,
+    Shape,
+    Shift,
+    Unleash,
+    Yield,
+)
+from reclaimnet.model.units import MILLISECOND, SECOND
+
+RATE = 25_000_000
+LINK = Link(id=LinkId("l"), rate=RATE)
+A, B = JobId("a"), JobId("b")
+NODE = NodeId("n")
+
+
+def seen(
+    job: JobId,
+    *,
+    period: int = 336,
+    talk: int = 131,
+    priority: int = 0,
+    node: NodeId = NODE,
+    hold: Hold = Hold.SDK,
+    begins_at: int | None = None,
+) -> RhythmSeen:
+    burst = Burst(start=(period - talk) * MILLISECOND, length=talk * MILLISECOND, demand=RATE)
+    rhythm = Rhythm(
+        job=job,
+        period=period * MILLISECOND,
+        bursts=(burst,),
+        links=(LINK.id,),
+        priority=priority,
+        hold=hold,
+    )
+    return RhythmSeen(node=node, rhythm=rhythm, begins_at=begins_at)
+
+
+def plan(conductor: Conductor) -> list[RhythmOrder]:
+    wake = conductor.next_wake()
+    assert wake is not None
+    return conductor.woke(wake)
+
+
+def shifts(orders: list[RhythmOrder]) -> dict[JobId, Shift]:
+    return {order.job: order for order in orders if isinstance(order, Shift)}
+
+
+def test_jobs_that_come_together_are_planned_once_and_told_why() -> None:
+    conductor = Conductor(links=[LINK])
+    assert conductor.handle(seen(A), 0) == []
+    assert conductor.handle(seen(B), SETTLE // 2) == []
+    assert conductor.woke(SETTLE // 2) == []
+    orders = plan(conductor)
+    told = shifts(orders)
+    assert set(told) == {A, B}
+    assert told[A].period == told[B].period
+    apart = (told[B].anchor - told[A].anchor) % told[A].period
+    assert 131 * MILLISECOND <= apart <= told[A].period - 131 * MILLISECOND
+    assert told[A].bound == told[A].period // BOUND_SHARE
+    assert any(isinstance(order, ExplainLink) for order in orders)
+    assert conductor.next_wake() is None
+
+
+def test_the_same_news_again_is_no_news() -> None:
+    conductor = Conductor(links=[LINK])
+    conductor.handle(seen(A), 0)
+    conductor.handle(seen(B), 0)
+    plan(conductor)
+    assert conductor.handle(seen(A), SECOND) == []
+    assert conductor.next_wake() is None
+
+
+def test_high_begins_when_it_likes_and_low_yields() -> None:
+    conductor = Conductor(links=[LINK])
+    conductor.handle(seen(A), 0)
+    conductor.handle(seen(B, priority=1, begins_at=50 * MILLISECOND), 0)
+    orders = plan(conductor)
+    told = shifts(orders)
+    wait, _ = wait_before(
+        50 * MILLISECOND,
+        anchor=told[B].anchor,
+        period=told[B].period,
+        bound=told[B].period,
+        settled=False,
+    )
+    assert wait < MILLISECOND
+    assert Yield(node=NODE, job=A, yields=True) in orders
+    assert not any(isinstance(order, Yield) and order.job == B for order in orders)
+    # When high is gone, low need not yield any more.
+    assert Unleash(node=NODE, job=B) in conductor.handle(RhythmGone(job=B), SECOND)
+    assert Yield(node=NODE, job=A, yields=False) in plan(conductor)
+
+
+def test_a_job_without_the_sdk_gets_slots() -> None:
+    conductor = Conductor(links=[LINK])
+    conductor.handle(seen(A), 0)
+    conductor.handle(seen(B, hold=Hold.SHAPED), 0)
+    (shape,) = [order for order in plan(conductor) if isinstance(order, Shape)]
+    assert shape.job == B
+    ((start, length),) = shape.slots
+    assert start == 205 * MILLISECOND
+    assert 131 * MILLISECOND <= length < shape.period - 131 * MILLISECOND
+
+
+def test_what_happens_on_one_link_does_not_disturb_another() -> None:
+    other = Link(id=LinkId("other"), rate=RATE)
+    conductor = Conductor(links=[LINK, other])
+    for name, link in (("a", LINK), ("b", LINK), ("c", other), ("d", other)):
+        event = seen(JobId(name))
+        rhythm = replace(event.rhythm, links=(link.id,))
+        conductor.handle(replace(event, rhythm=rhythm), 0)
+    assert set(shifts(plan(conductor))) == {"a", "b", "c", "d"}
+    before = conductor.plan.round_of(JobId("c"))
+    conductor.handle(seen(JobId("new")), SECOND)
+    assert set(shifts(plan(conductor))) >= {"new"}
+    assert conductor.plan.round_of(JobId("c")) is before
+    conductor.handle(RhythmGone(job=JobId("new")), 2 * SECOND)
+    told = plan(conductor)
+    assert not any(isinstance(order, Shift) and order.job in ("c", "d") for order in told)
+
+
+def test_a_job_that_lost_its_rhythm_is_let_go() -> None:
+    conductor = Conductor(links=[LINK])
+    conductor.handle(seen(A), 0)
+    conductor.handle(seen(B), 0)
+    plan(conductor)
+    event = seen(B)
+    silent = replace(event, rhythm=replace(event.rhythm, bursts=()))
+    conductor.handle(silent, SECOND)
+    assert Unleash(node=NODE, job=B) in plan(conductor)
+
+
+class Band:
+    """Jobs that obey the conductor, as arithmetic: nobody slows anybody down."""
+
+    def __init__(self, conductor: Conductor, periods: dict[JobId, int]) -> None:
+        self.conductor = conductor
+        self.periods = periods
+        self.ready = dict.fromkeys(periods, SETTLE)
+        self.counts = dict.fromkeys(periods, 0)
+        self.held: dict[JobId, Shift] = {}
+        self.settled: dict[JobId, bool] = {}
+        self.began: dict[JobId, int] = {}
+
+    def obey(self, orders: list[RhythmOrder]) -> None:
+        for order in orders:
+            if isinstance(order, Shift):
+                self.held[order.job] = order
+                self.settled[order.job] = False
+            elif isinstance(order, Unleash):
+                self.held.pop(order.job, None)
+
+    def next(self) -> None:
+        job = min(self.ready, key=lambda j: (self.ready[j], j))
+        now = self.ready[job]
+        wake = self.conductor.next_wake()
+        if wake is not None and wake <= now:
+            self.obey(self.conductor.woke(now))
+        wait = 0
+        if job in self.held:
+            order = self.held[job]
+            wait, self.settled[job] = wait_before(
+                now,
+                anchor=order.anchor,
+                period=order.period,
+                bound=order.bound,
+                settled=self.settled[job],
+            )
+        mark = IterationSeen(job=job, count=self.counts[job], ready_at=now, began_at=now + wait)
+        self.obey(self.conductor.handle(mark, now + wait))
+        self.began[job] = now + wait
+        self.counts[job] += 1
+        self.ready[job] = now + wait + self.periods[job]
+
+    def apart(self) -> int:
+        """How far apart the two jobs' iterations begin, around the circle."""
+        period = self.held[A].period
+        apart = (self.began[A] - self.began[B]) % period
+        return min(apart, period - apart)
+
+
+def band() -> Band:
+    conductor = Conductor(links=[LINK])
+    conductor.handle(seen(A), 0)
+    conductor.handle(seen(B), 0)
+    made = Band(conductor, {A: 336 * MILLISECOND, B: 336 * MILLISECOND})
+    made.obey(plan(conductor))
+    return made
+
+
+def test_jobs_that_keep_their_rhythm_are_left_in_peace() -> None:
+    made = band()
+    for _ in range(60):
+        made.next()
+    assert made.conductor.replans == 1
+    assert made.apart() >= 131 * MILLISECOND
+
+
+def test_a_slower_job_is_planned_for_anew_within_a_few_iterations() -> None:
+    made = band()
+    for _ in range(20):
+        made.next()
+    made.periods[B] = 380 * MILLISECOND
+    changed_at = made.counts[B]
+    while made.conductor.replans == 1:
+        made.next()
+        assert made.counts[B] - changed_at <= 10
+    for _ in range(12):
+        made.next()
+    # Both go at the slower one's pace now, and do not meet.
+    assert made.held[A].period == made.held[B].period >= 380 * MILLISECOND
+    assert made.apart() >= 131 * MILLISECOND
+
+
+def test_one_late_iteration_is_chance_and_not_drift() -> None:
+    made = band()
+    for _ in range(20):
+        made.next()
+    made.ready[B] += 30 * MILLISECOND
+    for _ in range(PATIENCE - 1):
+        made.next()
+    assert made.conductor.replans == 1
+
+
+def test_clocks_are_disciplined_and_their_error_is_told() -> None:
+    conductor = Conductor(links=[LINK])
+    ahead = 5 * SECOND
+    far = NodeId("far")
+    # A slow answer says little; a quick one is believed.
+    for asked, way in ((0, 40), (SECOND, 2), (2 * SECOND, 60)):
+        told = asked + way * MILLISECOND // 4 + ahead
+        heard = asked + way * MILLISECOND
+        conductor.handle(ClockSampled(node=far, asked=asked, told=told, heard=heard), heard)
+    now = 3 * SECOND
+    error = conductor.clock_error(far, now)
+    assert MILLISECOND <= error < 2 * MILLISECOND
+    conductor.handle(seen(A), now)
+    conductor.handle(seen(B, node=far), now)
+    told = shifts(plan(conductor))
+    # The order speaks in the far node's own time.
+    apart = (told[B].anchor - ahead - told[A].anchor) % told[A].period
+    assert 130 * MILLISECOND <= apart <= told[A].period - 130 * MILLISECOND
+    assert told[B].error >= error
+    assert told[A].error == 0
+
+
+def test_gaps_between_bursts_are_offered_to_transfers() -> None:
+    made = band()
+    between, length, begins = made.conductor.gaps(LINK, now=SECOND)
+    assert sum(gap.length for gap in between) == length
+    assert SECOND <= begins < SECOND + length
+    assert any(gap.rate == RATE for gap in between)
+    assert any(gap.rate == 0 for gap in between)

@@ -19,6 +19,7 @@ _NO_NEWS: Final = (
     ev.BeatChecked,
     ev.StepDone,
     ev.RecordSeen,
+    ev.PressureRead,
     ev.VacancyTold,
     ev.Written,
     ev.ProbeArrived,

@@ -503,6 +503,8 @@ class FakeApp:
                     "vault_quota": 64 * GIB,
                     "detach": True,
                     "suite": "standby",
+                    "guard": None,
+                    "address": None,
                 },
             ),
         ),
@@ -513,8 +515,12 @@ class FakeApp:
         ),
         (
             ["bench", "loss", "--seed", "7", "--quick"],
-            "bench",
-            ("run", ("loss",), {"json": False, "seed": 7, "quick": True, "trace": None}),
+            "bench.registry",
+            (
+                "run",
+                ("loss",),
+                {"json": False, "seed": 7, "quick": True, "trace": None, "live": False},
+            ),
         ),
         (
             ["sim", "--seed", "3"],

@@ -270,7 +270,12 @@ class Agent:
             world.deliver(event)
         records = {record.id: record for record in await _records_now(campus)}
         for attempt in await world.adopt(records.values()):
-            world.deliver(ev.ProcessFound(record=records[attempt.job], gpus=attempt.gpus))
+            held = attempt.suspended_at
+            since = None if held is None else self._clock.wall(held)
+            found = ev.ProcessFound(
+                record=records[attempt.job], gpus=attempt.gpus, suspended_at=since
+            )
+            world.deliver(found)
             if attempt.exit is not None:
                 world.exited(attempt.exit)
             elif attempt.waiting:

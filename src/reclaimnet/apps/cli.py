@@ -179,7 +179,7 @@ def _config(ctx: click.Context | None = None, *, state: str | None = None) -> Co
 
 SECTIONS: Final = {
     "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
-    "Owners": ("lend", "reclaim", "nodes", "agent"),
+    "Owners": ("lend", "reclaim", "nodes", "top", "agent"),
     "Operators": ("up", "down", "guard", "doctor", "config", "completion"),
     "Researchers": ("demo", "bench", "sim", "chain", "testbed"),
 }
@@ -563,6 +563,23 @@ def agent(
     )
 
 
+@command("rn top")
+@json_option
+def top(as_json: bool) -> None:
+    """Show the memory of every node, and who is suspended.
+
+    For each job that the airlock holds: why, and until when.
+    """
+    from reclaimnet.apps import top as memory
+
+    cards = [node.card for node in Gateway(_config()).nodes()]
+    if as_json:
+        _print_json(nodes=memory.data(cards))
+        return
+    for line in memory.lines(cards):
+        click.echo(line)
+
+
 @command("rn doctor")
 @json_option
 def doctor(as_json: bool) -> int:
@@ -615,9 +632,9 @@ def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None, 
     )
 
 
-@cli.group()
+@cli.group(epilog="\b\nExample:\n  rn chain sim boosted --trace past.txt")
 def chain() -> None:
-    """Long services on a batch cluster: when to submit the next job of a chain."""
+    """When to submit the next job of a chain on a batch cluster."""
 
 
 @chain.command("policies")
@@ -714,7 +731,7 @@ def chain_sim(
         click.echo(f"{key:<22}{value}")
 
 
-@cli.group()
+@cli.group(epilog="\b\nExample:\n  rn testbed up campus.toml\n  rn testbed down")
 def testbed() -> None:
     """A campus of network namespaces on this machine (root)."""
 

@@ -6,6 +6,7 @@ Everything here runs on one event loop; what takes long runs in threads and retu
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import ssl
 import threading
@@ -18,6 +19,9 @@ from typing import Any, Final, assert_never
 
 from reclaimnet import journal
 from reclaimnet.adapters.linux import runner as rn
+from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
+from reclaimnet.adapters.linux.minder import NICE, hurry
+from reclaimnet.adapters.linux.pressure import Watch
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.campus import Campus, Refused
 from reclaimnet.adapters.tls.ca import GATEWAY, node_of
@@ -31,6 +35,7 @@ from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
+from reclaimnet.model.pressure import MAX_AGE, Pressure
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, Manifest, ManifestId, Saving
 from reclaimnet.sdk.image import IMAGE
@@ -85,9 +90,12 @@ class LiveWorld:
         client: ssl.SSLContext,
         clock: Clock,
         guard: Guarded | None = None,
+        memory: Path | None = None,
     ) -> None:
+        """`memory` is the group in which guests' memory is accounted; None means below our own."""
         self.node = node
         self.mind = mind
+        guests = memory or find_memory()
         # A process is in one cgroup: the guard's, if there is a guard.
         self.runner = Runner(
             folder / "run",
@@ -95,6 +103,7 @@ class LiveWorld:
             outputs=(folder / "output").absolute(),
             cgroups=guard is None,
             gate=guard.admit if guard is not None else None,
+            memory=guests,
         )
         self._guard = guard
         self._folder = folder
@@ -104,7 +113,9 @@ class LiveWorld:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pool = ThreadPoolExecutor(WORKERS, "reclaimnet-work")
+        # This thread decides and must not wait for those it stops; what takes long is no hurry.
+        usual = os.getpriority(os.PRIO_PROCESS, 0)
+        self._pool = ThreadPoolExecutor(WORKERS, "reclaimnet-work", hurry, (usual,))
         self._alarm: asyncio.TimerHandle | None = None
         self._cards: dict[NodeId, Card] = {}
         self._answers: dict[str, asyncio.Future[od.Answer]] = {}
@@ -127,6 +138,16 @@ class LiveWorld:
         self.after_owner_event: Callable[[], None] = lambda: None
         """Called after the provider has spoken and before they are answered."""
         self._spawn(self._send_logs())
+        protect_self()
+        hurry(NICE)
+        self._sensor = Sensor(guests, clock.now)
+        self._pressure_due = False
+        self.watch = Watch(
+            self._read_memory,
+            self._on_pressure_from_thread,
+            waited_for=lambda: bool(mind.airlock.holds),
+            root=guests,
+        )
 
     # --- events in -------------------------------------------------------------------------
 
@@ -224,6 +245,10 @@ class LiveWorld:
                 self.runner.save(order.job, order.epoch, order.final)
             case od.Resume():
                 self.runner.resume(order.job, order.epoch)
+            case od.Suspend():
+                self.runner.suspend(order.job, order.epoch, push_out=order.push_out)
+            case od.Unsuspend():
+                self.runner.unsuspend(order.job, order.epoch)
             case od.Warn():
                 self.runner.warn(order.job, order.epoch, order.notice)
             case od.Limit():
@@ -439,6 +464,22 @@ class LiveWorld:
                 self._log_lines(report)
             case _:
                 assert_never(report)
+
+    def _read_memory(self) -> Pressure:
+        return self._sensor.read(self.runner.memory())
+
+    def _on_pressure_from_thread(self, reading: Pressure) -> None:
+        if not self._pressure_due:
+            self._pressure_due = True
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._on_pressure, reading)
+
+    def _on_pressure(self, reading: Pressure) -> None:
+        self._pressure_due = False
+        if self._clock.now() - reading.at > MAX_AGE:
+            # We were busy: what it says is no longer so.
+            reading = self._read_memory()
+        self.deliver(ev.PressureRead(reading=reading))
 
     async def _keep(self, report: rn.Snapshot, before: "asyncio.Task[None] | None") -> None:
         """Bring a snapshot from shared memory into the vault."""
@@ -736,6 +777,7 @@ class LiveWorld:
         for task in (*self._tasks, *self._preparing.values()):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._preparing.values(), return_exceptions=True)
+        await asyncio.to_thread(self.watch.close)
         await asyncio.to_thread(self.runner.close)
         await asyncio.to_thread(self._pool.shutdown)
 

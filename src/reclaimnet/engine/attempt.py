@@ -137,6 +137,11 @@ class Attempt:
         self.due_at: int | None = None
         self._verdict: JobState | None = None
         """What the job becomes when its process is gone, if we are the ones who end it."""
+        self.suspended = False
+        """The airlock holds it."""
+        self._suspended_for = ""
+        self._releasing = ""
+        """Why it is to be saved and put back into the queue; empty if it is not."""
         self.trusted = True
         """The store has confirmed our epoch since the lease last lapsed."""
         self._proving = False
@@ -441,7 +446,10 @@ class Attempt:
         if self.departure is not None:
             self.record = replace(self.record, **changes)
             return self.departure.snapshot_taken(event, now)
-        orders = self._change(now, state=JobState.RUNNING, reason="", **changes)
+        if event.final and self._releasing:
+            orders = self._change(now, **changes) + self._ask_copy(checkpoint, now)
+            return orders + self.end_for(self._releasing, now)
+        orders = self._change(now, **self._as_is(), **changes)
         if event.final:
             orders.append(Resume(job=self.job, epoch=self.epoch))
         return orders + (self._ask_copy(checkpoint, now) if self.suite.prepare.copies else [])
@@ -453,11 +461,11 @@ class Attempt:
         self.due_at = now + SAVE_AGAIN
         if self.departure is not None:
             return self.departure.save_failed(event, now)
+        self._releasing = ""
+        failed = {"reason": f"the last save failed: {event.reason}"}
         return [
             self._explain("is it saved?", "no", event.reason),
-            *self._change(
-                now, state=JobState.RUNNING, reason=f"the last save failed: {event.reason}"
-            ),
+            *self._change(now, **{**self._as_is(), **failed}),
         ]
 
     def exited(self, event: ProcessExited, now: int) -> list[Order]:
@@ -480,7 +488,9 @@ class Attempt:
             return self._close(self._verdict, self.record.reason, now)
         if event.killed:
             why = f"NodeFail: {event.reason or 'ended by this node'}"
-            if self.notice is not None:
+            if self._releasing:
+                why = f"Released: {self._releasing}"
+            elif self.notice is not None:
                 why = f"Reclaimed: {self.notice.cause}"
             return self._close(JobState.PENDING, why, now)
         if event.code == REQUEUE_EXIT_CODE:
@@ -506,7 +516,7 @@ class Attempt:
 
     def savable(self) -> Savable | None:
         """How the cadence sees this attempt; None while it cannot be saved."""
-        if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE:
+        if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE or self.suspended:
             return None
         newest = self.record.newest
         standby = self.record.standby
@@ -632,6 +642,42 @@ class Attempt:
             told: list[Order] = [self._explain("who keeps a copy?", "nobody but this node", why)]
             return told + (self._finished(now) if finishing else [])
         return self._ask_copy(newest, now)
+
+    # --- the airlock -----------------------------------------------------------------------
+
+    def suspend(self, why: str, now: int) -> list[Order]:
+        """It stands still for want of memory."""
+        self.suspended = True
+        self._suspended_for = why
+        return self._change(now, **self._as_is())
+
+    def unsuspend(self, now: int) -> list[Order]:
+        self.suspended = False
+        return self._change(now, **self._as_is())
+
+    def release(self, why: str, deadline: int, now: int) -> list[Order]:
+        """Save, end, and go back into the queue: the node needs the memory by the deadline."""
+        if self.record.spec.saving == Saving.NONE:
+            return self.end_for(why, now)
+        self._releasing = why
+        return [
+            Limit(job=self.job, epoch=self.epoch, at=deadline),
+            Save(job=self.job, epoch=self.epoch, final=True),
+            *self._change(now, state=JobState.CHECKPOINTING, reason=f"to be released: {why}"),
+        ]
+
+    def end_for(self, why: str, now: int) -> list[Order]:
+        """End at once; the job goes on elsewhere or later from its last checkpoint."""
+        if self._verdict is not None:
+            return []
+        self._verdict = JobState.PENDING
+        self.record = replace(self.record, reason=f"Released: {why}")
+        return [End(job=self.job, epoch=self.epoch)]
+
+    def _as_is(self) -> dict[str, Any]:
+        if self.suspended:
+            return {"state": JobState.SUSPENDED, "reason": self._suspended_for}
+        return {"state": JobState.RUNNING, "reason": ""}
 
     # --- the way out -----------------------------------------------------------------------
 
@@ -842,6 +888,7 @@ class Attempt:
             and self.departure is None
             and not self._saving
             and self._verdict is None
+            and not self.suspended
         )
 
     def _explain(self, question: str, chosen: str, reason: str) -> Explain:

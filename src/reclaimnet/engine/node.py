@@ -7,6 +7,7 @@ it has heard of its neighbours, and, while it holds that role, the zone's dispat
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
+from reclaimnet.engine.airlock import Airlock
 from reclaimnet.engine.attempt import Attempt, Phase
 from reclaimnet.engine.dispatcher import Dispatcher
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood, Timing
@@ -28,6 +29,7 @@ from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Read, 
 from reclaimnet.model.probing import Ticket
 from reclaimnet.model.units import HOUR, MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobState, Writer, shape_of
+from reclaimnet.policy.arbitrate import Denied
 from reclaimnet.policy.cadence import Due, Stage
 from reclaimnet.policy.hazard import Experience, Forecast, learn, observe, pooled
 from reclaimnet.policy.place import Need
@@ -78,6 +80,7 @@ class Node:
         self.around = around or Neighbourhood(
             body.node, body.timing, uplink_bps=body.uplink_bps, topology=body.topology
         )
+        self.airlock = Airlock(body.node, suite, self.around, self.provider)
         self.dispatcher: Dispatcher | None = None
         self._beat_at = 0
         self.lease_until = 0
@@ -85,7 +88,7 @@ class Node:
         self._told: tuple[object, ...] = ()
         self._vacant_told: set[GpuId] = set()
         self._card: Card | None = None
-        self._card_of: tuple[int, Forecast, int, bool] | None = None
+        self._card_of: tuple[int, Forecast, int, bool, bool] | None = None
         self._strays: dict[JobId, int] = {}
         """Jobs whose records name this node though it does not run them, until that is mended."""
         self._rehoused: dict[JobId, JobRecord] = {}
@@ -109,12 +112,15 @@ class Node:
             self.around.heard(event.card, now)
             return []
         orders = self._react(event, now)
+        if isinstance(event, ev.PressureRead) and not orders and self._unmoved(now):
+            return []
         orders += self._sweep(now)
         orders += self._maybe_beat(now)
-        return orders
+        return self.airlock.escort(orders, self.attempts, now)
 
     def next_wake(self) -> int | None:
         times = [self._beat_at, self.provider.next_wake(), self.shelf.next_wake()]
+        times.append(self.airlock.next_wake())
         times += [attempt.next_wake() for attempt in self.attempts.values()]
         if self.dispatcher is not None:
             times.append(self.dispatcher.next_wake())
@@ -129,6 +135,7 @@ class Node:
             self.provider.version,
             self.forecast,
             self._guest_bytes(),
+            self.airlock.short,
             self.dispatcher is not None,
         )
         if self._card is None or self._card_of != made_from:
@@ -155,6 +162,7 @@ class Node:
             lending_since=self.provider.lending_since,
             roles=(DISPATCHER,) if self.dispatcher is not None else (),
             guest_bytes=self._guest_bytes(),
+            short_of_memory=self.airlock.short,
         )
 
     def _guest_bytes(self) -> int:
@@ -242,7 +250,9 @@ class Node:
                 return attempt.snapshot_taken(event, now) if attempt else []
             case ev.SaveFailed():
                 attempt = self._running(event.job, event.epoch)
-                return attempt.save_failed(event, now) if attempt else []
+                if attempt is None:
+                    return []
+                return attempt.save_failed(event, now) + self.airlock.save_failed(attempt, now)
             case ev.ProcessExited():
                 attempt = self._running(event.job, event.epoch)
                 return attempt.exited(event, now) if attempt else []
@@ -255,6 +265,8 @@ class Node:
                 return self._pulled(event, now)
             case ev.PullFailed():
                 return self._pull_failed(event, now)
+            case ev.PressureRead():
+                return self.airlock.read(event.reading, self.attempts, now)
             case ev.BeatHeard():
                 return self._beat_heard(event, now)
             case ev.BeatAcked():
@@ -358,7 +370,11 @@ class Node:
         orders: list[Order] = [answer]
         for job in sorted(self.attempts):
             attempt = self.attempts[job]
-            if attempt.notice is not None and self.provider.notice_for(job) is None:
+            notice = attempt.notice
+            if notice is None or notice.cause == Cause.PRESSURE:
+                # Memory is not the provider's to give back.
+                continue
+            if self.provider.notice_for(job) is None:
                 orders += attempt.stay(now)
         return orders
 
@@ -366,8 +382,14 @@ class Node:
 
     def _answer_probe(self, event: ev.ProbeArrived, now: int) -> Tell:
         self.provider.expire(now)
-        verdict = self.provider.arbitrate(event.probe, self.suite.arbitrate, now)
+        objection = self.airlock.objection(event.probe, now)
+        verdict = (
+            Denied(reasons=(objection,))
+            if objection
+            else self.provider.arbitrate(event.probe, self.suite.arbitrate, now)
+        )
         if isinstance(verdict, Ticket):
+            self.airlock.expect(event.probe, now)
             answer = ev.ProbeAnswered(
                 probe=event.probe.id,
                 node=self.body.node,
@@ -428,6 +450,8 @@ class Node:
         self.attempts[record.id] = attempt
         self.provider.adopt(record.id, event.gpus, now)
         orders = attempt.adopt(now)
+        if event.suspended_at is not None:
+            orders += self.airlock.found(attempt, event.suspended_at, now)
         notice = self.provider.notice_for(record.id)
         return orders + (attempt.leave(notice, now) if notice else [])
 
@@ -616,6 +640,7 @@ class Node:
         elif not was_lending and self.provider.offer is not None:
             self._loan_begins(now)
         orders += self.shelf.woke(now)
+        orders += self.airlock.woke(self.attempts, now)
         for job in [job for job, at in sorted(self._strays.items()) if now >= at]:
             self._strays[job] = now + STRAY_AGAIN
             orders.append(Read(job=job))
@@ -633,8 +658,10 @@ class Node:
                 self.provider.release(job)
             if attempt.phase == Phase.GONE:
                 del self.attempts[job]
-                self.shelf.found((job,), now)
-        return self._hold_leases() + self._plan_saves(now)
+                # Not at this very moment: the attempt may have ended because time passed.
+                self.shelf.found((job,), now + EARLY_BEAT)
+        orders = self.airlock.sweep(self.attempts, now)
+        return orders + self._hold_leases() + self._plan_saves(now)
 
     def _plan_saves(self, now: int) -> list[Order]:
         """Ask the cadence, jointly for all that share this node's uplink, when it could answer
@@ -679,7 +706,9 @@ class Node:
                 self._watch(now, reclaimed=False)
                 self._learn(now)
             self._told = self._standing()
-            return [Beat(card=replace(self.card(), beat=now, jobs=self._progress()))]
+            memory = self.airlock.gauge()
+            card = replace(self.card(), beat=now, jobs=self._progress(), memory=memory)
+            return [Beat(card=card)]
         if self._standing() != self._told:
             self._beat_at = min(self._beat_at, now + EARLY_BEAT)
         return self._tell_vacancy(len(vacant), now) if gained else []
@@ -695,6 +724,7 @@ class Node:
             provider.lending_since,
             self.forecast,
             self._guest_bytes(),
+            self.airlock.short,
             self.dispatcher is not None,
         )
 
@@ -707,6 +737,10 @@ class Node:
         if not dispatching:
             self._beat_at = min(self._beat_at, now + EARLY_BEAT)
         return [Tell(to=card.node, event=told) for card in here or dispatching]
+
+    def _unmoved(self, now: int) -> bool:
+        """Nothing is due or to be told: readings come often, and most of them change nothing."""
+        return now < self._beat_at and self._standing() == self._told
 
     def _running(self, job: JobId, epoch: int) -> Attempt | None:
         attempt = self.attempts.get(job)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from reclaimnet.model.market import Card, Cause, GpuId, JobId, NodeId, NoticeId, Offer
+from reclaimnet.model.pressure import Pressure
 from reclaimnet.model.probing import Probe, ProbeId, Ticket
 from reclaimnet.model.work import JobRecord, ManifestId, Writer
 
@@ -265,6 +266,8 @@ class ProcessFound:
 
     record: JobRecord
     gpus: tuple[GpuId, ...]
+    suspended_at: int | None = None
+    """Since when the airlock holds it; None if it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +304,13 @@ class PullFailed:
 
 
 # --- the node itself -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PressureRead:
+    """The node's memory was looked at."""
+
+    reading: Pressure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,6 +383,7 @@ Event = (
     | CopiesFound
     | Pulled
     | PullFailed
+    | PressureRead
     | BeatHeard
     | BeatChecked
     | BeatAcked

@@ -173,6 +173,29 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Suspension:
+    """A job that a node's airlock holds."""
+
+    job: JobId
+    rung: str
+    since: int
+    until: int
+    """When the next rung comes at the latest."""
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """A node's memory as it was when the card was sent, and who waits for some."""
+
+    limit: int
+    used: int
+    stall: float = 0.0
+    held: tuple[Suspension, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """What a node tells the campus about itself with every beat; slightly stale by nature."""
 
@@ -202,6 +225,9 @@ class Card:
     lending_since: int | None = None
     guest_bytes: int = 0
     """State of the jobs here, which would all have to leave through the uplink in one notice."""
+    short_of_memory: bool = False
+    """It takes no newcomer, unless for jobs of a high priority."""
     jobs: tuple[Progress, ...] = ()
+    memory: Gauge | None = None
     roles: tuple[str, ...] = ()
     """What the node does for others, so that they know whom to tell."""

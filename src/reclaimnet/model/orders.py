@@ -109,6 +109,22 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Suspend:
+    """Every process of the attempt stands still, whoever is alive and whatever lease it has, until
+    `Unsuspend`. If `push_out`, its memory is moved to swap meanwhile."""
+
+    job: JobId
+    epoch: int
+    push_out: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsuspend:
+    job: JobId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Warn:
     """Tell the process that it has to leave, or (None) that it need not."""
 
@@ -175,6 +191,8 @@ Order = (
     | Start
     | Save
     | Resume
+    | Suspend
+    | Unsuspend
     | Warn
     | Limit
     | End

@@ -6,7 +6,7 @@ order; each word has exactly one writer, so there is nothing to lock. Times call
 nanoseconds of CLOCK_MONOTONIC, which all processes of one machine share; 0 means "none".
 """
 
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import Final
 
 PAGE_BYTES: Final = 4096
@@ -18,6 +18,7 @@ AT_ONCE: Final = 1
 """A monotonic time that has always passed."""
 
 
+@unique
 class Word(IntEnum):
     """Where each word is."""
 
@@ -46,15 +47,19 @@ class Word(IntEnum):
     """1: the job was told to leave by SIGTERM, so that its exit does not mean that it is done."""
     LOG_READ = 11
     """How many bytes of the file `log` were reported."""
-    ROTATION_PERIOD = 12
+    ROTATION_PERIOD = 40
     """Nanoseconds; 0: iterations begin when they like. Written last, and 0 before the next two
     change: iterations begin at ROTATION_ANCHOR + k · ROTATION_PERIOD."""
-    ROTATION_ANCHOR = 13
+    ROTATION_ANCHOR = 41
     """Monotonic."""
-    ROTATION_BOUND = 14
+    ROTATION_BOUND = 42
     """Nanoseconds that one iteration waits at most."""
 
-    GATE = 14
+    SUSPENDED_AT = 40
+    """Monotonic; since then the airlock holds the attempt: the minder keeps all processes stopped,
+    whatever the lease. 0: it does not. A word of its own, so that neither a renewed lease nor an
+    agent's death lets the attempt run."""
+    GATE = 41
     """0: the minder waits before it starts the command, so that the guard can house it first."""
 
     # Written by the job.
@@ -77,12 +82,12 @@ class Word(IntEnum):
     """The SAVE_WANTED that failed last; file `save-failed` says why."""
     WAITING = 26
     """The sequence number of the final save after which the job waits."""
-    ITERATION = 27
+    ITERATION = 48
     """How many iterations have begun; the next two words tell about the last of them, and are
     written before it."""
-    ITERATION_READY_AT = 28
+    ITERATION_READY_AT = 49
     """Monotonic; when it could have begun."""
-    ITERATION_AT = 29
+    ITERATION_AT = 50
     """Monotonic; when it began, later than that if it had to wait."""
 
     # Written by the minder.

@@ -86,6 +86,10 @@ class JobSpec:
     gpus: int = 1
     priority: int = 0
     """Higher goes first."""
+    memory_bytes: int = 0
+    """The most its processes may use together; 0 means what the node has."""
+    group: str = ""
+    """Jobs of one user and one such name are suspended, resumed and released together."""
     saving: Saving = Saving.SDK
     env: tuple[tuple[str, str], ...] = ()
     bundle: str | None = None
@@ -200,10 +204,12 @@ class Shape:
     gpus: int
     user: str = ""
     gpu_memory_bytes: int = 0
+    memory_bytes: int = 0
+    """0 if it did not say."""
 
 
 def shape_of(spec: JobSpec) -> Shape:
-    return Shape(gpus=spec.gpus, user=spec.user)
+    return Shape(gpus=spec.gpus, user=spec.user, memory_bytes=spec.memory_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

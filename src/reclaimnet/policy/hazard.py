@@ -53,8 +53,6 @@ class Experience:
     age_hours: tuple[float, ...] = (0.0,) * AGES
     block_reclaims: tuple[float, ...] = (0.0,) * HOURS
     block_hours: tuple[float, ...] = (0.0,) * HOURS
-    foretold: tuple[float, ...] = (0.0,) * len(VARIANTS)
-    """Reclaims that each variant expected of an average provider, before they were seen."""
     scores: tuple[float, ...] = (0.0,) * len(VARIANTS)
     """Log likelihood of what was seen, by each variant as it was before."""
 
@@ -68,7 +66,6 @@ class Experience:
             *self.age_hours,
             *self.block_reclaims,
             *self.block_hours,
-            *self.foretold,
             *self.scores,
         )
 
@@ -91,7 +88,6 @@ def of_row(row: Sequence[float]) -> Experience:
         age_hours=take(AGES),
         block_reclaims=take(HOURS),
         block_hours=take(HOURS),
-        foretold=take(len(VARIANTS)),
         scores=take(len(VARIANTS)),
     )
 
@@ -107,8 +103,6 @@ class Forecast:
     """All variants as of one moment, so that what comes later can judge them."""
 
     outlooks: tuple[Outlook, ...]
-    base: tuple[Outlook, ...]
-    """The same for an average provider."""
     chosen: int
 
     @property
@@ -133,20 +127,36 @@ def learn(own: Experience, pool: Experience) -> Forecast:
     # Who breaks the promise once is more likely to do it again; the prior is everybody's habit.
     everybody = (pool.short + SHORT_SEEN) / (pool.reclaims + SHORT_OF)
     short = (own.short + SHORT_OF * everybody) / (own.reclaims + SHORT_OF)
-    outlooks, base = [], []
-    for index, (ages, hours) in enumerate(VARIANTS):
-        # Factors are marginal: where both work together, what they foretold is set right here.
-        right = (pool.reclaims + LEVEL_WEIGHT) / (pool.foretold[index] + LEVEL_WEIGHT)
+    outlooks = []
+    for ages, hours in VARIANTS:
         average = Outlook(
-            rate_per_h=mean * min(max(right, 0.5), 2.0),
+            rate_per_h=mean,
             by_age=by_age if ages else (),
             by_hour=by_hour if hours else (),
             short=short,
         )
-        level = (own.reclaims + LEVEL_WEIGHT) / (own.foretold[index] + LEVEL_WEIGHT)
-        base.append(average)
+        # Shrunk factors expect a little too much or too little of everybody: set right first.
+        right = (pool.reclaims + PRIOR_EVENTS) / (expected(average, pool) + PRIOR_EVENTS)
+        average = replace(average, rate_per_h=mean * right)
+        level = (own.reclaims + LEVEL_WEIGHT) / (expected(average, own) + LEVEL_WEIGHT)
         outlooks.append(replace(average, rate_per_h=average.rate_per_h * level))
-    return Forecast(outlooks=tuple(outlooks), base=tuple(base), chosen=choose(pool.scores))
+    return Forecast(outlooks=tuple(outlooks), chosen=choose(pool.scores))
+
+
+def expected(outlook: Outlook, seen: Experience) -> float:
+    """Reclaims this outlook would have expected over the hours that were seen."""
+    if seen.hours <= 0:
+        return 0.0
+    count = outlook.rate_per_h * seen.hours
+    if outlook.by_age:
+        count *= _mean_factor(outlook.by_age, seen.age_hours)
+    if outlook.by_hour:
+        count *= _mean_factor(outlook.by_hour, seen.block_hours)
+    return count
+
+
+def _mean_factor(factors: Sequence[float], hours: Sequence[float]) -> float:
+    return sum(f * h for f, h in zip(factors, hours, strict=True)) / max(sum(hours), 1e-9)
 
 
 def choose(scores: Sequence[float]) -> int:
@@ -168,7 +178,7 @@ def observe(
     """A stretch of a loan has passed, and perhaps ended in a reclaim; judged by the forecast that
     was made before it."""
     age_hours, block_hours = list(seen.age_hours), list(seen.block_hours)
-    foretold, scores = list(seen.foretold), list(seen.scores)
+    scores = list(seen.scores)
     hours_in_all = 0.0
     last = (0, 0)
     begin = max(begin, end - LONGEST_SPELL)
@@ -179,7 +189,6 @@ def observe(
         block_hours[block] += hours
         last = (age, block)
         for index in range(len(VARIANTS)):
-            foretold[index] += _rate(forecast.base[index], age, block) * hours
             scores[index] -= _rate(forecast.outlooks[index], age, block) * hours
     age_reclaims, block_reclaims = list(seen.age_reclaims), list(seen.block_reclaims)
     if reclaimed:
@@ -197,7 +206,6 @@ def observe(
         age_hours=tuple(age_hours),
         block_reclaims=tuple(block_reclaims),
         block_hours=tuple(block_hours),
-        foretold=tuple(foretold),
         scores=tuple(scores),
     )
 

@@ -44,7 +44,7 @@ _MEETING: Final = 8
 """Rounds of the fixed point that estimates how long bursts take when nobody conducts."""
 _EXCESS_WEIGHT: Final = 1.5
 """What does not fit side by side costs more than its length: bursts that meet also disturb."""
-_TIGHT_WEIGHT: Final = 0.5
+_TIGHT_WEIGHT: Final = 2.0
 _STRETCHES: Final = (1.0, 1.02, 1.04, 1.08, 1.16)
 """An overfull round is made longer by what is missing, and a little more to pack it."""
 _SLOWER: Final = (2, 3)
@@ -535,6 +535,9 @@ class _Scene:
         # Whoever is higher is served first, conducted or not, so lower ones are nothing to it.
         meets = (self.rank[None, :] >= self.rank[:, None]).astype(np.float64)
         np.fill_diagonal(meets, 0.0)
+        # A job meets the others as they would be without it: one less to keep them waiting.
+        many = meets.sum(axis=1)
+        fewer = np.maximum(many - 1.0, 0.0) / np.maximum(many, 1.0)
         for _ in range(_MEETING):
             # What a talking job finds wanted by others, and how much of that is over capacity.
             here = self.demands > 0
@@ -544,7 +547,7 @@ class _Scene:
             over = over * here
             part = over / np.maximum(found, 1e-9)
             extra = self.duties * over.max(axis=0)
-            talking = (self.duties + extra) / (1.0 + extra)
+            talking = (self.duties + fewer * extra) / (1.0 + fewer * extra)
         suffer = part * (self.weights * self.duties)
         harm = self.mean * (suffer @ meets)
         return extra, harm.sum(axis=0)

@@ -10,6 +10,7 @@ from reclaimnet.policy.place import MOST_USEFUL, Place
 from reclaimnet.policy.prepare import STANDBY, STOP_AND_COPY, Preparation
 from reclaimnet.policy.rank import Rank, fair_share
 from reclaimnet.policy.rescue import Rescue, stand_still_least
+from reclaimnet.policy.survive import Survive, priority_ladder
 from reclaimnet.policy.triage import Triage, most_work
 
 
@@ -21,6 +22,7 @@ class Suite:
     prepare: Preparation = STANDBY
     rank: Rank = fair_share
     rescue: Rescue = stand_still_least
+    survive: Survive = priority_ladder
     triage: Triage = most_work
 
 

@@ -125,6 +125,11 @@ def oracle(scenario: Scenario, seed: int) -> Account:
     return run(foretold(scenario), suite, seed=seed).account
 
 
+def oracle_blind(scenario: Scenario, seed: int) -> Account:
+    """For the limits: every ending is known in time, but not when destinations are chosen."""
+    return run(foretold(scenario), Suite(cadence=Once()), seed=seed).account
+
+
 # --- contenders of their own ----------------------------------------------------------------
 
 
@@ -523,4 +528,8 @@ CONTENDERS: Final[dict[str, Contender]] = {
     "young_daly": young_daly,
     "oracle": oracle,
 }
-SENSITIVITY: Final[dict[str, Contender]] = {"slurm_requeue_10min": slurm_requeue_10min}
+SENSITIVITY: Final[dict[str, Contender]] = {
+    "slurm_requeue_10min": slurm_requeue_10min,
+    "oracle_blind": oracle_blind,
+}
+"""Not contenders, but what shows where the differences come from."""

@@ -51,6 +51,8 @@ class Process:
         self.mode = Mode.WARM
         self.frozen = True
         self.lease_until = 0
+        self.suspended_at: int | None = None
+        """Since when the airlock holds it; then no lease lets it go on."""
         self.limit: int | None = None
         self.restored: ManifestId | None = None
         self.made_at = 0
@@ -106,7 +108,7 @@ class Process:
             self._touch()
 
     def thaw(self, now: int) -> None:
-        if self.frozen:
+        if self.frozen and self.suspended_at is None:
             self.frozen = False
             self._since = now
             self._touch()

@@ -16,6 +16,7 @@ from reclaimnet.policy.suite import Suite
 from reclaimnet.sim.kernel import Kernel
 from reclaimnet.sim.ledger import Ledger
 from reclaimnet.sim.links import Links
+from reclaimnet.sim.memory import Footprint, Memory
 from reclaimnet.sim.process import Mode, Process, Work
 from reclaimnet.sim.store import Store
 
@@ -68,6 +69,7 @@ class Machine:
     notices: dict[str, ev.ReclaimAsked] = field(default_factory=dict)
     exits: dict[tuple[JobId, int], tuple[Process, ev.ProcessExited]] = field(default_factory=dict)
     """What minders wrote down of processes that ended, until an agent has read it."""
+    memory: Memory | None = None
     incarnation: int = 0
     wake_at: int | None = None
 
@@ -104,7 +106,10 @@ class SimWorld:
         self.cards: dict[NodeId, Card] = {}
         self.machines: dict[NodeId, Machine] = {}
         self.works: dict[JobId, Work] = {}
+        self.footprints: dict[JobId, Footprint] = {}
         self.answers: list[od.Answer] = []
+        self.steps_done: dict[JobId, int] = {}
+        """The furthest each job has ever come, whether it counted or not."""
         self.checks: list[Callable[[], None]] = []
         self.links = Links(self.kernel, path=path_bps or self._ends)
         self.ledger = Ledger()
@@ -120,13 +125,27 @@ class SimWorld:
 
     # --- what a test or scenario does ------------------------------------------------------
 
-    def add_node(self, body: Body) -> None:
-        self.machines[body.node] = Machine(body=body)
+    def add_node(self, body: Body, *, memory_bytes: int | None = None) -> None:
+        machine = Machine(body=body)
+        self.machines[body.node] = machine
+        if memory_bytes is not None:
+            machine.memory = Memory(
+                self.kernel,
+                memory_bytes,
+                tell=lambda reading: self._deliver(body.node, ev.PressureRead(reading=reading)),
+                kill=lambda process: self._end(
+                    machine, process, code=137, killed=True, reason="the kernel ran out of memory"
+                ),
+            )
         self.start_agent(body.node)
 
-    def submit(self, job: JobId, spec: JobSpec, work: Work) -> None:
+    def submit(
+        self, job: JobId, spec: JobSpec, work: Work, footprint: Footprint | None = None
+    ) -> None:
         self.works[job] = work
         self.ledger.submitted(job, gpus=spec.gpus, step_s=work.step_time / SECOND)
+        if footprint is not None:
+            self.footprints[job] = footprint
         record = JobRecord(id=job, spec=spec, submitted_at=self.now)
         stored = self.store.write(record)
         assert stored is not None, "a job id was used twice"
@@ -188,7 +207,10 @@ class SimWorld:
         for (job, epoch), process in sorted(machine.processes.items()):
             record = self.store.records[job]
             if process.mode in (Mode.RUNNING, Mode.WAITING) and record.epoch == epoch:
-                self._deliver(node, ev.ProcessFound(record=record, gpus=process.gpus))
+                found = ev.ProcessFound(
+                    record=record, gpus=process.gpus, suspended_at=process.suspended_at
+                )
+                self._deliver(node, found)
                 if process.mode == Mode.WAITING:
                     process.go_on(self.now)
             else:
@@ -384,6 +406,10 @@ class SimWorld:
                 if process is not None and process.mode == Mode.WAITING:
                     process.go_on(self.now)
                     self.ledger.ran(order.job, process.step(self.now), self.now)
+            case od.Suspend() | od.Unsuspend():
+                process = machine.processes.get((order.job, order.epoch))
+                if process is not None:
+                    self._suspend(process, still=isinstance(order, od.Suspend))
             case od.Limit():
                 process = machine.processes.get((order.job, order.epoch))
                 if process is not None:
@@ -484,6 +510,15 @@ class SimWorld:
 
         self.kernel.at(until, lapse)
 
+    def _suspend(self, process: Process, *, still: bool) -> None:
+        if still:
+            process.suspended_at = process.suspended_at or self.now
+            process.freeze(self.now)
+        else:
+            process.suspended_at = None
+            if self.now < process.lease_until:
+                process.thaw(self.now)
+
     # --- processes -------------------------------------------------------------------------
 
     def _process(self, machine: Machine, job: JobId, epoch: int, gpus: tuple[str, ...]) -> Process:
@@ -538,6 +573,8 @@ class SimWorld:
 
     def _process_changed(self, machine: Machine, process: Process) -> None:
         generation = process.generation
+        if machine.memory is not None:
+            machine.memory.changed(process, self.footprints.get(process.job))
         if not process.progressing:
             return
 
@@ -630,6 +667,8 @@ class SimWorld:
                 self._report_step(machine, process)
             if not killed and code == process.work.exit_code:
                 self.ledger.ended(process.job)
+        done = process.step(self.now)
+        self.steps_done[process.job] = max(self.steps_done.get(process.job, 0), done)
         process.halt(Mode.DEAD, self.now)
         machine.processes.pop((process.job, process.epoch), None)
         exited = ev.ProcessExited(

@@ -12,9 +12,7 @@ MARK = "reclaimnet-"
 def find_parent() -> Path | None:
     """Where attempts' groups can be made: below our own group, so that whoever manages it still
     manages them; None if we may not."""
-    mounts = Path("/proc/self/mounts").read_text()
-    groups = Path("/proc/self/cgroup").read_text()
-    for parent in _candidates(mounts, groups):
+    for parent in own_group("freezer"):
         if _usable(parent):
             return parent
     return None
@@ -38,20 +36,28 @@ def end_group(path: Path) -> None:
         group.remove()
 
 
-def _candidates(mounts: str, groups: str) -> list[Path]:
-    """Our own group in the unified hierarchy, then in the freezer's."""
+def own_group(controller: str) -> list[Path]:
+    """Our own group wherever the controller may be: in the unified hierarchy, and in its own."""
+    mounts = Path("/proc/self/mounts").read_text()
+    return _candidates(mounts, Path("/proc/self/cgroup").read_text(), controller)
+
+
+def _candidates(mounts: str, groups: str, controller: str = "freezer") -> list[Path]:
+    """Our own group in the unified hierarchy, then in the controller's."""
     own = {}
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
         own[controllers] = path
-    unified, freezer = [], []
+    unified, separate = [], []
     for line in mounts.splitlines():
         _, point, kind, options, *_ = line.split()
         if kind == "cgroup2" and "" in own:
             unified.append(Path(point + own[""]))
-        elif kind == "cgroup" and "freezer" in options.split(",") and "freezer" in own:
-            freezer.append(Path(point + own["freezer"]))
-    return unified + freezer
+        elif kind == "cgroup" and controller in options.split(","):
+            separate += [
+                Path(point + path) for names, path in own.items() if controller in names.split(",")
+            ]
+    return unified + separate
 
 
 def _usable(parent: Path) -> bool:

@@ -6,7 +6,8 @@ numbers of the control page's words come with `attempt.json`.
 
 Its rules, checked at least every POLL_S:
 - at END_AT every process of the attempt is killed and reaped, and its image memory is freed;
-- from LEASE_UNTIL on, or while HOLD is set, every process is stopped, and goes on afterwards;
+- from LEASE_UNTIL on, or while HOLD or SUSPENDED_AT is set, every process is stopped, and goes on
+  afterwards;
 - when the command has exited, what it left behind is killed;
 - whatever happened is written to RUNDIR/exit before the minder exits.
 """
@@ -37,6 +38,8 @@ STOP_ROUNDS: Final = 50
 MINDER_OOM_SCORE: Final = -900
 GUEST_OOM_SCORE: Final = 800
 """When memory runs out, the guest dies before anything of the owner's."""
+NICE: Final = -10
+"""Where we may: it does next to nothing, but what it does must not wait for those it stops."""
 LOG_CHECK_S: Final = 1.0
 LOG_BYTES: Final = 64 << 20
 """What is kept of a log; older text is given back to the file system."""
@@ -104,6 +107,12 @@ def write_control(path: str, text: str) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def hurry(nice: int) -> None:
+    """The calling thread's niceness, if the kernel lets us."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
 
 
 class Group:
@@ -191,6 +200,7 @@ class Minder:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAKES)
         write_control("/proc/self/oom_score_adj", str(MINDER_OOM_SCORE))
+        hurry(NICE)
         # Known before the command is: should both the agent and we die in between, nothing runs.
         self._tell_who()
         failure = self._start() if self._admitted() else (KILLED, "ended before it was started")
@@ -240,7 +250,12 @@ class Minder:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if self._group is not None:
                 self._group.join()
-            write_control("/proc/self/oom_score_adj", str(GUEST_OOM_SCORE))
+            memory = self._attempt.get("memory")
+            if memory and not write_control(os.path.join(memory, "cgroup.procs"), "0"):
+                raise OSError(f"it may not enter {memory}")
+            hurry(self._attempt.get("nice", 0))
+            score = self._attempt.get("oom_score", GUEST_OOM_SCORE)
+            write_control("/proc/self/oom_score_adj", str(score))
             for number in _IGNORED:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -278,15 +293,32 @@ class Minder:
                 code = os.waitstatus_to_exitcode(self._status)
                 self._end()
                 reason = f"signal {signal.Signals(-code).name}" if code < 0 else ""
-                self._leave(code=128 - code if code < 0 else code, killed=False, reason=reason)
+                killed = False
+                if code != 0 and self._out_of_memory():
+                    limit = self._attempt.get("memory_limit", 0)
+                    killed = not limit
+                    reason = f"it used more than the {limit} bytes of memory it asked for"
+                    reason = reason if limit else "the kernel ended it: memory ran out"
+                self._leave(code=128 - code if code < 0 else code, killed=killed, reason=reason)
                 return
             lease_until = self._lease_due.at(page[word["LEASE_UNTIL"]], slept)
             hold = page[word["HOLD"]]
-            if self._keep_still(now >= lease_until or hold != 0):
+            suspended = page[word["SUSPENDED_AT"]] != 0
+            if self._keep_still(now >= lease_until or hold != 0 or suspended):
                 page[word["STILL"]] = 1 + hold if self._still else 0
             self._bound_log()
             times = [t - now for t in (end_at, lease_until) if t > now]
             signal.sigtimedwait(_WAKES, min([POLL_S, *(t / 1e9 for t in times)]))
+
+    def _out_of_memory(self) -> bool:
+        """Whether the kernel has ended a process of the attempt for want of memory."""
+        memory = self._attempt.get("memory")
+        if not memory:
+            return False
+        for name in ("memory.events", "memory.oom_control"):
+            with contextlib.suppress(OSError), open(os.path.join(memory, name)) as file:
+                return any(line.startswith("oom_kill ") and int(line[9:]) > 0 for line in file)
+        return False
 
     def _keep_still(self, still: bool) -> bool:
         """Whether the processes are as they should be."""
@@ -373,6 +405,10 @@ class Minder:
     def _leave(self, *, code: int, killed: bool, reason: str) -> None:
         if self._group is not None:
             self._group.remove()
+        memory = self._attempt.get("memory")
+        if memory:
+            with contextlib.suppress(OSError):
+                os.rmdir(memory)
         text = {"code": code, "killed": killed, "reason": reason, "at": time.time_ns()}
         write_whole(os.path.join(self._rundir, "exit"), json.dumps(text))
 

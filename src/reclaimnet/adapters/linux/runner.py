@@ -42,6 +42,7 @@ from typing import Any, Final
 
 import reclaimnet
 from reclaimnet.adapters.linux import cgroup, minder
+from reclaimnet.adapters.linux.memory import V2, MemoryGroup, make_memory_group
 from reclaimnet.adapters.linux.page import make_page, open_page
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.market import GpuId, JobId, Notice
@@ -62,6 +63,11 @@ SAVE_PATIENCE: Final = 300 * SECOND
 """A save that is not answered for so long has failed."""
 CATCH_PATIENCE: Final = 10 * SECOND
 """A process may not have come to installing its handler yet."""
+MAX_OOM_SCORE: Final = 1000
+MIN_OOM_SCORE: Final = 300
+OOM_SCORE_STEP: Final = 50
+"""One step of priority: should the kernel choose after all, it chooses in our rank, but always a
+guest before anything of the owner's."""
 ORPHAN_ROUNDS: Final = 50
 CATCH_EVERY: Final = 200 * MILLISECOND
 COPY_TRIES: Final = 3
@@ -159,6 +165,8 @@ class Found:
     step: int
     warm: bool
     waiting: bool
+    suspended_at: int | None
+    """Since when the airlock holds it."""
     exit: Exited | None
 
 
@@ -185,6 +193,8 @@ class _Attempt:
     dir: Path
     images: Path
     group: Path | None
+    memory: Path | None
+    """The group that accounts for its memory."""
     words: memoryview
     minder: int = 0
     pidfd: int = -1
@@ -226,12 +236,15 @@ class Runner:
         on: Callable[[RunnerReport], None],
         *,
         cgroups: bool = True,
+        memory: Path | None = None,
         outputs: Path | None = None,
         gate: Callable[[JobId, int, int], None] | None = None,
     ) -> None:
         """Output directories are made below `outputs` and stay there; without it, they are part
         of the run directories and go with them. `gate` is called with the pid that all processes
-        of an attempt will descend from, before there are any; if it raises, there will be none."""
+        of an attempt will descend from, before there are any; if it raises, there will be none.
+        `memory` is where attempts' memory groups are made; without it, what version 2 groups
+        offer is used if they do."""
         root.mkdir(parents=True, exist_ok=True)
         self._root = root.resolve()
         self._lock = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -244,6 +257,7 @@ class Runner:
         self._outputs = outputs
         self._gate = gate
         self._parent = cgroup.find_parent() if cgroups else None
+        self._memory = memory
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
         self._leases: dict[JobId, int] = {}
         self._ends: dict[tuple[JobId, int], int] = {}
@@ -253,7 +267,10 @@ class Runner:
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._copier = ThreadPoolExecutor(2, thread_name_prefix="reclaimnet-copier")
+        self._nice = os.getpriority(os.PRIO_PROCESS, 0)
+        self._copier = ThreadPoolExecutor(
+            2, "reclaimnet-copier", initializer=minder.hurry, initargs=(self._nice,)
+        )
         self._closing = False
         self._closed = False
         self._door = threading.Lock()
@@ -330,6 +347,39 @@ class Runner:
         stand still afterwards."""
         self._do(lambda: self._hold_lease(until_monotonic_ns, jobs))
 
+    def suspend(self, job: JobId, epoch: int, *, push_out: bool = False) -> None:
+        """Every process stands still, whatever the lease, until `unsuspend`; if `push_out`, its
+        memory is moved to swap."""
+
+        def stop(attempt: _Attempt) -> None:
+            if not attempt.words[Word.SUSPENDED_AT]:
+                attempt.words[Word.SUSPENDED_AT] = time.monotonic_ns()
+                self._nudge(attempt)
+            if push_out and attempt.memory is not None:
+                self._copier.submit(MemoryGroup(attempt.memory).push_out)
+
+        self._do_for(job, epoch, stop)
+
+    def unsuspend(self, job: JobId, epoch: int) -> None:
+        def go_on(attempt: _Attempt) -> None:
+            attempt.words[Word.SUSPENDED_AT] = 0
+            self._nudge(attempt)
+
+        self._do_for(job, epoch, go_on)
+
+    def still(self, job: JobId, epoch: int) -> bool:
+        """Whether its processes are stopped."""
+        attempt = self._attempts.get((job, epoch))
+        return attempt is not None and attempt.words[Word.STILL] != 0
+
+    def memory(self) -> dict[tuple[JobId, int], tuple[Path | None, int]]:
+        """The memory group and the first process of each attempt that is not over."""
+        return {
+            key: (attempt.memory, attempt.main)
+            for key, attempt in list(self._attempts.items())
+            if not attempt.over
+        }
+
     def intact(self, snapshot: Snapshot) -> bool:
         """Whether what was read from the snapshot up to now is what was saved."""
         attempt = self._attempts.get((snapshot.job, snapshot.epoch))
@@ -391,6 +441,7 @@ class Runner:
         self._do(run)
 
     def _run(self) -> None:
+        minder.hurry(minder.NICE)
         while not self._closing:
             busy = any(not attempt.over for attempt in self._attempts.values())
             for key, _ in self._selector.select(POLL / SECOND if busy else None):
@@ -530,6 +581,7 @@ class Runner:
             group = None
             if self._parent is not None:
                 group = cgroup.make_group(self._parent, self._group_name(name))
+            memory = self._memory_group(name, group, spec.memory_bytes)
             words = make_page(directory / "page")
             attempt = _Attempt(
                 job=job,
@@ -539,6 +591,7 @@ class Runner:
                 dir=directory,
                 images=images,
                 group=group,
+                memory=memory,
                 words=words,
             )
             words[Word.LEASE_UNTIL] = self._leases.get(job, 0)
@@ -554,6 +607,10 @@ class Runner:
                 "env": env,
                 "images": str(images),
                 "group": None if group is None else str(group),
+                "memory": None if memory is None else str(memory),
+                "memory_limit": spec.memory_bytes,
+                "nice": self._nice,
+                "oom_score": _oom_score(spec.priority),
                 "boot": _boot_id(),
                 "words": {word.name: int(word) for word in Word},
                 "at_once": AT_ONCE,
@@ -576,10 +633,26 @@ class Runner:
         """All that an attempt of that name has, or may have, on this machine."""
         if self._parent is not None:
             cgroup.end_group(self._parent / (cgroup.MARK + self._group_name(name)))
+        if self._memory is not None:
+            MemoryGroup(self._memory / (cgroup.MARK + self._group_name(name))).remove()
         shutil.rmtree(self._image_root / name, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._image_root.rmdir()
         shutil.rmtree(self._root / name, ignore_errors=True)
+
+    def _memory_group(self, name: str, group: Path | None, limit: int) -> Path | None:
+        """Version 2 knows one group for everything; version 1 one for each controller."""
+        if group is not None and (group / V2.usage).exists():
+            if limit and not MemoryGroup(group).set_limit(limit):
+                raise OSError(f"it cannot be limited to {limit} bytes of memory")
+            return group
+        if self._memory is None:
+            return None
+        if self._gate is not None and (self._memory / V2.usage).exists():
+            # The guard's group is the one it is in, and there it can be in no other.
+            return None
+        made = make_memory_group(self._memory, self._group_name(name), limit)
+        return None if made is None else made.path
 
     def _environment(
         self, attempt: _Attempt, spec: JobSpec, resume: Path | None, restarts: int
@@ -1044,6 +1117,7 @@ class Runner:
                 dir=file.parent,
                 images=Path(text["images"]),
                 group=None if text["group"] is None else Path(text["group"]),
+                memory=Path(text["memory"]) if text.get("memory") else None,
                 words=words,
                 warm=not words[Word.GO],
                 failed_seen=words[Word.SAVE_FAILED],
@@ -1082,6 +1156,7 @@ class Runner:
             step=attempt.words[Word.STEP],
             warm=attempt.warm,
             waiting=bool(attempt.words[Word.WAITING] or attempt.words[Word.HOLD]),
+            suspended_at=attempt.words[Word.SUSPENDED_AT] or None,
             exit=exited,
         )
 
@@ -1099,7 +1174,14 @@ class Runner:
             self._ends.pop((job, epoch), None)
         if attempt.group is not None:
             cgroup.end_group(attempt.group)
+        if attempt.memory is not None:
+            MemoryGroup(attempt.memory).remove()
         self._remove(attempt.dir.name)
+
+
+def _oom_score(priority: int) -> int:
+    score = minder.GUEST_OOM_SCORE - OOM_SCORE_STEP * priority
+    return min(max(score, MIN_OOM_SCORE), MAX_OOM_SCORE)
 
 
 def _subfolders(path: Path) -> list[Path]:

@@ -1,0 +1,683 @@
+"""`rn bench airlock`: memory runs short; who survives, in which rank, and what is lost?
+
+Real processes allocate real memory in real control groups below one limit, the node. Each
+contender is the same agent's world and mind under another policy of survival; the first of them
+leaves it to the kernel. The same contest is then held in the simulator on many nodes.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+from reclaimnet.adapters.linux.memory import MemoryGroup, find_memory, make_memory_group
+from reclaimnet.adapters.nats.campus import Campus, Refused
+from reclaimnet.adapters.vault.store import Vault
+from reclaimnet.apps.world import Clock, LiveWorld
+from reclaimnet.engine.airlock import EPISODE
+from reclaimnet.engine.attempt import Phase
+from reclaimnet.engine.node import DISPATCHER, Body, Node
+from reclaimnet.errors import Unavailable
+from reclaimnet.model import events as ev
+from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Offer, Terms
+from reclaimnet.model.orders import Order
+from reclaimnet.model.units import MIB, MILLISECOND, MINUTE, SECOND
+from reclaimnet.model.work import JobRecord, JobSpec
+from reclaimnet.policy.cadence import Due, Savable, Stage
+from reclaimnet.policy.suite import Suite
+from reclaimnet.policy.survive import Survive, largest_first, newest_first, nobody, priority_ladder
+from reclaimnet.sim.memory import Footprint
+from reclaimnet.sim.process import Work
+from reclaimnet.sim.store import Store
+from reclaimnet.sim.world import SimWorld
+
+CONTENDERS: Final[dict[str, Survive]] = {
+    "airlock": priority_ladder,
+    "kernel_oom": nobody,
+    "newest_first": newest_first,
+    "largest_first": largest_first,
+}
+PRIORITIES: Final = {"high": 9, "mid": 5, "low": 0}
+NODE: Final = NodeId("bench")
+SLOTS: Final = 24
+"""More than the memory can hold: memory, not GPUs, is what is short."""
+SAVE_EVERY: Final = 2 * SECOND
+"""Every contender's jobs are saved this often, so that all have something to go back to."""
+KERNEL_SCORE: Final = 800
+"""The same for every job of the others: the kernel by itself knows nothing of priorities."""
+STEP_S: Final = 0.05
+WINDOW_S: Final = 30.0
+QUICK_WINDOW_S: Final = 8.5
+NODE_BYTES: Final = 2048 * MIB
+QUICK_NODE_BYTES: Final = 1024 * MIB
+SATURATED: Final = 0.9
+"""The average of memory in use begins when this share was reached for the first time."""
+SAMPLE_S: Final = 0.01
+END_PATIENCE_S: Final = 10.0
+SIM_NODES: Final = 1000
+QUICK_SIM_NODES: Final = 4
+SIM_ZONE: Final = 4
+"""Nodes that hear each other."""
+SIM_WINDOW: Final = MINUTE
+SIM_NODE_BYTES: Final = 64 << 30
+SIM_STATE_BYTES: Final = 32 * MIB
+SIM_SLOTS: Final = 16
+SIM_STEP: Final = SECOND
+SIM_LOAD_TIME: Final = 5 * SECOND
+SIM_SAVE_EVERY: Final = MINUTE // 2
+
+JOB: Final = '''\
+"""Holds memory: its base after a second, more with every step up to its peak; else it counts."""
+
+import sys
+import time
+
+from reclaimnet import sdk
+
+base, peak, growth, pause, steps, score = (float(word) for word in sys.argv[1:])
+if score:
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(int(score)))
+with sdk.job() as job:
+    state = job.restore({"step": 0, "payload": bytes(1 << 20)})
+    held = []
+    size = 0.0
+    while state["step"] < steps:
+        time.sleep(pause)
+        if size < peak:
+            more = min((base if size < base else growth) * pause, peak - size)
+            held.append(b"x" * int(more))
+            size += more
+        state["step"] += 1
+        job.step(state["step"], state)
+'''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One job of the contest."""
+
+    name: str
+    rank: str
+    at_s: float
+    """When it is submitted."""
+    base: int
+    peak: int
+    growth_bps: int
+    run_s: float
+
+
+def loads(
+    seed: int, limit: int, window_s: float, *, lows: int = 26, share: float = 0.02
+) -> list[Load]:
+    """Residents that fill most of the node, a saturating stream of small jobs, and late arrivals
+    of high priority; all of them take most of their memory at the start and creep on from there,
+    some faster than others. Shares are of the node's memory."""
+    rng = random.Random(seed)
+
+    def load(name: str, rank: str, at_s: float, share: float, fill: float, run: float) -> Load:
+        peak = int(limit * share)
+        base = int(peak * 0.6)
+        return Load(
+            name=name,
+            rank=rank,
+            at_s=at_s,
+            base=base,
+            peak=peak,
+            growth_bps=int((peak - base) / (fill * window_s)),
+            run_s=run * window_s,
+        )
+
+    some = [load(f"high{i}", "high", 0, rng.uniform(0.12, 0.16), 0.5, 2) for i in range(2)]
+    some += [load(f"mid{i}", "mid", 0, rng.uniform(0.07, 0.11), 0.5, 2) for i in range(3)]
+    some += [
+        load(
+            f"low{i:02}",
+            "low",
+            0.0 if i < lows * 0.6 else rng.uniform(0.2, 0.9) * window_s,
+            rng.uniform(share, share + 0.03),
+            rng.choice((0.1, 0.4, 0.8)),
+            rng.uniform(0.3, 1.2),
+        )
+        for i in range(lows)
+    ]
+    some += [load(f"late{i}", "high", (0.4 + 0.25 * i) * window_s, 0.08, 0.2, 2) for i in range(2)]
+    return sorted(some, key=lambda item: (item.at_s, item.name))
+
+
+@dataclass(slots=True)
+class Tally:
+    """What is counted, in either world, from the journal."""
+
+    ranks: dict[JobId, str]
+    started: set[JobId] = field(default_factory=set)
+    ended: set[JobId] = field(default_factory=set)
+    """Those whose run was cut short, saved or not."""
+    inversions: int = 0
+    suspensions: int = 0
+    lost_s: float = 0.0
+    episodes: list[float] = field(default_factory=list)
+    out_since: dict[JobId, int] = field(default_factory=dict)
+    """Since when a job does not run for want of memory."""
+
+    def running(self, now: int, job: JobId) -> None:
+        self.started.add(job)
+        since = self.out_since.pop(job, None)
+        if since is not None:
+            self.episodes.append((now - since) / SECOND)
+
+    def stopped(self, now: int, job: JobId, others: Sequence[JobId]) -> None:
+        """The job no longer runs, for want of memory, while the others do."""
+        if job in self.out_since:
+            return
+        self.out_since[job] = now
+        mine = PRIORITIES[self.ranks[job]]
+        self.inversions += any(PRIORITIES[self.ranks[other]] < mine for other in others)
+
+    def cut_short(self, job: JobId, lost_s: float) -> None:
+        self.ended.add(job)
+        self.lost_s += lost_s
+
+    def survived(self) -> dict[str, float]:
+        shares = {}
+        for rank in PRIORITIES:
+            began = [job for job in self.started if self.ranks[job] == rank]
+            lived = [job for job in began if job not in self.ended]
+            shares[rank] = round(len(lived) / len(began), 4) if began else 1.0
+        return shares
+
+
+def note(
+    tally: Tally,
+    mind: Node,
+    now: int,
+    event: ev.Event,
+    orders: Sequence[Order],
+    *,
+    step_s: float = STEP_S,
+    done: int | None = None,
+) -> None:
+    """From one entry of the journal, whichever world wrote it. What a job that waits elsewhere or
+    in the queue does not do counts until it runs again. `done` is the last step of a job that
+    ended, where that is known better than from its reports."""
+    kinds: dict[str, set[JobId]] = {}
+    for order in orders:
+        kinds.setdefault(type(order).__name__, set()).add(getattr(order, "job", JobId("")))
+    stopped = kinds.get("Suspend", set())
+    if isinstance(event, ev.PressureRead):
+        stopped = stopped | kinds.get("End", set())
+    if isinstance(event, ev.ProcessExited):
+        attempt = mind.attempts.get(event.job)
+        if attempt is not None and event.killed:
+            stopped = stopped | {event.job}
+            newest = attempt.record.newest
+            saved = newest.step if newest else 0
+            step = attempt.record.step if done is None else done
+            tally.cut_short(event.job, max(step - saved, 0) * step_s)
+    others = [
+        job
+        for job, attempt in mind.attempts.items()
+        if attempt.phase == Phase.RUNNING and job not in mind.airlock.holds and job not in stopped
+    ]
+    tally.suspensions += len(kinds.get("Suspend", set()))
+    for job in sorted(stopped):
+        tally.stopped(now, job, others)
+    if isinstance(event, ev.ProcessStarted):
+        tally.running(now, event.job)
+    for job in kinds.get("Unsuspend", set()) - mind.airlock.holds.keys():
+        tally.running(now, job)
+
+
+def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
+    parent = find_memory()
+    if parent is None:
+        raise Unavailable(
+            "this bench needs the memory controller of control groups: run it as root, or in a "
+            "session whose group was delegated to you"
+        )
+    limit = QUICK_NODE_BYTES if quick else NODE_BYTES
+    window_s = QUICK_WINDOW_S if quick else WINDOW_S
+    results = {}
+    for name, survive in CONTENDERS.items():
+        _say(f"{name}: {limit // MIB} MiB for {window_s:.0f} s")
+        results[name] = _contest(parent, name, survive, seed, limit, window_s)
+    nodes = QUICK_SIM_NODES if quick else SIM_NODES
+    simulated = {}
+    for name, survive in CONTENDERS.items():
+        _say(f"{name}: {nodes} simulated nodes")
+        simulated[name] = _simulated(survive, seed, nodes)
+    return {
+        "bench": "airlock",
+        "seed": seed,
+        "params": {
+            "node_bytes": limit,
+            "window_s": window_s,
+            "saved_every_s": SAVE_EVERY / SECOND,
+            "episode_bound_s": EPISODE / SECOND,
+            "survived": "never ended before its own end, not even after it was saved",
+            "episode": "from the moment a job is stopped or ended until it runs again",
+            "stop_ms": "from a reading to the moment the process stands still, seen every 10 ms",
+            "react_ms": "the same from the reading before, so an upper bound from the crossing on",
+            "used_fraction": f"mean from the first moment above {SATURATED} on",
+        },
+        "results": results,
+        "simulated": {"nodes": nodes, "node_bytes": SIM_NODE_BYTES, "results": simulated},
+    }
+
+
+def render(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    size = result["params"]["node_bytes"] // MIB
+    simulated = result["simulated"]
+    for title, rows in (
+        (f"Real processes in {size} MiB", result["results"]),
+        (f"{simulated['nodes']} simulated nodes", simulated["results"]),
+    ):
+        table = Table(title=title)
+        heads = ("", "high", "mid", "low", "inversions", "used", "episode p99", "work lost")
+        for head in heads:
+            table.add_column(head, justify="right" if head else "left")
+        for name, row in rows.items():
+            lived = row["survived_by_priority"]
+            table.add_row(
+                name,
+                *(f"{100 * lived[rank]:.0f} %" for rank in PRIORITIES),
+                str(row["inversions"]),
+                f"{100 * row['used_fraction']:.1f} %",
+                f"{row['episode_p99_s']:.2f} s",
+                f"{row['work_lost_s']:.1f} s",
+            )
+        console.print(table)
+    _plot(result)
+
+
+def _plot(result: dict[str, Any]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    names = list(result["results"])
+    for index, rank in enumerate(PRIORITIES):
+        heights = [result["results"][name]["survived_by_priority"][rank] for name in names]
+        axes[0].bar([i + 0.25 * index for i in range(len(names))], heights, 0.25, label=rank)
+    axes[0].set(xticks=[i + 0.25 for i in range(len(names))], ylabel="share that survived")
+    axes[0].set_xticklabels(names)
+    axes[0].legend(title="priority")
+    axes[1].bar(names, [result["results"][name]["work_lost_s"] for name in names])
+    axes[1].set(ylabel="work lost [s]")
+    folder = Path("out")
+    folder.mkdir(exist_ok=True)
+    figure.savefig(folder / "airlock.svg")
+    pyplot.close(figure)
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """A fixed interval: what is compared is survival, not cadence."""
+
+    interval: int
+
+    def __call__(self, jobs: Sequence[Savable], stage: Stage) -> tuple[Due, ...]:
+        return tuple(
+            Due(
+                job=job.job,
+                at=job.saved_at + self.interval,
+                interval=self.interval,
+                cost=None,
+                hazard_per_h=0.0,
+            )
+            for job in jobs
+        )
+
+
+# --- real ------------------------------------------------------------------------------------
+
+
+class OneNode:
+    """A campus of one node: the records in memory, and nobody else to talk to."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.world: LiveWorld | None = None
+        self.cards: dict[NodeId, Card] = {}
+
+    async def write(self, record: JobRecord) -> JobRecord | Refused:
+        stored = self.store.write(record)
+        if stored is None:
+            return Refused(current=self.store.records.get(record.id))
+        self.tell_dispatcher(stored)
+        return stored
+
+    def tell_dispatcher(self, record: JobRecord) -> None:
+        assert self.world is not None, "the world comes first"
+        seen = ev.RecordSeen(job=record.id, record=record)
+        asyncio.get_running_loop().call_soon(self.world.deliver, seen)
+
+    async def read(self, job: JobId) -> JobRecord | None:
+        return self.store.records.get(job)
+
+    async def beat(self, card: Card) -> None:
+        self.cards[card.node] = card
+        assert self.world is not None, "the world comes first"
+        self.world.hear(card)
+
+    async def read_card(self, node: NodeId) -> Card | None:
+        return self.cards.get(node)
+
+    async def tell(self, to: NodeId, event: ev.Event) -> None:
+        raise Unavailable(f"there is no {to}")
+
+    async def append_log(self, job: JobId, epoch: int, node: NodeId, text: bytes) -> None:
+        pass
+
+    def journal(self, entry: object) -> None:
+        pass
+
+    async def flush_journal(self) -> None:
+        pass
+
+
+class NotedNode(Node):
+    """The same mind; what it was told and ordered is counted as well."""
+
+    def __init__(self, body: Body, suite: Suite, tally: Tally) -> None:
+        super().__init__(body, suite)
+        self.tally = tally
+        self.stops: list[tuple[JobId, int, int, int]] = []
+        """Job, epoch, and the moments of the reading that stopped it and of the one before."""
+        self._last_read = 0
+
+    def handle(self, event: ev.Event, now: int) -> list[Order]:
+        orders = super().handle(event, now)
+        note(self.tally, self, now, event, orders)
+        if isinstance(event, ev.PressureRead):
+            for order in orders:
+                if type(order).__name__ == "Suspend":
+                    job: JobId = order.job  # type: ignore[union-attr]
+                    at = event.reading.at
+                    self.stops.append((job, self.attempts[job].epoch, at, self._last_read))
+            self._last_read = event.reading.at
+        return orders
+
+
+@dataclass(slots=True)
+class _Samples:
+    used: list[float] = field(default_factory=list)
+    saturated: bool = False
+    stop_ms: list[float] = field(default_factory=list)
+    react_ms: list[float] = field(default_factory=list)
+
+
+def _contest(
+    parent: Path, name: str, survive: Survive, seed: int, limit: int, window_s: float
+) -> dict[str, Any]:
+    root = make_memory_group(parent, f"bench-{os.getpid()}-{name}", limit)
+    if root is None:
+        raise Unavailable(f"no memory group of {limit} bytes can be made below {parent}")
+    try:
+        with tempfile.TemporaryDirectory(prefix="reclaimnet-bench-") as folder:
+            return asyncio.run(
+                _held(Path(folder), root, survive, loads(seed, limit, window_s), window_s)
+            )
+    finally:
+        _remove(root)
+
+
+async def _held(
+    folder: Path, root: MemoryGroup, survive: Survive, plan: list[Load], window_s: float
+) -> dict[str, Any]:
+    (folder / "job.py").write_text(JOB)
+    clock = Clock()
+    tally = Tally(ranks={JobId(load.name): load.rank for load in plan})
+    mind = NotedNode(Body(node=NODE), Suite(survive=survive, cadence=Every(SAVE_EVERY)), tally)
+    campus = OneNode()
+    with Vault(folder / "vault", quota_bytes=1 << 32) as vault:
+        world = LiveWorld(
+            node=NODE,
+            folder=folder,
+            mind=mind,
+            campus=cast(Campus, campus),
+            vault=vault,
+            client=ssl.create_default_context(),
+            clock=clock,
+            memory=root.path,
+        )
+        campus.world = world
+        samples = _Samples()
+        try:
+            world.deliver(ev.RoleWon(role=DISPATCHER))
+            world.deliver(ev.LendAsked(request="bench", offer=_offer(SLOTS)))
+            world.deliver(ev.Woke())
+            limit = root.limit()
+            assert limit is not None, "we have just set it"
+            async with asyncio.timeout(window_s + END_PATIENCE_S):
+                sampling = asyncio.ensure_future(_sample(world, mind, root, limit, samples))
+                score = 0 if survive is priority_ladder else KERNEL_SCORE
+                await _submit(campus, clock, folder, plan, window_s, score)
+                sampling.cancel()
+                await asyncio.wait([sampling])
+            result = _result(tally, samples, clock.now())
+        finally:
+            mind.tally = Tally(ranks=tally.ranks)
+            await _end(world, mind)
+            await world.close()
+        return result
+
+
+async def _submit(
+    campus: OneNode, clock: Clock, folder: Path, plan: list[Load], window_s: float, score: int
+) -> None:
+    began = time.monotonic()
+    for load in plan:
+        await asyncio.sleep(max(began + load.at_s - time.monotonic(), 0))
+        command = [sys.executable, str(folder / "job.py")]
+        command += [str(load.base), str(load.peak), str(load.growth_bps), str(STEP_S)]
+        spec = JobSpec(
+            name=load.name,
+            user="bench",
+            command=(*command, str(int(load.run_s / STEP_S)), str(score)),
+            priority=PRIORITIES[load.rank],
+            workdir=str(folder),
+        )
+        record = JobRecord(id=JobId(load.name), spec=spec, submitted_at=clock.now())
+        stored = campus.store.write(record)
+        assert stored is not None, "a job id was used twice"
+        campus.tell_dispatcher(stored)
+    await asyncio.sleep(max(began + window_s - time.monotonic(), 0))
+
+
+async def _sample(
+    world: LiveWorld, mind: NotedNode, root: MemoryGroup, limit: int, samples: _Samples
+) -> None:
+    while True:
+        share = root.usage() / limit
+        samples.saturated = samples.saturated or share >= SATURATED
+        if samples.saturated:
+            samples.used.append(share)
+        waiting = []
+        for job, epoch, at, before in mind.stops:
+            if world.runner.still(job, epoch):
+                samples.stop_ms.append((world.now() - at) / MILLISECOND)
+                samples.react_ms.append((world.now() - before) / MILLISECOND)
+            elif job in mind.airlock.holds and mind.airlock.holds[job].still:
+                waiting.append((job, epoch, at, before))
+        mind.stops = waiting
+        await asyncio.sleep(SAMPLE_S)
+
+
+def _result(tally: Tally, samples: _Samples, now: int) -> dict[str, Any]:
+    episodes = tally.episodes + [(now - since) / SECOND for since in tally.out_since.values()]
+    return {
+        "survived_by_priority": tally.survived(),
+        "inversions": tally.inversions,
+        "used_fraction": round(sum(samples.used) / max(len(samples.used), 1), 4),
+        "episode_p99_s": round(_p99(episodes), 3),
+        "work_lost_s": round(tally.lost_s, 2),
+        "ended": len(tally.ended),
+        "suspensions": tally.suspensions,
+        "jobs": len(tally.started),
+        "stop_ms": _spread(samples.stop_ms),
+        "react_ms": _spread(samples.react_ms),
+    }
+
+
+async def _end(world: LiveWorld, mind: Node) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_PATIENCE_S):
+            mind.dispatcher = None
+            for attempt in list(mind.attempts.values()):
+                world.runner.end(attempt.job, attempt.epoch)
+            await world.empty()
+
+
+def _remove(root: MemoryGroup) -> None:
+    """What we made, by its own name, with whatever is still in it."""
+    give_up = time.monotonic() + END_PATIENCE_S
+    while root.path.exists() and time.monotonic() < give_up:
+        for group in (*root.path.glob("reclaimnet-*"), root.path):
+            with contextlib.suppress(OSError):
+                for pid in (group / "cgroup.procs").read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+                group.rmdir()
+        time.sleep(SAMPLE_S)
+
+
+def _offer(slots: int) -> Offer:
+    gpus = tuple(Gpu(id=GpuId(f"slot-{index}"), index=index) for index in range(slots))
+    return Offer(provider="bench", gpus=gpus, terms=Terms())
+
+
+# --- simulated -------------------------------------------------------------------------------
+
+
+def _simulated(survive: Survive, seed: int, nodes: int) -> dict[str, Any]:
+    """Zones one after the other: nodes of different zones do not talk about memory."""
+    total = Tally(ranks={})
+    filled = capacity = 0.0
+    kills = 0
+    for zone in range(nodes // SIM_ZONE):
+        tally, share, size, ended = _zone(survive, seed * 100_003 + zone)
+        filled += share
+        capacity += size
+        kills += ended
+        total.ranks |= tally.ranks
+        total.started |= tally.started
+        total.ended |= tally.ended
+        total.inversions += tally.inversions
+        total.suspensions += tally.suspensions
+        total.lost_s += tally.lost_s
+        total.episodes += tally.episodes
+    return {
+        "survived_by_priority": total.survived(),
+        "inversions": total.inversions,
+        "used_fraction": round(filled / max(capacity, 1), 4),
+        "episode_p99_s": round(_p99(total.episodes), 3),
+        "work_lost_s": round(total.lost_s, 1),
+        "ended": len(total.ended),
+        "suspensions": total.suspensions,
+        "jobs": len(total.started),
+        "kernel_kills": kills,
+    }
+
+
+def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
+    suite = Suite(survive=survive, cadence=Every(SIM_SAVE_EVERY))
+    world = SimWorld(seed=seed, suite=suite, report_every=None)
+    tally = Tally(ranks={})
+
+    def journal(now: int, node: NodeId, event: ev.Event, orders: Sequence[Order]) -> None:
+        mind = world.machines[node].mind
+        if mind is not None:
+            done = world.steps_done.get(event.job) if isinstance(event, ev.ProcessExited) else None
+            note(tally, mind, now, event, orders, step_s=SIM_STEP / SECOND, done=done)
+
+    world.journal = journal
+    for index in range(SIM_ZONE):
+        node = NodeId(f"n{index}")
+        world.add_node(Body(node=node), memory_bytes=SIM_NODE_BYTES)
+    world.run(SECOND)
+    for index in range(SIM_ZONE):
+        world.lend(NodeId(f"n{index}"), _offer(SIM_SLOTS))
+    world.run(4 * SECOND)
+    window_s = SIM_WINDOW / SECOND
+    arriving = []
+    for index in range(SIM_ZONE):
+        plan = loads(seed * 7 + index, SIM_NODE_BYTES, window_s, lows=16, share=0.03)
+        for load in plan:
+            name = f"{seed}-{index}-{load.name}"
+            tally.ranks[JobId(name)] = load.rank
+            # One node's worth after the other, so that each node gets its share of every rank.
+            arriving.append(replace(load, name=name, at_s=load.at_s + index))
+    start, marks = world.now, [0.0] * SIM_ZONE
+    saturated: dict[int, int] = {}
+    for load in sorted(arriving, key=lambda item: (item.at_s, item.name)):
+        world.run(start + round(load.at_s * SECOND))
+        spec = JobSpec(
+            name=load.name, user="bench", command=("true",), priority=PRIORITIES[load.rank]
+        )
+        work = Work(
+            steps=round(load.run_s * SECOND / SIM_STEP),
+            step_time=SIM_STEP,
+            state_bytes=SIM_STATE_BYTES,
+            save_time=SECOND,
+        )
+        footprint = Footprint(
+            base=load.base, peak=load.peak, growth_bps=load.growth_bps, load_time=SIM_LOAD_TIME
+        )
+        world.submit(JobId(load.name), spec, work, footprint)
+        _mark(world, saturated, marks)
+    tick = start
+    while tick < start + SIM_WINDOW:
+        tick = min(max(tick, world.now) + SECOND, start + SIM_WINDOW)
+        world.run(tick)
+        _mark(world, saturated, marks)
+    filled = capacity = 0.0
+    kills = 0
+    for index in range(SIM_ZONE):
+        memory = world.machines[NodeId(f"n{index}")].memory
+        assert memory is not None, "every node has one"
+        memory.settle()
+        kills += memory.kills
+        if index in saturated:
+            filled += memory.filled - marks[index]
+            capacity += float(SIM_NODE_BYTES) * (world.now - saturated[index])
+    return tally, filled, capacity, kills
+
+
+def _mark(world: SimWorld, saturated: dict[int, int], marks: list[float]) -> None:
+    """Remember where each node's account stood when it was full for the first time."""
+    for index in range(SIM_ZONE):
+        memory = world.machines[NodeId(f"n{index}")].memory
+        assert memory is not None, "every node has one"
+        if index not in saturated and memory.used >= SATURATED * SIM_NODE_BYTES:
+            memory.settle()
+            saturated[index] = world.now
+            marks[index] = memory.filled
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    middle = sorted(values)[len(values) // 2] if values else 0.0
+    return {"p50": round(middle, 1), "p99": round(_p99(values), 1)}
+
+
+def _p99(values: list[float]) -> float:
+    ranked = sorted(values)
+    return ranked[min(int(len(ranked) * 0.99), len(ranked) - 1)] if ranked else 0.0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"bench airlock: {text}\n")

@@ -1,0 +1,613 @@
+"""The airlock: where a node holds jobs for which there is no memory, until they go on or leave.
+
+    RUNNING ─▶ SUSPENDED ─▶ RUNNING                       there is room again
+                   │
+                   ├─▶ READDRESSED ─▶ runs elsewhere      the path of a reclaim, k probes at most
+                   └─▶ RELEASED ─▶ back in the queue      saved here, where there is no other place
+
+Who stands still, who leaves and who goes on is the policy's choice, made on fresh readings only;
+how long each rung may last is decided here, so that every episode ends within EPISODE.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from reclaimnet.engine.attempt import Attempt, Phase
+from reclaimnet.engine.neighbourhood import Neighbourhood
+from reclaimnet.engine.provider import Provider
+from reclaimnet.model.events import ProbeArrived
+from reclaimnet.model.market import (
+    Cause,
+    Gauge,
+    GpuId,
+    JobId,
+    NodeId,
+    Notice,
+    NoticeId,
+    Suspension,
+)
+from reclaimnet.model.orders import Explain, Limit, Order, Save, Suspend, Tell, Unsuspend
+from reclaimnet.model.pressure import MAX_AGE, Pressure
+from reclaimnet.model.probing import Probe, Purpose
+from reclaimnet.model.units import MILLISECOND, SECOND, show_duration, show_size
+from reclaimnet.model.work import Decision, Saving, shape_of
+from reclaimnet.policy.place import Need
+from reclaimnet.policy.suite import Suite
+from reclaimnet.policy.survive import ADMIT, Resident, Scene, Verdict
+
+SUSPEND_FOR: Final = 10 * SECOND
+"""How long a job waits for room in place."""
+READDRESS_FOR: Final = 20 * SECOND
+"""How long finding another place and moving there may take."""
+RELEASE_FOR: Final = 10 * SECOND
+"""How long the last save may take before the process is ended without it."""
+SLOWEST_BPS: Final = 100_000_000
+"""Bytes per second at which a large state is written at least; both times are longer by that."""
+PROBES: Final = 5
+"""Nodes asked to take a suspended job before it is released."""
+SEEK_FOR: Final = 2 * SECOND
+"""How long they are looked for."""
+EPISODE: Final = SUSPEND_FOR + READDRESS_FOR + RELEASE_FOR
+"""No job is in the airlock for longer than this and what its state takes to write, unless a save
+of it fails."""
+FAILED_SAVES: Final = 2
+"""A job whose last save fails this often is ended without it; until then it is stopped again."""
+EXTENSIONS: Final = 3
+"""How often a job that cannot be saved waits for another SUSPEND_FOR while one that can be saved
+leaves in its place."""
+SHORTEST: Final = 300 * MILLISECOND
+"""Who was stopped stands still for this long at least: each change is written down."""
+IN_A_ROW: Final = 30 * SECOND
+"""Suspended again so soon after it went on: it is moved, not bounced."""
+RESERVE_FOR: Final = SECOND
+"""Room is kept for a job that goes on until it has had time to take it."""
+LEAVING_AT_ONCE: Final = 4
+"""Jobs that save themselves run meanwhile, and grow: not too many of them at a time."""
+HISTORY: Final = 16
+"""Readings of a job that are kept to tell how it grows."""
+GROWTH_OVER: Final = 2 * SECOND
+GROWTH_AT_LEAST: Final = 250 * MILLISECOND
+"""Growth is never told from less: a process that is being loaded is not a culprit."""
+EXPECTED_SHARE: Final = 0.02
+"""What a job that was never seen is expected to need at first, as a share of the limit."""
+EXPECT_FOR: Final = 3 * SECOND
+"""Room is kept for a newcomer until it has had time to start."""
+REOPEN: Final = SECOND
+"""A node that was closed tells others that it is open when it has been so for this long."""
+NEWS: Final = 5 * SECOND
+"""A node that has not looked at its memory for so long does not judge newcomers by it."""
+REMEMBERED: Final = 256
+"""Jobs whose need is remembered after they have left."""
+
+
+class Rung(StrEnum):
+    SUSPENDED = "suspended"
+    READDRESSED = "readdressed"
+    RELEASED = "released"
+
+
+@dataclass(slots=True)
+class Hold:
+    job: JobId
+    epoch: int
+    since: int
+    until: int
+    bytes: int
+    growth_bps: int
+    why: str
+    rung: Rung = Rung.SUSPENDED
+    still: bool = True
+    """Its processes are stopped; those of one that saves itself are not."""
+    probes: int = 0
+    seek_until: int = 0
+    extensions: int = 0
+    bounced: bool = False
+    """It was to be moved because it was stopped again so soon, not because its time was over."""
+    failed_saves: int = 0
+
+
+class Airlock:
+    def __init__(
+        self, node: NodeId, suite: Suite, around: Neighbourhood, provider: Provider
+    ) -> None:
+        self.node = node
+        self.provider = provider
+        self.suite = suite
+        self.around = around
+        self.holds: dict[JobId, Hold] = {}
+        self.reading: Pressure | None = None
+        self.verdict = Verdict()
+        self._used: deque[tuple[int, int]] = deque(maxlen=HISTORY)
+        self._history: dict[JobId, deque[tuple[int, int]]] = {}
+        self._went_on: dict[JobId, int] = {}
+        self._reserved: dict[JobId, tuple[int, int]] = {}
+        """Room kept for each job, and until when."""
+        self._expected: dict[JobId, tuple[int, int]] = {}
+        """What newcomers are expected to need, and until when it is kept for them."""
+        self._needs: dict[JobId, int] = {}
+        """What jobs held when they left."""
+        self.short = False
+        """What others are told: coarse, and slow to change back, since everybody hears of it."""
+        self._closed_at = 0
+        self._ending: set[JobId] = set()
+        self._minted = 0
+
+    # --- readings --------------------------------------------------------------------------
+
+    def read(self, reading: Pressure, attempts: Mapping[JobId, Attempt], now: int) -> list[Order]:
+        stale = now - reading.at > MAX_AGE
+        if stale or (self.reading is not None and reading.at < self.reading.at):
+            # The next one is on its way; the wrong victim would be worse than a moment's wait.
+            return []
+        lag = now - self.reading.at if self.reading is not None else 0
+        self.reading = reading
+        self._reserved = {job: kept for job, kept in self._reserved.items() if now < kept[1]}
+        self._expected = {job: kept for job, kept in self._expected.items() if now < kept[1]}
+        self._remember(reading)
+        scene = Scene(
+            limit=reading.limit,
+            used=reading.used,
+            residents=tuple(self._residents(reading, attempts, now)),
+            reserved=self._promised(),
+            growth_bps=_slope(self._used, reading.at),
+            lag=lag,
+        )
+        self.verdict = self.suite.survive(scene)
+        if self.verdict.closed:
+            self.short, self._closed_at = True, now
+        elif now - self._closed_at >= REOPEN:
+            self.short = False
+        return self._carry_out(self.verdict, reading, attempts, now)
+
+    def _remember(self, reading: Pressure) -> None:
+        self._used.append((reading.at, reading.used))
+        for usage in reading.jobs:
+            history = self._history.setdefault(usage.job, deque(maxlen=HISTORY))
+            history.append((reading.at, usage.bytes))
+        listed = {usage.job for usage in reading.jobs}
+        for job in [job for job in self._history if job not in listed]:
+            del self._history[job]
+
+    def _residents(
+        self, reading: Pressure, attempts: Mapping[JobId, Attempt], now: int
+    ) -> Iterable[Resident]:
+        for usage in sorted(reading.jobs, key=lambda usage: usage.job):
+            attempt = attempts.get(usage.job)
+            if attempt is None or attempt.epoch != usage.epoch or attempt.phase != Phase.RUNNING:
+                continue
+            record, hold = attempt.record, self.holds.get(usage.job)
+            begun = record.started_at if record.started_at is not None else now
+            unsaved = now - (begun if record.spec.saving == Saving.NONE else attempt.saved_at)
+            leaving = attempt.departure is not None or usage.job in self._ending
+            yield Resident(
+                job=usage.job,
+                group=f"{record.spec.user}/{record.spec.group}" if record.spec.group else "",
+                priority=record.spec.priority,
+                bytes=usage.bytes,
+                growth_bps=_faded(hold, now) if hold else self._growth(usage.job, reading.at),
+                residency=now - begun,
+                redo=max(unsaved, 0) + (attempt.save_cost or 0),
+                held=hold is not None,
+                leaving=leaving or (hold is not None and hold.rung != Rung.SUSPENDED),
+            )
+
+    def _growth(self, job: JobId, at: int) -> int:
+        return _slope(self._history.get(job, ()), at)
+
+    # --- what follows ----------------------------------------------------------------------
+
+    def _carry_out(
+        self,
+        verdict: Verdict,
+        reading: Pressure,
+        attempts: Mapping[JobId, Attempt],
+        now: int,
+    ) -> list[Order]:
+        # The stops first: everything else can wait a moment, growth cannot.
+        sizes = {usage.job: usage.bytes for usage in reading.jobs}
+        stops: list[Order] = []
+        orders: list[Order] = []
+        for job in verdict.suspend:
+            push_out = reading.swap_free > sizes[job]
+            stops.append(Suspend(job=job, epoch=attempts[job].epoch, push_out=push_out))
+            orders += self._suspend(attempts[job], sizes[job], reading, now)
+        orders += [
+            Explain(job=job, decision=decision)
+            for job, decision in verdict.decisions
+            if job not in self._ending
+        ]
+        for job in verdict.end:
+            if job not in self._ending:
+                self._ending.add(job)
+                orders += attempts[job].end_for(_why(reading), now)
+        for job in verdict.free:
+            hold = self.holds[job]
+            if reading.swap_free > hold.bytes and now - hold.since < SUSPEND_FOR // 2:
+                # It is being pushed out to swap; only if that does not help must it leave.
+                continue
+            if self._going() >= LEAVING_AT_ONCE:
+                break
+            orders += self._free(hold, attempts[job], now)
+        for job, room in verdict.resume:
+            if now - self.holds[job].since < SHORTEST:
+                # Of a group, all or none: the others were stopped at the same time.
+                continue
+            orders += self._go_on(self.holds[job], attempts[job], room, now)
+        return stops + orders
+
+    def _suspend(self, attempt: Attempt, size: int, reading: Pressure, now: int) -> list[Order]:
+        why = _why(reading)
+        hold = self._held(attempt, size, why, now)
+        self.holds[attempt.job] = hold
+        self._reserved.pop(attempt.job, None)
+        orders = attempt.suspend(why, now)
+        went_on = self._went_on.get(attempt.job)
+        bounced = went_on is not None and now - went_on < IN_A_ROW
+        if bounced and self._going() < LEAVING_AT_ONCE and self._elsewhere(attempt, now):
+            assert went_on is not None, "it went on before"
+            orders.append(
+                _explain(
+                    attempt.job,
+                    "wait here for room?",
+                    "no, it moves",
+                    f"it went on only {show_duration(now - went_on)} ago",
+                )
+            )
+            hold.bounced = True
+            orders += self._readdress(hold, attempt, now)
+        return orders
+
+    def _going(self) -> int:
+        return sum(hold.rung != Rung.SUSPENDED for hold in self.holds.values())
+
+    def _held(self, attempt: Attempt, size: int, why: str, now: int) -> Hold:
+        return Hold(
+            job=attempt.job,
+            epoch=attempt.epoch,
+            since=now,
+            until=now + SUSPEND_FOR,
+            bytes=size,
+            growth_bps=self._growth(attempt.job, now),
+            why=why,
+        )
+
+    def _go_on(self, hold: Hold, attempt: Attempt, room: int, now: int) -> list[Order]:
+        del self.holds[hold.job]
+        self._went_on[hold.job] = now
+        self._reserved[hold.job] = (room, now + RESERVE_FOR)
+        self._history.pop(hold.job, None)
+        waited = show_duration(now - hold.since)
+        return [
+            Unsuspend(job=hold.job, epoch=hold.epoch),
+            _explain(
+                hold.job,
+                "may it go on here?",
+                f"yes, after {waited}",
+                f"{show_size(room)} are reserved for it",
+            ),
+            *attempt.unsuspend(now),
+        ]
+
+    def _free(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
+        if hold.rung != Rung.SUSPENDED:
+            return []
+        if hold.probes < PROBES and self._elsewhere(attempt, now):
+            return self._readdress(hold, attempt, now)
+        return self._release(hold, attempt, now)
+
+    def _elsewhere(self, attempt: Attempt, now: int) -> bool:
+        """Some node is worth asking; whether it takes the job is for the probes to find out."""
+        if attempt.record.spec.saving == Saving.NONE:
+            return False
+        newest = attempt.record.newest
+        need = Need(
+            job=attempt.job,
+            shape=shape_of(attempt.record.spec),
+            state_bytes=newest.size if newest else 0,
+            grace=READDRESS_FOR + 2 * _writing(attempt),
+        )
+        candidates = [
+            candidate
+            for candidate in self.around.candidates(attempt.record, now)
+            if not candidate.card.short_of_memory
+        ]
+        return bool(self.suite.place(need, candidates, now).nodes)
+
+    def _readdress(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
+        """The loan ends for this job alone: its GPUs stay on offer."""
+        hold.rung = Rung.READDRESSED
+        hold.until = now + READDRESS_FOR + 2 * _writing(attempt)
+        hold.seek_until = now + SEEK_FOR
+        self._minted += 1
+        gpus: tuple[GpuId, ...] = attempt.gpus
+        notice = Notice(
+            id=NoticeId(f"{self.node}-a{now}.{self._minted}"),
+            gpus=gpus,
+            deadline=hold.until,
+            cause=Cause.PRESSURE,
+            given_at=now,
+            reason=hold.why,
+        )
+        return [
+            _explain(
+                hold.job,
+                "where does it wait?",
+                "elsewhere",
+                f"there was no room here for {show_duration(now - hold.since)}",
+            ),
+            *attempt.leave(notice, now),
+        ]
+
+    def _give_up(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
+        hold.seek_until = 0
+        hold.probes = PROBES
+        orders = attempt.stay(now)
+        owners = self.provider.notice_for(hold.job)
+        if owners is not None:
+            # While it looked for a place for our sake, its loan was ended for the owner's.
+            return orders + attempt.leave(owners, now)
+        if hold.bounced:
+            # Nobody takes it, so it waits here like the others.
+            hold.bounced = False
+            hold.rung, hold.until = Rung.SUSPENDED, max(hold.since + SUSPEND_FOR, now + SECOND)
+            return orders + attempt.suspend(hold.why, now)
+        return orders + self._release(hold, attempt, now)
+
+    def _release(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
+        hold.rung = Rung.RELEASED
+        hold.until = now + RELEASE_FOR + _writing(attempt)
+        return [
+            _explain(
+                hold.job,
+                "where does it wait?",
+                "in the queue",
+                "no other node has a place for it",
+            ),
+            *attempt.release(hold.why, hold.until, now),
+        ]
+
+    # --- the job itself --------------------------------------------------------------------
+
+    def escort(
+        self, orders: list[Order], attempts: Mapping[JobId, Attempt], now: int
+    ) -> list[Order]:
+        """Who is asked for its state must run for it, whatever ended the loan meanwhile; and who
+        has been refused by PROBES nodes asks no further one."""
+        out: list[Order] = []
+        for order in orders:
+            hold = self.holds.get(_job_of(order)) if self.holds else None
+            if hold is None:
+                out.append(order)
+            elif isinstance(order, Save):
+                if hold.still and hold.epoch == order.epoch:
+                    hold.still = False
+                    out.append(Unsuspend(job=hold.job, epoch=hold.epoch))
+                out.append(order)
+            elif isinstance(order, Tell) and isinstance(order.event, ProbeArrived):
+                hold.probes += 1
+                attempt = attempts[hold.job]
+                pressed = attempt.notice is not None and attempt.notice.cause == Cause.PRESSURE
+                if hold.probes <= PROBES or not pressed:
+                    out.append(order)
+                else:
+                    out += self.escort(self._give_up(hold, attempt, now), attempts, now)
+            else:
+                out.append(order)
+        return out
+
+    def save_failed(self, attempt: Attempt, now: int) -> list[Order]:
+        """It ran only to be saved: stop it again, and do not try for ever."""
+        hold = self.holds.get(attempt.job)
+        if hold is None or hold.still:
+            return []
+        hold.still = True
+        hold.failed_saves += 1
+        orders: list[Order] = [Suspend(job=hold.job, epoch=hold.epoch)]
+        if hold.rung == Rung.RELEASED and attempt.departure is None:
+            if hold.failed_saves >= FAILED_SAVES:
+                self._ending.add(hold.job)
+                return orders + attempt.end_for(f"{hold.why}; it could not be saved", now)
+            hold.rung = Rung.SUSPENDED
+            hold.until = now + SUSPEND_FOR
+            orders.append(Limit(job=hold.job, epoch=hold.epoch, at=None))
+            orders += attempt.suspend(hold.why, now)
+        return orders
+
+    def found(self, attempt: Attempt, since: int, now: int) -> list[Order]:
+        """After a restart: it stands still since then, and goes on waiting."""
+        hold = Hold(
+            job=attempt.job,
+            epoch=attempt.epoch,
+            since=since,
+            until=max(since + SUSPEND_FOR, now + SECOND),
+            bytes=0,
+            growth_bps=0,
+            why="memory ran short before the agent was restarted",
+        )
+        self.holds[attempt.job] = hold
+        return attempt.suspend(hold.why, now)
+
+    # --- newcomers -------------------------------------------------------------------------
+
+    def objection(self, probe: Probe, now: int) -> str:
+        """Why this node should not take the job, as far as memory goes; empty if it may."""
+        reading, verdict = self.reading, self.verdict
+        if reading is None or now - reading.at > NEWS:
+            return ""
+        if verdict.open_above is not None and probe.priority > verdict.open_above:
+            return ""
+        if verdict.closed:
+            return verdict.closed
+        need = self._need(probe, reading)
+        room = int(reading.limit * ADMIT) - reading.used - self._promised()
+        if need > room:
+            free = show_size(max(room, 0))
+            return f"it is expected to need {show_size(need)}, and only {free} are free"
+        return ""
+
+    def expect(self, probe: Probe, now: int) -> None:
+        """It was promised a place: the next who asks finds that much less."""
+        if self.reading is not None:
+            self._expected[probe.job] = (self._need(probe, self.reading), now + EXPECT_FOR)
+
+    def _need(self, probe: Probe, reading: Pressure) -> int:
+        """What it said, or held when it left here, or else what is usual."""
+        usual = int(reading.limit * EXPECTED_SHARE)
+        return probe.shape.memory_bytes or self._needs.get(probe.job, usual)
+
+    def _promised(self) -> int:
+        """Room that is spoken for but not in use yet."""
+        held = {job: history[-1][1] for job, history in self._history.items()}
+        newcomers = sum(
+            max(need - held.get(job, 0), 0) for job, (need, _) in self._expected.items()
+        )
+        return newcomers + sum(room for room, _ in self._reserved.values())
+
+    # --- time ------------------------------------------------------------------------------
+
+    def sweep(self, attempts: Mapping[JobId, Attempt], now: int) -> list[Order]:
+        """What follows from what became of the attempts meanwhile."""
+        orders: list[Order] = []
+        for job in sorted(self.holds):
+            hold, attempt = self.holds[job], attempts.get(job)
+            if attempt is None or attempt.epoch != hold.epoch or attempt.phase != Phase.RUNNING:
+                self._forget(hold)
+            elif hold.rung == Rung.SUSPENDED and attempt.departure is not None:
+                # The owner was quicker: it leaves anyway.
+                hold.rung = Rung.READDRESSED
+                hold.until = attempt.departure.notice.deadline
+            elif hold.rung == Rung.READDRESSED and attempt.departure is None:
+                orders += self._called_off(hold, attempt, now)
+        self._ending = {job for job in self._ending if job in attempts}
+        self._went_on = {job: at for job, at in self._went_on.items() if job in attempts}
+        return orders
+
+    def _called_off(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
+        if not hold.still:
+            del self.holds[hold.job]
+            return attempt.unsuspend(now)
+        hold.rung = Rung.SUSPENDED
+        hold.until = now + SUSPEND_FOR
+        return attempt.suspend(hold.why, now)
+
+    def _forget(self, hold: Hold) -> None:
+        del self.holds[hold.job]
+        self._needs.pop(hold.job, None)
+        self._needs[hold.job] = hold.bytes
+        while len(self._needs) > REMEMBERED:
+            del self._needs[next(iter(self._needs))]
+
+    def next_wake(self) -> int | None:
+        times = [hold.until for hold in self.holds.values() if hold.rung == Rung.SUSPENDED]
+        times += [hold.seek_until for hold in self.holds.values() if hold.seek_until]
+        return min(times, default=None)
+
+    def woke(self, attempts: Mapping[JobId, Attempt], now: int) -> list[Order]:
+        orders: list[Order] = []
+        for job in sorted(self.holds):
+            hold = self.holds[job]
+            if hold.seek_until and now >= hold.seek_until:
+                hold.seek_until = 0
+                orders += self._if_sought_in_vain(hold, attempts[job], now)
+            if hold.rung == Rung.SUSPENDED and now >= hold.until:
+                orders += self._instead(hold, attempts, now) or self._free(hold, attempts[job], now)
+        return orders
+
+    def _if_sought_in_vain(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
+        departure, notice = attempt.departure, attempt.notice
+        if departure is None or departure.destination is not None or departure.stopped:
+            return []
+        if notice is None or notice.cause != Cause.PRESSURE:
+            return []
+        return self._give_up(hold, attempt, now)
+
+    def _instead(self, hold: Hold, attempts: Mapping[JobId, Attempt], now: int) -> list[Order]:
+        """For a job that would lose everything: one that would not makes room."""
+        spec = attempts[hold.job].record.spec
+        if spec.saving != Saving.NONE or hold.extensions >= EXTENSIONS:
+            return []
+        others = [
+            other
+            for job, other in sorted(attempts.items())
+            if other.phase == Phase.RUNNING
+            and other.departure is None
+            and other.record.spec.saving != Saving.NONE
+            and other.record.spec.priority <= spec.priority
+            and (job not in self.holds or self.holds[job].rung == Rung.SUSPENDED)
+            and job not in self._ending
+        ]
+        if not others:
+            return []
+        other = min(others, key=lambda a: (a.record.spec.priority, -a.saved_at, a.job))
+        hold.extensions += 1
+        hold.until = now + SUSPEND_FOR
+        orders: list[Order] = [
+            _explain(
+                hold.job, "where does it wait?", "here", f"{other.job} can be saved, and leaves"
+            )
+        ]
+        if other.job not in self.holds:
+            size = self._history[other.job][-1][1] if other.job in self._history else 0
+            self.holds[other.job] = self._held(other, size, hold.why, now)
+            orders += [Suspend(job=other.job, epoch=other.epoch), *other.suspend(hold.why, now)]
+        return orders + self._free(self.holds[other.job], other, now)
+
+    def gauge(self) -> Gauge | None:
+        """What others are told with the next beat."""
+        reading = self.reading
+        if reading is None:
+            return None
+        return Gauge(
+            limit=reading.limit, used=reading.used, stall=reading.stall, held=self.suspensions()
+        )
+
+    def suspensions(self) -> tuple[Suspension, ...]:
+        return tuple(
+            Suspension(
+                job=hold.job,
+                rung=hold.rung,
+                since=hold.since,
+                until=hold.until,
+                bytes=hold.bytes,
+                why=hold.why,
+            )
+            for _, hold in sorted(self.holds.items())
+        )
+
+
+def _job_of(order: Order) -> JobId:
+    """The job that an order of an attempt is about; no job's id if it is about none."""
+    if isinstance(order, Tell) and isinstance(order.event, ProbeArrived):
+        return order.event.probe.job if order.event.probe.purpose == Purpose.MOVE else JobId("")
+    return order.job if isinstance(order, Save) else JobId("")
+
+
+def _slope(readings: Iterable[tuple[int, int]], at: int) -> int:
+    """Bytes per second over the last readings; 0 if they shrink."""
+    recent = [(when, size) for when, size in readings if at - when <= GROWTH_OVER]
+    if len(recent) < 2:
+        return 0
+    first, last = recent[0], recent[-1]
+    took = max(last[0] - first[0], GROWTH_AT_LEAST)
+    return max((last[1] - first[1]) * SECOND // took, 0)
+
+
+def _faded(hold: Hold, now: int) -> int:
+    """How it grew before it was stopped says the less, the longer ago that is: half each second."""
+    return hold.growth_bps >> min((now - hold.since) // SECOND, 63)
+
+
+def _writing(attempt: Attempt) -> int:
+    newest = attempt.record.newest
+    return newest.size * SECOND // SLOWEST_BPS if newest else 0
+
+
+def _why(reading: Pressure) -> str:
+    return f"{100 * reading.share:.1f} % of {show_size(reading.limit)} memory in use"
+
+
+def _explain(job: JobId, question: str, chosen: str, reason: str) -> Explain:
+    return Explain(job=job, decision=Decision(question=question, chosen=chosen, reasons=(reason,)))

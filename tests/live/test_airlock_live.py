@@ -1,0 +1,240 @@
+"""Real processes in real memory groups: stopped, adopted, freed; and nobody else is touched."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from reclaimnet.adapters.linux import memory
+from reclaimnet.adapters.linux.memory import MemoryGroup, Sensor
+from reclaimnet.adapters.linux.pressure import Watch
+from reclaimnet.adapters.linux.runner import Exited, Runner, Stepped
+from reclaimnet.apps.bench import airlock as bench
+from reclaimnet.model.market import JobId
+from reclaimnet.model.page import FOREVER
+from reclaimnet.model.work import JobSpec, Saving
+from reclaimnet.policy.survive import priority_ladder
+
+PATIENCE_S = 30.0
+MB = 1 << 20
+JOB = JobId("job-1")
+EATER = """
+import sys, time
+from reclaimnet import sdk
+with sdk.job() as job:
+    state = job.restore({"step": 0})
+    held = []
+    while True:
+        time.sleep(0.01)
+        if len(held) < int(sys.argv[1]):
+            held.append(b"x" * (1 << 20))
+        state["step"] += 1
+        job.step(state["step"], state)
+"""
+
+
+def eventually(condition, what):
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    pytest.fail(f"{what} did not happen within {PATIENCE_S} s")
+
+
+@pytest.fixture
+def root(request):
+    """A memory group of this test's own, removed with whatever is in it."""
+    parent = memory.find_memory()
+    if parent is None:
+        pytest.skip("no memory controller is ours to use here")
+    made = memory.make_memory_group(parent, f"test-live-{os.getpid()}", 128 * MB)
+    assert made is not None
+    try:
+        yield made
+    finally:
+        bench._remove(made)
+
+
+class Guests:
+    """A runner and what it has reported."""
+
+    def __init__(self, folder: Path, root: MemoryGroup) -> None:
+        self.folder = folder
+        self.root = root
+        self.reports: list[object] = []
+        self.runner = Runner(folder / "run", self.reports.append, memory=root.path)
+
+    def start(self, job: JobId, megabytes: int, **fields) -> None:
+        script = self.folder / "job.py"
+        script.write_text(EATER)
+        spec = JobSpec(
+            name=job,
+            user="u",
+            command=(sys.executable, str(script), str(megabytes)),
+            saving=Saving.SDK,
+            **fields,
+        )
+        self.runner.hold_lease(FOREVER, [job])
+        self.runner.start(job, 1, spec, (), self.folder, None, 0)
+
+    def steps(self) -> int:
+        return max((r.step for r in self.reports if isinstance(r, Stepped)), default=0)
+
+    def exited(self) -> Exited | None:
+        return next((r for r in self.reports if isinstance(r, Exited)), None)
+
+    def close(self) -> None:
+        for job, epoch in list(self.runner.memory()):
+            self.runner.end(job, epoch)
+            eventually(lambda key=(job, epoch): key not in self.runner.memory(), "the end")
+            self.runner.scrub(job, epoch)
+        self.runner.close()
+
+
+@pytest.fixture
+def guests(tmp_path, root):
+    made = Guests(tmp_path, root)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_suspended_job_stands_still_whatever_its_lease_and_keeps_its_memory(guests) -> None:
+    guests.start(JOB, 40)
+    eventually(lambda: guests.steps() > 60, "60 steps")
+    guests.runner.suspend(JOB, 1)
+    eventually(lambda: guests.runner.still(JOB, 1), "the stop")
+    sensor = Sensor(guests.root.path, time.time_ns)
+    before, held = guests.steps(), sensor.read(guests.runner.memory()).jobs[0].bytes
+    guests.runner.hold_lease(FOREVER, [JOB])
+    time.sleep(0.2)
+    assert guests.runner.still(JOB, 1)
+    assert guests.steps() <= before + 1
+    assert sensor.read(guests.runner.memory()).jobs[0].bytes >= held * 0.9 >= 40 * MB * 0.9
+    guests.runner.unsuspend(JOB, 1)
+    eventually(lambda: guests.steps() > before + 20, "going on")
+
+
+def test_a_frozen_job_is_found_by_the_next_runner_and_still_stands_still(guests) -> None:
+    guests.start(JOB, 10)
+    eventually(lambda: guests.steps() > 20, "20 steps")
+    guests.runner.suspend(JOB, 1)
+    eventually(lambda: guests.runner.still(JOB, 1), "the stop")
+    since = guests.runner._attempts[JOB, 1].words[12]
+    guests.runner.close()
+    guests.runner = Runner(guests.folder / "run", guests.reports.append, memory=guests.root.path)
+    (found,) = guests.runner.adopt()
+    assert found.suspended_at == since
+    guests.runner.hold_lease(FOREVER, [JOB])
+    before = guests.steps()
+    time.sleep(0.2)
+    assert guests.runner.still(JOB, 1)
+    assert guests.steps() <= before + 1
+    guests.runner.unsuspend(JOB, 1)
+    eventually(lambda: guests.steps() > before + 20, "going on")
+
+
+def test_ending_a_stopped_job_frees_its_memory_and_its_group(guests) -> None:
+    guests.start(JOB, 60)
+    eventually(lambda: guests.root.usage() > 60 * MB, "60 MiB")
+    guests.runner.suspend(JOB, 1)
+    eventually(lambda: guests.runner.still(JOB, 1), "the stop")
+    guests.runner.end(JOB, 1)
+    eventually(guests.exited, "the exit")
+    eventually(lambda: guests.root.usage() < 20 * MB, "freeing")
+    assert not list(guests.root.path.glob("reclaimnet-*"))
+
+
+def test_a_job_the_kernel_ended_for_the_nodes_want_is_told_apart(guests) -> None:
+    guests.start(JOB, 500)
+    exited = eventually(guests.exited, "the kernel's choice")
+    assert exited.killed
+    assert "memory ran out" in exited.reason
+
+
+def test_a_job_that_exceeds_what_it_asked_for_is_told_so(guests) -> None:
+    guests.start(JOB, 500, memory_bytes=48 * MB)
+    exited = eventually(guests.exited, "the kernel's choice")
+    assert not exited.killed
+    assert "it asked for" in exited.reason
+
+
+def test_the_kernel_is_told_our_rank_and_never_to_choose_the_owner_first(guests) -> None:
+    scores = {}
+    for name, priority in (("low", -3), ("mid", 0), ("high", 9)):
+        guests.start(JobId(name), 1, priority=priority)
+    for name in ("low", "mid", "high"):
+        key = (JobId(name), 1)
+        pid = eventually(lambda key=key: guests.runner.memory().get(key, (None, 0))[1], "a pid")
+        score = Path(f"/proc/{pid}/oom_score_adj")
+        eventually(lambda score=score: int(score.read_text()) > 0, "the score")
+        scores[name] = int(score.read_text())
+        assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0)
+    assert scores["low"] > scores["mid"] > scores["high"] > 0
+
+
+def test_a_crossing_is_seen_at_once_by_the_watch(root) -> None:
+    readings: list[float] = []
+    sensor = Sensor(root.path, time.time_ns)
+    watch = Watch(
+        lambda: sensor.read({}),
+        lambda reading: readings.append(reading.share),
+        waited_for=lambda: False,
+        root=root.path,
+    )
+    try:
+        eventually(lambda: len(readings) > 3, "a few readings")
+        with subprocess.Popen(
+            [sys.executable, "-c", f"held = b'x' * {118 * MB - (12 << 20)}; input()"],
+            stdin=subprocess.PIPE,
+            preexec_fn=lambda: (root.path / "cgroup.procs").write_text("0"),
+        ) as eater:
+            try:
+                eventually(lambda: max(readings) > 0.8, "the crossing")
+            finally:
+                eater.kill()
+    finally:
+        watch.close()
+    assert "looking" in watch.level
+
+
+def test_under_pressure_the_low_give_way_and_the_owners_process_runs_on(root, tmp_path) -> None:
+    """The whole of it, live: world, mind, policy, sensor, runner, minder, SDK and vault."""
+    limit = root.limit()
+    assert limit is not None
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
+        try:
+            plan = [
+                bench.Load(
+                    name=name,
+                    rank=rank,
+                    at_s=0.0,
+                    base=size * MB,
+                    peak=size * MB,
+                    growth_bps=MB,
+                    run_s=60.0,
+                )
+                for name, rank, size in (
+                    ("high0", "high", 45),
+                    ("low0", "low", 35),
+                    ("low1", "low", 35),
+                )
+            ]
+            result = asyncio.run(bench._held(tmp_path, root, priority_ladder, plan, 6.0))
+            state = Path(f"/proc/{owner.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            assert state == "S"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(owner.pid, signal.SIGKILL)
+    assert result["survived_by_priority"]["high"] == 1.0
+    assert result["inversions"] == 0
+    assert result["suspensions"] >= 1

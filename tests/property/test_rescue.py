@@ -1,0 +1,81 @@
+"""Triage against brute force, and what a rescue plan may never do."""
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reclaimnet.model.market import JobId
+from reclaimnet.model.units import SECOND
+from reclaimnet.policy.rescue import Plight, stand_still_least, time_to_leave
+from reclaimnet.policy.triage import Evacuee, most_work, through
+
+RATE = 100_000_000
+evacuees = st.lists(
+    st.builds(
+        Evacuee,
+        job=st.uuids().map(lambda u: JobId(str(u))),
+        deadline=st.integers(0, 120).map(lambda s: s * SECOND),
+        bytes_left=st.integers(0, 5 << 30),
+        fixed=st.integers(0, 3 * SECOND),
+        unsaved=st.integers(1, 1000).map(float),
+    ),
+    max_size=8,
+    unique_by=lambda e: e.job,
+)
+
+
+def feasible(chosen: tuple[Evacuee, ...]) -> bool:
+    at = 0
+    for one in sorted(chosen, key=lambda e: e.deadline):
+        at += through(one, RATE)
+        if at > one.deadline:
+            return False
+    return True
+
+
+@given(evacuees)
+def test_triage_saves_as_much_work_as_any_set_could(found: list[Evacuee]) -> None:
+    best = max(
+        sum(e.unsaved for e in chosen)
+        for size in range(len(found) + 1)
+        for chosen in combinations(found, size)
+        if feasible(chosen)
+    )
+    triaged = most_work(found, RATE, 0)
+    by_job = {e.job: e for e in found}
+    saved = tuple(by_job[job] for job in triaged.saved)
+    assert feasible(saved)
+    assert sum(e.unsaved for e in saved) == best
+    assert {job for job, _ in triaged.shed} | set(triaged.saved) == set(by_job)
+    assert all(reason for _, reason in triaged.shed)
+
+
+plights = st.builds(
+    Plight,
+    now=st.just(1000 * SECOND),
+    given_at=st.just(990 * SECOND),
+    deadline=st.integers(1000, 3000).map(lambda s: s * SECOND),
+    state_bytes=st.one_of(st.none(), st.integers(0, 20 << 30)),
+    save_cost=st.integers(0, 10 * SECOND),
+    path_bps=st.sampled_from([0, 10_000_000, 125_000_000, 1_250_000_000]),
+    placed=st.booleans(),
+    fresh_copy=st.booleans(),
+    changed=st.floats(0, 1),
+    loading=st.integers(0, 90 * SECOND),
+    safe_elsewhere=st.booleans(),
+)
+
+
+@given(plights)
+def test_a_plan_leaves_in_time_or_gives_up_only_what_is_safe_elsewhere(plight: Plight) -> None:
+    plan = stand_still_least(plight)
+    needed = time_to_leave(plight)
+    if plan.stop_at is None:
+        assert plight.safe_elsewhere
+        assert needed > plight.deadline - plight.now
+        return
+    assert plan.stop_at >= plight.now
+    if needed <= plight.deadline - plight.now:
+        assert plan.stop_at + needed <= plight.deadline or plan.stop_at == plight.now
+    assert plan.decision.reasons

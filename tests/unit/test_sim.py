@@ -1,0 +1,213 @@
+"""The simulator: one ledger, the same bytes for the same seed, bad input refused in words."""
+
+import gzip
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from reclaimnet.errors import BadConfig
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.units import DAY, HOUR, MINUTE, SECOND
+from reclaimnet.policy.suite import Suite
+from reclaimnet.policy.topology import parse_topology
+from reclaimnet.sim.baselines import CONTENDERS, endings
+from reclaimnet.sim.campus import PRESETS, campus
+from reclaimnet.sim.ledger import Ledger
+from reclaimnet.sim.run import run
+from reclaimnet.sim.scenario import Kind, foretold, unannounced
+from reclaimnet.sim.toml import read_scenario
+from reclaimnet.sim.traces import Which, helios, spot
+
+TWO_NODES = """
+days = 0.5
+[[nodes]]
+id = "a"
+uplink = "1G"
+notice = "60s"
+[[nodes]]
+id = "b"
+uplink = "1G"
+notice = "60s"
+[[happenings]]
+at = "1m"
+node = "a"
+kind = "lend"
+[[happenings]]
+at = "2h"
+node = "b"
+kind = "lend"
+[[happenings]]
+at = "3h"
+node = "a"
+kind = "reclaim"
+[[jobs]]
+at = "5m"
+hours = 6
+state = "1G"
+"""
+
+
+def test_a_reclaim_with_notice_costs_nothing_but_a_move() -> None:
+    account = run(read_scenario(TWO_NODES, file="two.toml"), Suite()).account
+    assert account.completed == 1
+    assert account.work_lost_gpu_h == 0
+    assert account.migrations == 1
+    assert 0 < account.downtime_h < 1 / 60
+
+
+def test_slurm_goes_back_to_the_last_checkpoint() -> None:
+    account = CONTENDERS["slurm_requeue"](read_scenario(TWO_NODES, file="two.toml"), 0)
+    assert account.completed == 1
+    assert 0 < account.work_lost_gpu_h <= 0.6
+    assert account.downtime_h > 121 / 3600
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    def story() -> list[str]:
+        lines: list[str] = []
+        run(
+            PRESETS["department"](4, DAY // 2),
+            Suite(),
+            journal=lambda *entry: lines.append(repr(entry)),
+        )
+        return lines
+
+    assert story() == story()
+
+
+@pytest.mark.parametrize("name", sorted(CONTENDERS))
+def test_every_contender_accounts_for_all_of_the_time(name: str) -> None:
+    scenario = PRESETS["department"](2, DAY)
+    account = CONTENDERS[name](scenario, 0)
+    assert account.useful_gpu_h > 0
+    assert account.waste_gpu_h >= account.work_lost_gpu_h >= 0
+    assert asdict(account) == asdict(CONTENDERS[name](scenario, 0))
+
+
+def test_others_worlds_have_the_same_endings() -> None:
+    scenario = PRESETS["department"](1, 3 * DAY)
+    ends = {node: set(times) for node, times in endings(scenario).items()}
+    for other in (unannounced(scenario), foretold(scenario)):
+        assert {node: set(times) for node, times in endings(other).items()} == ends
+    assert all(h.kind != Kind.CRASH for h in foretold(scenario).happenings)
+
+
+def test_the_ledger_counts_what_is_done_twice_and_what_stands_still() -> None:
+    ledger, job = Ledger(), JobId("j")
+    ledger.submitted(job, gpus=2, step_s=1.0)
+    ledger.bound(NodeId("a"), job, 2.0, 0)
+    ledger.ran(job, 0, 10 * SECOND)
+    ledger.stopped(job, 100, 110 * SECOND)
+    ledger.freed(NodeId("a"), job, 110 * SECOND)
+    ledger.bound(NodeId("b"), job, 2.0, 130 * SECOND)
+    ledger.ran(job, 60, 140 * SECOND)
+    ledger.stopped(job, 160, 240 * SECOND)
+    ledger.ended(job)
+    ledger.freed(NodeId("b"), job, 240 * SECOND)
+    account = ledger.close({job: 160}, 300 * SECOND)
+    assert account.work_lost_gpu_h == pytest.approx(40 * 2 / 3600)
+    assert account.downtime_h == pytest.approx(30 / 3600)
+    assert account.waste_gpu_h == pytest.approx((110 + 110 - 160) * 2 / 3600)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("days = 0.5", "dais = 1"), "unknown key 'dais'"),
+        (('uplink = "1G"', 'uplink = "0"'), "is zero"),
+        (('kind = "lend"', 'kind = "steal"'), "expected one of"),
+        (('node = "a"', 'node = "z"'), "no node 'z'"),
+        (('at = "1m"', 'at = "soon"'), "not a duration"),
+        (("hours = 6", "hours = 6\ngpus = 9"), "the largest node has 1"),
+        (('state = "1G"', 'state = "much"'), "not a size"),
+        (("days = 0.5", "days = [[["), "expected TOML"),
+    ],
+)
+def test_a_wrong_scenario_is_refused_in_words(change: tuple[str, str], said: str) -> None:
+    with pytest.raises(BadConfig, match=r"two\.toml") as error:
+        read_scenario(TWO_NODES.replace(*change, 1), file="two.toml")
+    assert said in str(error.value)
+
+
+def test_a_campus_of_one_is_impossible() -> None:
+    with pytest.raises(BadConfig, match="another one"):
+        campus(name="lonely", seed=0, until=DAY, machines=1)
+
+
+def owner_file(folder: Path, rows: list[str]) -> Path:
+    path = folder / "lab.csv.gz"
+    head = "time,total_gpus,running_gpus,pending_gpus,idle_gpus"
+    with gzip.open(path, "wt") as stream:
+        stream.write("\n".join([head, *rows]) + "\n")
+    return path
+
+
+def test_a_fall_of_idle_nodes_is_a_reclaim_of_the_one_the_rule_says(tmp_path: Path) -> None:
+    idle = [0, 8, 16, 16, 8, 8, 0, 0]
+    owner_file(tmp_path, [f"2020-05-01 00:{i:02d}:00,64,0,0,{n}" for i, n in enumerate(idle)])
+    first = {}
+    for which in (Which.LIFO, Which.FIFO):
+        happenings = helios(tmp_path, seed=0, which=which).happenings
+        assert sum(h.kind == Kind.LEND for h in happenings) == 2
+        first[which] = next(h.node for h in happenings if h.kind == Kind.RECLAIM)
+    assert first == {Which.LIFO: "lab-01", Which.FIFO: "lab-00"}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("2020-05-01 00:09:00,64,0,0", "4 cells; expected 5"),
+        ("yesterday,64,0,0,8", "does not match format"),
+        ("2020-05-01 00:09:00,64,0,0,-8", "expected 0 or more"),
+    ],
+)
+def test_a_wrong_line_of_a_trace_is_named(tmp_path: Path, row: str, said: str) -> None:
+    owner_file(tmp_path, ["2020-05-01 00:00:00,64,0,0,16", row])
+    with pytest.raises(BadConfig, match=r"lab\.csv\.gz:3") as error:
+        helios(tmp_path, seed=0, which=Which.LIFO)
+    assert said in str(error.value)
+
+
+def test_spot_traces(tmp_path: Path) -> None:
+    path = tmp_path / "spot.csv"
+    path.write_text("0,add,x\n1000,add,y\n7200000,remove,x\n9000000,add,x\n")
+    assert [h.kind for h in spot(path, seed=0).happenings] == ["lend", "lend", "reclaim", "lend"]
+    path.write_text("0,add,x\n5,vanish,x\n")
+    with pytest.raises(BadConfig, match=r"spot\.csv:2.*expected milliseconds"):
+        spot(path, seed=0)
+
+
+def test_a_plan_of_the_campus_gives_paths_and_names_what_is_impossible() -> None:
+    text = """
+    [buildings.b0]
+    uplink = "10G"
+    [buildings.b1]
+    uplink = "2G"
+    [nodes.a]
+    building = "b0"
+    uplink = "10G"
+    [nodes.b]
+    building = "b1"
+    uplink = "5G"
+    [nodes.c]
+    building = "b1"
+    uplink = "1G"
+    nat = true
+    """
+    plan = parse_topology(text, file="plan.toml")
+    a, b, c = NodeId("a"), NodeId("b"), NodeId("c")
+    assert plan.rate_bps(a, b) == 250_000_000
+    assert plan.rate_bps(b, c) == 125_000_000
+    assert plan.rate_bps(c, a) == 0
+    assert plan.rate_bps(c, b) == 125_000_000
+    with pytest.raises(BadConfig, match="has no link"):
+        parse_topology(text.replace('"b1"', '"b9"', 1), file="plan.toml")
+
+
+def test_the_preset_is_a_campus_of_54() -> None:
+    scenario = PRESETS["campus54"](0, 6 * HOUR)
+    assert len(scenario.nodes) == 54
+    assert scenario.until - scenario.start == 6 * HOUR
+    assert all(h.grace >= 0 and h.at >= scenario.start for h in scenario.happenings)
+    assert all(h.repair >= 5 * MINUTE for h in scenario.happenings if h.kind == Kind.CRASH)

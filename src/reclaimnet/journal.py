@@ -20,6 +20,9 @@ _NO_NEWS: Final = (
     ev.StepDone,
     ev.RecordSeen,
     ev.PressureRead,
+    ev.VacancyTold,
+    ev.Written,
+    ev.ProbeArrived,
 )
 """Events that are only worth an entry if something was ordered because of them."""
 _NO_ORDER_OF_NOTE: Final = frozenset({"Beat", "HoldLease", "Read", "Check"})
@@ -27,7 +30,7 @@ _NO_ORDER_OF_NOTE: Final = frozenset({"Beat", "HoldLease", "Read", "Check"})
 
 def entries(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> list[dict[str, Any]]:
     """None, one, or one for each job."""
-    noted = [order for order in orders if type(order).__name__ not in _NO_ORDER_OF_NOTE]
+    noted = [order for order in orders if not _is_routine(order)]
     quiet = isinstance(event, (*_NO_NEWS, ev.Woke))
     if quiet and not noted:
         return []
@@ -48,6 +51,13 @@ def entries(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> li
     ]
 
 
+def _is_routine(order: Order) -> bool:
+    """An answer to a probe is written down by the one who asked."""
+    if isinstance(order, Tell):
+        return isinstance(order.event, (ev.ProbeAnswered, ev.VacancyTold))
+    return type(order).__name__ in _NO_ORDER_OF_NOTE
+
+
 def job_of_event(event: Event) -> JobId | None:
     match event:
         case ev.ProbeArrived(probe=probe):
@@ -58,6 +68,7 @@ def job_of_event(event: Event) -> JobId | None:
             return ticket.job
         case (
             ev.TicketRedeemed(record=record)
+            | ev.WorkForwarded(record=record)
             | ev.HandoverOffered(record=record)
             | ev.Written(record=record)
             | ev.ProcessFound(record=record)

@@ -516,7 +516,11 @@ class FakeApp:
         (
             ["bench", "loss", "--seed", "7", "--quick"],
             "bench.registry",
-            ("run", ("loss",), {"json": False, "seed": 7, "quick": True, "trace": None}),
+            (
+                "run",
+                ("loss",),
+                {"json": False, "seed": 7, "quick": True, "trace": None, "live": False},
+            ),
         ),
         (
             ["sim", "--seed", "3"],

@@ -28,7 +28,7 @@ from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guarded import Guarded
 from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
-from reclaimnet.engine.node import DISPATCHER, Body, Node
+from reclaimnet.engine.node import Body, Node, dispatcher_role
 from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model import events as ev
 from reclaimnet.model.asking import (
@@ -305,7 +305,7 @@ class Agent:
             group.create_task(self._hear(campus))
             group.create_task(
                 campus.hold_role(
-                    DISPATCHER,
+                    dispatcher_role(self.settings.zone),
                     node,
                     self.settings.timing.role,
                     lambda event: self._role(event, campus, group),
@@ -522,9 +522,7 @@ async def _connected(settings: Settings) -> Campus:
     said = ""
     while True:
         try:
-            return await Campus.connect(
-                settings.url, settings.token, f"agent {settings.node}", zone=settings.zone
-            )
+            return await Campus.connect(settings.url, settings.token, f"agent {settings.node}")
         except Unavailable as error:
             if str(error) != said:
                 said = str(error)

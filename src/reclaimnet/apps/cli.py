@@ -625,12 +625,15 @@ def demo(as_json: bool, keep: bool, testbed: bool) -> Any:
     type=click.Path(path_type=Path, exists=True),
     help="Real data to run on, where the bench takes any.",
 )
-def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None) -> Any:
+@click.option("--live", is_flag=True, help="With real agents over NATS, where the bench can.")
+def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None, live: bool) -> Any:
     """Measure one thing against its contenders.
 
     All of them run on the same input; progress goes to standard error.
     """
-    return _app("bench.registry", "run")(name, json=as_json, seed=seed, quick=quick, trace=trace)
+    return _app("bench.registry", "run")(
+        name, json=as_json, seed=seed, quick=quick, trace=trace, live=live
+    )
 
 
 @cli.group(epilog="\b\nExample:\n  rn chain sim boosted --trace past.txt")

@@ -1,159 +1,312 @@
 """The dispatcher: a role that any node can hold; finds places for the jobs that wait in a zone.
 
 It decides nothing that it must remember: what waits is what the records say, and a second
-dispatcher by mistake costs only messages, since nodes claim jobs by compare-and-set.
+dispatcher by mistake costs only messages, since nodes claim jobs by compare-and-set. Who goes next
+and where is the desk's rule; here the nodes are asked, and people told why a job waits.
 """
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import replace
+from hashlib import blake2b
 from typing import Final
 
+from reclaimnet.engine.desk import Desk, Waiter
 from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.prober import Prober
-from reclaimnet.model.events import ProbeAnswered, TicketRedeemed, WriteRefused, Written
-from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.events import (
+    ProbeAnswered,
+    TicketRedeemed,
+    VacancyTold,
+    WorkForwarded,
+    WriteRefused,
+    Written,
+)
+from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.orders import Check, Explain, Order, Tell, Write
-from reclaimnet.model.probing import Purpose
-from reclaimnet.model.units import MILLISECOND, SECOND
-from reclaimnet.model.work import Decision, JobRecord, JobState, Writer, shape_of
-from reclaimnet.policy.place import Need
+from reclaimnet.model.probing import ProbeId, Purpose
+from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND, show_duration
+from reclaimnet.model.work import Decision, JobRecord, JobState, Writer, lane_of, shape_of
+from reclaimnet.policy.place import Candidate, Need
+from reclaimnet.policy.rank import Key
+from reclaimnet.policy.split import by_residual, by_weight
 from reclaimnet.policy.suite import Suite
 
-WIDTH: Final = 16
+WIDTH: Final = 64
 """Searches under way at once."""
-SHORTEST_WAIT: Final = 500 * MILLISECOND
-"""A job that found no place is tried again after a wait that doubles from this on, up to the
+SHORTLIST: Final = 8
+"""Nodes among which the place policy chooses for one job, however large the zone is."""
+SHORTEST_WAIT: Final = 200 * MILLISECOND
+"""A job that everybody refused is tried again after a wait that doubles from this on, up to the
 campus's `longest_wait`."""
 CHECK_AGAIN: Final = SECOND
 """How soon the store is asked again about a silent node, should it not answer."""
 CLAIM_PATIENCE: Final = 5 * SECOND
 """A node that redeemed a ticket must have claimed the job by then, or it is placed again."""
-
-
-@dataclass(slots=True)
-class _Waiting:
-    record: JobRecord
-    try_at: int
-    wait: int = SHORTEST_WAIT
+RESERVE_AFTER: Final = MINUTE
+"""A job that fits nowhere for this long gets a node kept free for it."""
+FORSAKEN: Final = 2 * SECOND
+"""A job of another zone that still waits then is taken by a zone that has room for it."""
+REPORT_AFTER: Final = SECOND
+"""A job that waits this long is told why, and what to expect."""
+REPORT_AGAIN: Final = 30 * SECOND
+"""The expected start is told again this often, if it has changed."""
+REPORTS: Final = 16
+"""Jobs told at once: a flood of submissions must not become a flood of writes."""
 
 
 class Dispatcher:
-    def __init__(self, *, node: NodeId, suite: Suite, around: Neighbourhood, now: int) -> None:
+    def __init__(
+        self,
+        *,
+        node: NodeId,
+        suite: Suite,
+        around: Neighbourhood,
+        now: int,
+        zone: str = "campus",
+    ) -> None:
         self.node = node
+        self.zone = zone
         self.suite = suite
         self.around = around
         self.listening_since = now
         self.held: dict[JobId, JobRecord] = {}
         """Jobs that some node holds."""
-        self.waiting: dict[JobId, _Waiting] = {}
+        self.waiting: dict[JobId, JobRecord] = {}
+        """Jobs that this dispatcher places; each is in the desk's line, resting, being searched
+        for, or handed to a node that has yet to claim it."""
+        self.foreign: dict[JobId, JobRecord] = {}
+        """Jobs that wait in other zones."""
+        self.desk = Desk(reserve_after=RESERVE_AFTER)
+        self._told_at: dict[NodeId, int] = {}
         self._searches: dict[JobId, Prober] = {}
+        self._asking: dict[ProbeId, tuple[JobId, NodeId]] = {}
+        self._asked_of: Counter[NodeId] = Counter()
+        """GPUs that open probes ask of each node: they are spoken for, whatever the node says."""
+        self._resting: dict[JobId, int] = {}
+        """When to line up again: after a refusal, or if nobody claims."""
+        self._pause: dict[JobId, int] = {}
+        self._rank: dict[JobId, Key] = {}
+        """Where each stands in its line: fixed when it came, however often it lines up again."""
+        self._report_at: dict[JobId, int] = {}
         self._writing: set[JobId] = set()
-        self._try_at: int | None = None
-        """When the next waiting job is due; derived in `_search`."""
+        self._gpus_of: Counter[str] = Counter()
+        """What each user has or waits for."""
         self._lost_at: int | None = None
         """When the next holder would be given up; derived in `_look_for_the_lost`."""
+        self._foreign_at: int | None = None
+        for card in around.living(now):
+            self.heard(card)
 
     def next_wake(self) -> int | None:
         times = [prober.next_wake() for prober in self._searches.values()]
-        times += [self._try_at, self._lost_at]
+        times += [self._lost_at, self._foreign_at]
+        times.append(min(self._resting.values(), default=None))
+        times.append(min(self._report_at.values(), default=None))
         return min((time for time in times if time is not None), default=None)
 
     def expects(self, event: ProbeAnswered) -> bool:
-        return any(prober.expects(event.probe) for prober in self._searches.values())
+        return event.probe in self._asking
+
+    # --- what waits ------------------------------------------------------------------------
 
     def record_seen(self, record: JobRecord, now: int) -> list[Order]:
-        known = self.waiting.get(record.id)
-        if known is not None and record.revision < known.record.revision:
+        known = self.waiting.get(record.id) or self.held.get(record.id)
+        if known is not None and record.revision < known.revision:
             return []
+        if record.state.terminal or record.holder is not None:
+            self._forget(record.id)
         if record.state.terminal:
-            self.held.pop(record.id, None)
-            self.waiting.pop(record.id, None)
+            self._count(self.held.pop(record.id, None), -1)
             return []
         if record.holder is not None:
-            self.waiting.pop(record.id, None)
+            self._count(self.held.get(record.id), -1)
+            self._count(record, 1)
             self.held[record.id] = record
             self._watch(record.holder)
             return []
-        self.held.pop(record.id, None)
+        self._count(self.held.pop(record.id, None), -1)
         if record.cancel:
             cancelled = replace(
                 record, state=JobState.CANCELLED, reason="cancelled by its user", ended_at=now
             )
             return self._write(cancelled)
-        if known is None:
-            self.waiting[record.id] = _Waiting(record, try_at=now)
-            return self._search(now)
-        known.record = record
-        return []
+        if record.id in self.waiting:
+            self.waiting[record.id] = record
+            return []
+        if not self._is_ours(record, now):
+            self.foreign[record.id] = record
+            if self._foreign_at is None:
+                self._foreign_at = now + FORSAKEN
+            return []
+        return self._take(record, now)
 
-    def vacancy(self, now: int) -> list[Order]:
-        """Somewhere something became free: whoever waits is tried at once."""
-        for waiting in self.waiting.values():
-            waiting.try_at = min(waiting.try_at, now)
-            waiting.wait = SHORTEST_WAIT
-        return self._search(now)
+    def forwarded(self, event: WorkForwarded, now: int) -> list[Order]:
+        """Another zone has no room for it, and thinks that this one has."""
+        record = event.record
+        newest = self.held.get(record.id) or self.foreign.get(record.id)
+        if record.id in self.waiting or (newest and newest.revision > record.revision):
+            return []
+        self.foreign.pop(record.id, None)
+        return self._take(record, now, forward=False)
 
-    def probe_answered(self, event: ProbeAnswered, now: int) -> list[Order]:
-        job = next(j for j, p in self._searches.items() if p.expects(event.probe))
-        orders = self._searches[job].answered(event, now)
-        return orders + self._if_sought(job, now) + self._search(now)
+    def _take(self, record: JobRecord, now: int, *, forward: bool = True) -> list[Order]:
+        fits = self.desk.best(record.spec.gpus, most=1)
+        other = None if fits or not forward else self._roomier_zone(record, now)
+        if other is not None:
+            self.foreign[record.id] = record
+            self._foreign_at = self._foreign_at or now + FORSAKEN
+            return [Tell(to=other, event=WorkForwarded(record=record))]
+        self.waiting[record.id] = record
+        self._report_at[record.id] = now + REPORT_AFTER
+        self._rank[record.id] = self.suite.rank(record, self._gpus_of[record.spec.user])
+        self._line_up(record)
+        self._count(record, 1)
+        return self._place(now)
 
-    def written(self, event: Written, now: int) -> list[Order]:
-        self._writing.discard(event.record.id)
-        return self.record_seen(event.record, now) + self._search(now)
+    def _line_up(self, record: JobRecord) -> None:
+        self._resting.pop(record.id, None)
+        if self.desk.waits(record.id):
+            return
+        self.desk.line_up(
+            Waiter(
+                job=record.id,
+                gpus=record.spec.gpus,
+                lane=lane_of(record.spec),
+                key=self._rank[record.id],
+                since=record.submitted_at,
+            )
+        )
 
-    def write_refused(self, event: WriteRefused, now: int) -> list[Order]:
-        self._writing.discard(event.job)
-        seen = self.record_seen(event.current, now) if event.current is not None else []
-        return seen + self._search(now)
+    def _forget(self, job: JobId) -> None:
+        """It is placed, or over: this dispatcher has nothing more to do for it."""
+        self.foreign.pop(job, None)
+        record = self.waiting.pop(job, None)
+        if record is None:
+            return
+        self._count(record, -1)
+        self.desk.leave(job)
+        for book in (self._resting, self._pause, self._report_at, self._rank):
+            book.pop(job, None)
 
-    def write_failed(self, job: JobId, now: int) -> list[Order]:
-        self._writing.discard(job)
-        if job in self.held:
-            # Whoever holds it may be lost still: look again soon.
-            self._lost_at = now + SHORTEST_WAIT
-        return self._search(now)
+    def _count(self, record: JobRecord | None, sign: int) -> None:
+        if record is None:
+            return
+        user = record.spec.user
+        self._gpus_of[user] += sign * record.spec.gpus
+        if self._gpus_of[user] <= 0:
+            del self._gpus_of[user]
 
-    def woke(self, now: int) -> list[Order]:
+    # --- zones -----------------------------------------------------------------------------
+
+    def _is_ours(self, record: JobRecord, now: int) -> bool:
+        """Jobs come up in all zones alike, by the hash of their id: no word is needed between
+        dispatchers, and where their views differ the job is forsaken for a moment, not lost."""
+        zones = sorted({self.zone, *(card.zone for card in self.around.dispatchers(now))})
+        if len(zones) == 1:
+            return True
+        digest = blake2b(record.id.encode(), digest_size=8).digest()
+        share = int.from_bytes(digest) / (1 << 64)
+        return zones[by_weight([1] * len(zones), share)] == self.zone
+
+    def _roomier_zone(self, record: JobRecord, now: int) -> NodeId | None:
+        """Who dispatches where there is plenty, if this zone has nothing."""
+        dispatchers = {card.zone: card.node for card in self.around.dispatchers(now)}
+        dispatchers[self.zone] = self.node
+        if len(dispatchers) == 1:
+            return None
+        left = self.around.residuals(now)
+        left[self.zone] = self.desk.residual
+        zones = sorted(dispatchers)
+        residual = tuple(left.get(zone, 0) for zone in zones)
+        mine = zones.index(self.zone)
+        if not any(each > 0 for index, each in enumerate(residual) if index != mine):
+            return None
+        digest = blake2b(record.id.encode(), digest_size=8, salt=b"overflow").digest()
+        chosen = by_residual(residual, mine, int.from_bytes(digest) / (1 << 64))
+        return None if chosen == mine else dispatchers[zones[chosen]]
+
+    def _take_the_forsaken(self, now: int) -> list[Order]:
+        """Whoever should have placed them has no room, or is gone."""
+        self._foreign_at = now + FORSAKEN if self.foreign else None
         orders: list[Order] = []
-        for job in sorted(self._searches):
-            orders += self._searches[job].woke(now)
-            orders += self._if_sought(job, now)
-        if self._lost_at is not None and now >= self._lost_at:
-            orders += self._look_for_the_lost(now)
-        if self._try_at is not None and now >= self._try_at:
-            orders += self._search(now)
+        room = max(self.desk.residual, 0)
+        for job in sorted(self.foreign)[:room]:
+            record = self.foreign[job]
+            if self.desk.best(record.spec.gpus, most=1):
+                del self.foreign[job]
+                orders += self._take(record, now, forward=False)
         return orders
+
+    # --- vacancies -------------------------------------------------------------------------
+
+    def heard(self, card: Card) -> None:
+        """A beat: what the node had when it was sent, unless it said something newer since."""
+        if card.zone != self.zone and self._has_dispatcher(card.zone):
+            return
+        if card.beat >= self._told_at.get(card.node, 0):
+            self._told_at[card.node] = card.beat
+            self._told(card.node, len(card.vacant))
+
+    def beat(self, card: Card, now: int) -> list[Order]:
+        self.heard(card)
+        return self._place(now)
+
+    def vacancy_told(self, event: VacancyTold, now: int) -> list[Order]:
+        if event.at < self._told_at.get(event.node, 0):
+            return []
+        self._told_at[event.node] = event.at
+        self._told(event.node, event.vacant)
+        return self._place(now)
+
+    def _told(self, node: NodeId, vacant: int) -> None:
+        card = self.around.card(node)
+        size = len(card.gpus) - len(card.leaving) if card else 0
+        self.desk.told(node, max(vacant - self._asked_of[node], 0), size=size)
+
+    def _has_dispatcher(self, zone: str) -> bool:
+        return any(card.zone == zone for card in self.around.dispatchers(self.listening_since))
 
     # --- placing ---------------------------------------------------------------------------
 
-    def _search(self, now: int) -> list[Order]:
-        self._try_at = None
-        room = WIDTH - len(self._searches)
-        idle = [
-            waiting
-            for job, waiting in self.waiting.items()
-            if job not in self._searches and job not in self._writing
-        ]
-        ready = [waiting.record for waiting in idle if now >= waiting.try_at]
+    def _place(self, now: int) -> list[Order]:
         orders: list[Order] = []
-        for record in self.suite.rank(ready, now)[: max(room, 0)]:
-            orders += self._search_for(record, now)
-        later = [
-            waiting.try_at
-            for job, waiting in self.waiting.items()
-            if waiting.try_at > now and job not in self._searches
-        ]
-        self._try_at = min(later, default=None)
+        while len(self._searches) < WIDTH:
+            found = self.desk.match(now, self._may_use)
+            if found is None:
+                break
+            waiter, node = found
+            orders += self._search_for(self.waiting[waiter.job], node, now)
         return orders
 
-    def _search_for(self, record: JobRecord, now: int) -> list[Order]:
+    def _may_use(self, waiter: Waiter, node: NodeId) -> bool:
+        card = self.around.card(node)
+        if card is None:
+            return True
+        user = self.waiting[waiter.job].spec.user
+        return not card.terms.users or user in card.terms.users
+
+    def _search_for(self, record: JobRecord, node: NodeId, now: int) -> list[Order]:
+        """The desk proposes a few nodes; the place policy knows which of them suits the job."""
         need = Need(
             job=record.id,
             shape=shape_of(record.spec),
             state_bytes=record.newest.size if record.newest else 0,
         )
-        candidates = self.around.candidates(record, now, including_me=True)
+        holders = record.newest.holders if record.newest else ()
+        others = self.desk.best(record.spec.gpus, most=SHORTLIST, job=record.id)
+        candidates = [
+            self._as_believed(candidate, node, record.spec.gpus)
+            for candidate in self.around.among({node, *others, *holders}, record, now)
+        ]
         ranked = self.suite.place(need, candidates, now)
+        chosen = ranked.nodes[0] if ranked.nodes else None
+        if chosen != node:
+            self._told(node, self.desk.vacant(node) + record.spec.gpus + self._asked_of[node])
+        if chosen is None:
+            # None of them suits it, for example because its state cannot be had yet.
+            return self._rest(record.id, ranked.decision, now)
+        if chosen != node:
+            self.desk.promised(chosen, record.spec.gpus)
         prober = Prober(
             asker=self.node,
             job=record.id,
@@ -163,38 +316,136 @@ class Dispatcher:
             ranked=ranked.nodes,
         )
         self._searches[record.id] = prober
-        orders: list[Order] = []
-        if ranked.nodes:
-            orders.append(Explain(job=record.id, decision=ranked.decision))
-        else:
-            prober.refused.extend(ranked.decision.refused)
-        return orders + prober.ask_next(now) + self._if_sought(record.id, now)
+        return [
+            Explain(job=record.id, decision=ranked.decision),
+            *self._noted(prober, prober.ask_next(now)),
+        ]
+
+    def _as_believed(self, candidate: Candidate, promised: NodeId, gpus: int) -> Candidate:
+        """With what the desk knows to be vacant there, which is newer than the last beat."""
+        card = candidate.card
+        vacant = self.desk.vacant(card.node) + (gpus if card.node == promised else 0)
+        if vacant == len(card.vacant):
+            return candidate
+        believed = tuple(gpu.id for gpu in card.gpus[:vacant])
+        return replace(candidate, card=replace(card, vacant=believed))
+
+    def probe_answered(self, event: ProbeAnswered, now: int) -> list[Order]:
+        job = self._no_longer_asking(event.probe)
+        prober = self._searches[job]
+        orders = self._noted(prober, prober.answered(event, now))
+        if event.vacant is not None:
+            self._told(event.node, event.vacant)
+        return orders + self._if_sought(job, now) + self._place(now)
+
+    def _noted(self, prober: Prober, orders: list[Order]) -> list[Order]:
+        if prober.asking is not None and prober.asked is not None:
+            self._asking[prober.asking] = (prober.job, prober.asked)
+            self._asked_of[prober.asked] += prober.shape.gpus
+        return orders
+
+    def _no_longer_asking(self, probe: ProbeId) -> JobId:
+        job, node = self._asking.pop(probe)
+        self._asked_of[node] -= self._searches[job].shape.gpus
+        if self._asked_of[node] <= 0:
+            del self._asked_of[node]
+        return job
 
     def _if_sought(self, job: JobId, now: int) -> list[Order]:
         prober = self._searches.get(job)
         if prober is None or not prober.done:
             return []
         del self._searches[job]
-        waiting = self.waiting.get(job)
-        if waiting is None:
+        record = self.waiting.get(job)
+        if record is None:
             # It was cancelled or claimed meanwhile; the ticket expires by itself.
             return []
         if prober.ticket is not None:
-            waiting.try_at = now + CLAIM_PATIENCE
-            redeemed = TicketRedeemed(ticket=prober.ticket, record=waiting.record)
+            self._resting[job] = now + CLAIM_PATIENCE
+            redeemed = TicketRedeemed(ticket=prober.ticket, record=record)
             return [Tell(to=prober.ticket.node, event=redeemed)]
-        waiting.try_at = now + waiting.wait
-        waiting.wait = min(2 * waiting.wait, self.around.timing.longest_wait)
-        reason = "Resources: " + ("; ".join(prober.refused[:4]) or "no node lends anything")
-        if reason == waiting.record.reason:
-            return []
         decision = Decision(
             question="where to?", chosen="nowhere yet", reasons=tuple(prober.refused)
         )
-        return [
-            Explain(job=job, decision=decision),
-            *self._write(replace(waiting.record, reason=reason)),
-        ]
+        return self._rest(job, decision, now)
+
+    def _rest(self, job: JobId, decision: Decision, now: int) -> list[Order]:
+        pause = self._pause.get(job, SHORTEST_WAIT)
+        self._pause[job] = min(2 * pause, self.around.timing.longest_wait)
+        self._resting[job] = now + pause
+        return [Explain(job=job, decision=decision)]
+
+    def written(self, event: Written, now: int) -> list[Order]:
+        self._writing.discard(event.record.id)
+        return self.record_seen(event.record, now)
+
+    def write_refused(self, event: WriteRefused, now: int) -> list[Order]:
+        self._writing.discard(event.job)
+        return self.record_seen(event.current, now) if event.current is not None else []
+
+    def write_failed(self, job: JobId, now: int) -> list[Order]:
+        self._writing.discard(job)
+        if job in self.held:
+            # Whoever holds it may be lost still: look again soon.
+            self._lost_at = now + SHORTEST_WAIT
+        return []
+
+    def woke(self, now: int) -> list[Order]:
+        orders: list[Order] = []
+        for job in [job for job, prober in self._searches.items() if _due(prober.next_wake(), now)]:
+            prober = self._searches[job]
+            if prober.asking is not None:
+                self._no_longer_asking(prober.asking)
+            orders += self._noted(prober, prober.woke(now))
+            for node in prober.silent:
+                self.desk.gone(node)
+            orders += self._if_sought(job, now)
+        for job in [job for job, at in self._resting.items() if now >= at]:
+            self._line_up(self.waiting[job])
+        if _due(self._foreign_at, now):
+            orders += self._take_the_forsaken(now)
+        if _due(self._lost_at, now):
+            orders += self._look_for_the_lost(now)
+        return orders + self._place(now) + self._report(now)
+
+    # --- what to expect --------------------------------------------------------------------
+
+    def _report(self, now: int) -> list[Order]:
+        """Tell those who wait why, and when they can expect to start."""
+        due = sorted(job for job, at in self._report_at.items() if now >= at)
+        if not due:
+            return []
+        ends = sorted(
+            (record.started_at or now) + record.spec.lasts
+            for record in self.held.values()
+            if record.spec.lasts is not None
+        )
+        orders: list[Order] = []
+        for job in due:
+            if len(orders) >= REPORTS:
+                self._report_at[job] = now + REPORT_AFTER
+                continue
+            self._report_at[job] = now + REPORT_AGAIN
+            record = self.waiting[job]
+            reason = self._why(record, ends, now)
+            if reason != record.reason and job not in self._writing:
+                orders += self._write(replace(record, reason=reason))
+        return orders
+
+    def _why(self, record: JobRecord, ends: list[int], now: int) -> str:
+        gpus = record.spec.gpus
+        wanted = f"{gpus} GPU{'s' * (gpus != 1)}"
+        if not self.desk.could_ever(gpus):
+            return f"Resources: no node lends {wanted}; it starts when one does"
+        ahead = self.desk.ahead_of(record.id)
+        line = f"{ahead} go first" if ahead > 1 else "one goes first" if ahead else "next in line"
+        if ahead < len(ends):
+            left = max(-(-(ends[ahead] - now) // MINUTE), 1) * MINUTE
+            expected = f"expected start in {show_duration(left)}"
+        else:
+            known = f"{len(ends)} of {len(self.held)} running jobs said how long they last"
+            expected = f"expected start unknown: {known}"
+        return f"Resources: no node has {wanted} vacant; {line}; {expected}"
 
     # --- the lost --------------------------------------------------------------------------
 
@@ -266,3 +517,7 @@ class Dispatcher:
             return []
         self._writing.add(record.id)
         return [Write(record=record, writer=Writer.DISPATCHER)]
+
+
+def _due(at: int | None, now: int) -> bool:
+    return at is not None and now >= at

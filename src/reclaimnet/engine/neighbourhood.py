@@ -1,5 +1,6 @@
 """The neighbourhood: what a node has heard of the others, and how long ago."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,14 +62,47 @@ class Neighbourhood:
         self._topology = topology
         self._heard: dict[NodeId, Heard] = {} if heard is None else heard
         self._rates: dict[NodeId, int] = {}
+        self._dispatching: set[NodeId] = set()
 
     def heard(self, card: Card, now: int) -> bool:
         """False if it is the same beat as before, so no new sign of life."""
+        if card.roles:
+            self._dispatching.add(card.node)
+        else:
+            self._dispatching.discard(card.node)
         before = self._heard.get(card.node)
         if before is not None and before.card.beat == card.beat:
             return False
         self._heard[card.node] = Heard(card, now)
         return True
+
+    def dispatchers(self, now: int) -> list[Card]:
+        """The cards of the nodes that dispatch and live."""
+        return [
+            self._heard[node].card for node in sorted(self._dispatching) if self.alive(node, now)
+        ]
+
+    def living(self, now: int) -> list[Card]:
+        return [heard.card for node, heard in self._heard.items() if self.alive(node, now)]
+
+    def vacant_nodes(self, gpus: int, now: int, *, most: int) -> tuple[NodeId, ...]:
+        """Nodes that said they had so many GPUs vacant: hints, since that may have changed."""
+        found: list[NodeId] = []
+        for node, heard in self._heard.items():
+            if len(heard.card.vacant) >= gpus and self.alive(node, now):
+                found.append(node)
+                if len(found) == most:
+                    break
+        return tuple(found)
+
+    def residuals(self, now: int) -> dict[str, int]:
+        """What each zone has left, by the beats of its nodes."""
+        left: dict[str, int] = {}
+        for node, heard in self._heard.items():
+            if self.alive(node, now):
+                zone = heard.card.zone
+                left[zone] = left.get(zone, 0) + len(heard.card.vacant)
+        return left
 
     def silent_since(self, node: NodeId, *, since: int) -> int:
         """When the node was last heard, or `since` if that is later: whoever has just begun to
@@ -108,8 +142,15 @@ class Neighbourhood:
         only: NodeId | None = None,
     ) -> list[Candidate]:
         """The nodes that live, or the one of them that is asked for, as destinations of the job."""
+        nodes = self._heard if only is None else (only,)
+        return self.among(nodes, record, now, including_me=including_me)
+
+    def among(
+        self, nodes: Iterable[NodeId], record: JobRecord, now: int, *, including_me: bool = True
+    ) -> list[Candidate]:
+        """Only these of them, so that a search costs the same however many there are."""
         newest = record.newest
-        nodes = sorted(self._heard) if only is None else [only] if only in self._heard else []
+        known = sorted(node for node in nodes if node in self._heard)
         stranded = record.holder is None and self._stranded(record, now)
         return [
             Candidate(
@@ -118,7 +159,7 @@ class Neighbourhood:
                 holds=newest is not None and node in newest.holders,
                 path_bps=self.rate(node),
             )
-            for node in nodes
+            for node in known
             if (including_me or node != self.me) and self.alive(node, now)
         ]
 

@@ -37,8 +37,12 @@ from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import Topology
 
 DISPATCHER: Final = "dispatcher"
+WHOLE: Final = "campus"
+"""The zone of every node on a campus that is not divided."""
 EARLY_BEAT: Final = 50 * MILLISECOND
 """A change of what is vacant is told this soon, and not more often than this."""
+HINTS: Final = 2
+"""How many others a refusal names that may have room."""
 STRAY_AGAIN: Final = 2 * SECOND
 """How often a record that names this node by mistake is looked at until it is mended."""
 REPLAN: Final = HOUR
@@ -57,7 +61,7 @@ class Body:
 
     node: NodeId
     provider: str = ""
-    zone: str = "campus"
+    zone: str = WHOLE
     address: Address = NOWHERE
     uplink_bps: int = 125_000_000
     shelf_bytes: int = 1 << 34
@@ -81,9 +85,10 @@ class Node:
         self._beat_at = 0
         self.lease_until = 0
         self._leases: dict[JobId, int] = {}
-        self._told: Card | None = None
+        self._told: tuple[object, ...] = ()
+        self._vacant_told: set[GpuId] = set()
         self._card: Card | None = None
-        self._card_of: tuple[int, Forecast, int] | None = None
+        self._card_of: tuple[int, Forecast, int, bool, bool] | None = None
         self._strays: dict[JobId, int] = {}
         """Jobs whose records name this node though it does not run them, until that is mended."""
         self._rehoused: dict[JobId, JobRecord] = {}
@@ -102,6 +107,10 @@ class Node:
     # --- what a world calls ----------------------------------------------------------------
 
     def handle(self, event: ev.Event, now: int) -> list[Order]:
+        if isinstance(event, ev.BeatHeard) and self.dispatcher is None and now < self._beat_at:
+            # By far the most frequent event, and nothing here follows from it.
+            self.around.heard(event.card, now)
+            return []
         orders = self._react(event, now)
         if isinstance(event, ev.PressureRead) and not orders and self._unmoved(now):
             return []
@@ -122,7 +131,13 @@ class Node:
 
     def card(self) -> Card:
         """What is told with every beat, but for the progress of jobs, which is always news."""
-        made_from = (self.provider.version, self.forecast, self._guest_bytes())
+        made_from = (
+            self.provider.version,
+            self.forecast,
+            self._guest_bytes(),
+            self.airlock.short,
+            self.dispatcher is not None,
+        )
         if self._card is None or self._card_of != made_from:
             self._card, self._card_of = self._make_card(), made_from
         return self._card
@@ -145,6 +160,7 @@ class Node:
             outlook=self.forecast.outlook,
             experience=self._row,
             lending_since=self.provider.lending_since,
+            roles=(DISPATCHER,) if self.dispatcher is not None else (),
             guest_bytes=self._guest_bytes(),
             short_of_memory=self.airlock.short,
         )
@@ -177,6 +193,10 @@ class Node:
                 return [self._answer_probe(event, now)]
             case ev.ProbeAnswered():
                 return self._probe_answered(event, now)
+            case ev.VacancyTold():
+                return self.dispatcher.vacancy_told(event, now) if self.dispatcher else []
+            case ev.WorkForwarded():
+                return self.dispatcher.forwarded(event, now) if self.dispatcher else []
             case ev.TicketRedeemed():
                 return self._ticket_redeemed(event, now)
             case ev.TicketReturned():
@@ -254,13 +274,17 @@ class Node:
             case ev.BeatChecked():
                 return self._beat_checked(event, now)
             case ev.RoleWon():
-                if event.role == DISPATCHER and self.dispatcher is None:
+                if event.role.startswith(DISPATCHER) and self.dispatcher is None:
                     self.dispatcher = Dispatcher(
-                        node=self.body.node, suite=self.suite, around=self.around, now=now
+                        node=self.body.node,
+                        suite=self.suite,
+                        around=self.around,
+                        now=now,
+                        zone=self.body.zone,
                     )
                 return []
             case ev.RoleLost():
-                if event.role == DISPATCHER:
+                if event.role.startswith(DISPATCHER):
                     self.dispatcher = None
                 return []
             case ev.Woke():
@@ -366,10 +390,19 @@ class Node:
         )
         if isinstance(verdict, Ticket):
             self.airlock.expect(event.probe, now)
-            answer = ev.ProbeAnswered(probe=event.probe.id, node=self.body.node, ticket=verdict)
+            answer = ev.ProbeAnswered(
+                probe=event.probe.id,
+                node=self.body.node,
+                ticket=verdict,
+                vacant=len(self.provider.vacant()),
+            )
         else:
             answer = ev.ProbeAnswered(
-                probe=event.probe.id, node=self.body.node, reasons=verdict.reasons
+                probe=event.probe.id,
+                node=self.body.node,
+                reasons=verdict.reasons,
+                vacant=len(self.provider.vacant()),
+                hints=self.around.vacant_nodes(event.probe.shape.gpus, now, most=HINTS),
             )
         return Tell(to=event.probe.asker, event=answer)
 
@@ -563,13 +596,8 @@ class Node:
     # --- beats and time --------------------------------------------------------------------
 
     def _beat_heard(self, event: ev.BeatHeard, now: int) -> list[Order]:
-        before = self.around.card(event.card.node)
         self.around.heard(event.card, now)
-        if self.dispatcher is None:
-            return []
-        gained = set(event.card.vacant) - set(before.vacant if before else ())
-        opened = before is not None and before.short_of_memory and not event.card.short_of_memory
-        return self.dispatcher.vacancy(now) if gained or opened else []
+        return self.dispatcher.beat(event.card, now) if self.dispatcher else []
 
     def _beat_acked(self, event: ev.BeatAcked, now: int) -> list[Order]:
         lapsed = now >= self.lease_until
@@ -669,28 +697,59 @@ class Node:
         return orders
 
     def _maybe_beat(self, now: int) -> list[Order]:
-        card = self.card()
+        vacant = {gpu.id for gpu in self.provider.vacant()}
+        gained = vacant - self._vacant_told
+        self._vacant_told = vacant
         if now >= self._beat_at:
             self._beat_at = now + self.body.timing.beat
             if self._learned_at is None or now - self._learned_at >= LEARN_AGAIN:
                 self._watch(now, reclaimed=False)
                 self._learn(now)
-                card = self.card()
-            self._told = card
+            self._told = self._standing()
             memory = self.airlock.gauge()
-            return [Beat(card=replace(card, beat=now, jobs=self._progress(), memory=memory))]
-        if card is not self._told and card != self._told:
+            card = replace(self.card(), beat=now, jobs=self._progress(), memory=memory)
+            return [Beat(card=card)]
+        if self._standing() != self._told:
             self._beat_at = min(self._beat_at, now + EARLY_BEAT)
-        return []
+        return self._tell_vacancy(len(vacant), now) if gained else []
+
+    def _standing(self) -> tuple[object, ...]:
+        """What everybody should know soon. That something became vacant is not: only who
+        dispatches is told, or the cost of a placement would grow with the campus."""
+        provider = self.provider
+        return (
+            provider.offer,
+            provider.leaving(),
+            provider.deadline(),
+            provider.lending_since,
+            self.forecast,
+            self._guest_bytes(),
+            self.airlock.short,
+            self.dispatcher is not None,
+        )
+
+    def _tell_vacancy(self, vacant: int, now: int) -> list[Order]:
+        told = ev.VacancyTold(node=self.body.node, vacant=vacant, at=now)
+        if self.dispatcher is not None:
+            return self.dispatcher.vacancy_told(told, now)
+        dispatching = self.around.dispatchers(now)
+        here = [card for card in dispatching if card.zone == self.body.zone]
+        if not dispatching:
+            self._beat_at = min(self._beat_at, now + EARLY_BEAT)
+        return [Tell(to=card.node, event=told) for card in here or dispatching]
 
     def _unmoved(self, now: int) -> bool:
         """Nothing is due or to be told: readings come often, and most of them change nothing."""
-        told = self._told is not None and self._told.short_of_memory == self.airlock.short
-        return told and now < self._beat_at
+        return now < self._beat_at and self._standing() == self._told
 
     def _running(self, job: JobId, epoch: int) -> Attempt | None:
         attempt = self.attempts.get(job)
         return attempt if attempt is not None and attempt.epoch == epoch else None
+
+
+def dispatcher_role(zone: str) -> str:
+    """Each zone has a dispatcher of its own; a campus that is not divided is one zone."""
+    return DISPATCHER if zone == WHOLE else f"{DISPATCHER}-{zone}"
 
 
 def _end(job: JobId, epoch: int) -> End:

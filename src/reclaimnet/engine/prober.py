@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from reclaimnet.engine.desk import MAX_PROBES
 from reclaimnet.model.events import ProbeAnswered, ProbeArrived
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import Order, Tell
@@ -9,8 +10,6 @@ from reclaimnet.model.probing import Probe, ProbeId, Purpose, Ticket
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import Shape
 
-MAX_PROBES: Final = 5
-"""Nodes asked for one placement, however large the campus is."""
 PATIENCE: Final = SECOND
 """How long one node may take to answer before the next is asked."""
 
@@ -35,14 +34,23 @@ class Prober:
         self.priority = priority
         self.ticket: Ticket | None = None
         self.refused: list[str] = []
+        self.silent: list[NodeId] = []
+        """Who did not answer in time."""
         self._waiting_for: Probe | None = None
-        self._asked: NodeId | None = None
+        self.asked: NodeId | None = None
         self._until = 0
         self._left = list(ranked[:MAX_PROBES])
+        self._known = set(self._left)
+        self._asked_so_far = 0
 
     @property
     def done(self) -> bool:
         return self._waiting_for is None and (self.ticket is not None or not self._left)
+
+    @property
+    def asking(self) -> ProbeId | None:
+        """The question that is open."""
+        return self._waiting_for.id if self._waiting_for else None
 
     def next_wake(self) -> int | None:
         return self._until if self._waiting_for is not None else None
@@ -56,10 +64,11 @@ class Prober:
             self._waiting_for = None
             return []
         node = self._left.pop(0)
-        self._asked = node
+        self.asked = node
+        self._asked_so_far += 1
         self._until = now + PATIENCE
         self._waiting_for = Probe(
-            id=ProbeId(f"{self.asker}-p{now}-{self.job}-{len(self._left)}"),
+            id=ProbeId(f"{self.asker}-p{now}-{self.job}-{self._asked_so_far}"),
             asker=self.asker,
             job=self.job,
             shape=self.shape,
@@ -75,10 +84,21 @@ class Prober:
             self.ticket = event.ticket
             return []
         self.refused.append(f"{event.node}: {'; '.join(event.reasons)}")
+        self._follow(event.hints)
         return self.ask_next(now)
+
+    def _follow(self, hints: tuple[NodeId, ...]) -> None:
+        """Who refuses may know who has room; the bound on probes holds all the same."""
+        for node in hints:
+            room = MAX_PROBES - self._asked_so_far - len(self._left)
+            if room > 0 and node not in self._known:
+                self._known.add(node)
+                self._left.append(node)
 
     def woke(self, now: int) -> list[Order]:
         if self._waiting_for is None or now < self._until:
             return []
-        self.refused.append(f"{self._asked}: did not answer")
+        assert self.asked is not None, "somebody was asked"
+        self.silent.append(self.asked)
+        self.refused.append(f"{self.asked}: did not answer")
         return self.ask_next(now)

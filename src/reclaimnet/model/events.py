@@ -58,6 +58,27 @@ class ProbeAnswered:
     node: NodeId
     ticket: Ticket | None = None
     reasons: tuple[str, ...] = ()
+    vacant: int | None = None
+    """GPUs that are vacant there after this answer; None if the node did not say."""
+    hints: tuple[NodeId, ...] = ()
+    """Who may have room instead, by what the refusing node has heard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VacancyTold:
+    """A node says what is vacant there now, to who dispatches in its zone."""
+
+    node: NodeId
+    vacant: int
+    at: int
+    """By the node's clock, as in its cards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkForwarded:
+    """A dispatcher without room sends a job to the one of a zone that has plenty."""
+
+    record: JobRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,6 +358,8 @@ Event = (
     | WithdrawAsked
     | ProbeArrived
     | ProbeAnswered
+    | VacancyTold
+    | WorkForwarded
     | TicketRedeemed
     | TicketReturned
     | HandoverOffered

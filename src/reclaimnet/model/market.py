@@ -229,3 +229,5 @@ class Card:
     """It takes no newcomer, unless for jobs of a high priority."""
     jobs: tuple[Progress, ...] = ()
     memory: Gauge | None = None
+    roles: tuple[str, ...] = ()
+    """What the node does for others, so that they know whom to tell."""

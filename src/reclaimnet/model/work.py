@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Final, NewType
 
 from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.units import MINUTE
 
 ManifestId = NewType("ManifestId", str)
 ChunkId = NewType("ChunkId", str)
@@ -68,6 +69,13 @@ class Saving(StrEnum):
     """It cannot: a move starts it from the beginning."""
 
 
+class Lane(StrEnum):
+    """Short jobs do not stand in line behind long ones."""
+
+    SHORT = "short"
+    LONG = "long"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What a user asked for. It never changes after submission."""
@@ -88,6 +96,9 @@ class JobSpec:
     """The content id of the working directory that was sent along."""
     workdir: str | None = None
     """A directory that every node sees; used if nothing was sent along."""
+    lasts: int | None = None
+    """How long it is expected to run, in nanoseconds; None if its user did not say. Only used to
+    choose its lane and to tell others when they can expect to start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +189,14 @@ def never_saved(record: JobRecord) -> bool:
     """It was started again from the beginning, and nobody counted what it had done."""
     counted = record.step > 0 or record.steps_lost > 0
     return record.moves > 0 and not counted and not record.checkpoints and record.output is None
+
+
+SHORT_AT_MOST: Final = 5 * MINUTE
+"""A job that says it lasts no longer than five minutes is short."""
+
+
+def lane_of(spec: JobSpec) -> Lane:
+    return Lane.SHORT if spec.lasts is not None and spec.lasts <= SHORT_AT_MOST else Lane.LONG
 
 
 KEPT_CHECKPOINTS: Final = 2

@@ -8,7 +8,7 @@ from reclaimnet.policy.arbitrate import Arbitrate, first_fit
 from reclaimnet.policy.cadence import JOINT, Cadence
 from reclaimnet.policy.place import MOST_USEFUL, Place
 from reclaimnet.policy.prepare import STANDBY, STOP_AND_COPY, Preparation
-from reclaimnet.policy.rank import Rank, aged_priority
+from reclaimnet.policy.rank import Rank, fair_share
 from reclaimnet.policy.rescue import Rescue, stand_still_least
 from reclaimnet.policy.survive import Survive, priority_ladder
 from reclaimnet.policy.triage import Triage, most_work
@@ -20,7 +20,7 @@ class Suite:
     cadence: Cadence = JOINT
     place: Place = MOST_USEFUL
     prepare: Preparation = STANDBY
-    rank: Rank = aged_priority
+    rank: Rank = fair_share
     rescue: Rescue = stand_still_least
     survive: Survive = priority_ladder
     triage: Triage = most_work

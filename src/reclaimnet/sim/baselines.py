@@ -180,11 +180,14 @@ class BatchCampus:
         interval: int = USER_INTERVAL,
         jit: bool = False,
         redundancy: bool = False,
+        streaming: bool = False,
     ) -> None:
         self.scenario = scenario
         self.interval = interval
         self.jit = jit
         self.redundancy = redundancy
+        self.streaming = streaming
+        """The shadow's copies follow each other without a pause, whatever that costs."""
         self.rng = random.Random(f"{seed}-batch")
         self.kernel = Kernel(scenario.start)
         self.ledger = Ledger()
@@ -472,7 +475,7 @@ class BatchCampus:
                 task.shadow = shadow
                 task.shadow_has = captured
             young = round(math.sqrt(2 * task.job.save_time * self.mean_loan))
-            pause = max(began + young - self.kernel.now, 0)
+            pause = 0 if self.streaming else max(began + young - self.kernel.now, 0)
             self.kernel.after(pause, lambda: self._stream_again(task, generation))
 
         began = self.kernel.now
@@ -518,6 +521,11 @@ def pipeline_redundancy(scenario: Scenario, seed: int) -> Account:
     return BatchCampus(scenario, seed=seed, redundancy=True).run()
 
 
+def pipeline_redundancy_streaming(scenario: Scenario, seed: int) -> Account:
+    """For the sensitivity: the least lost work redundancy can have on these links."""
+    return BatchCampus(scenario, seed=seed, redundancy=True, streaming=True).run()
+
+
 Contender = Callable[[Scenario, int], Account]
 
 CONTENDERS: Final[dict[str, Contender]] = {
@@ -530,6 +538,7 @@ CONTENDERS: Final[dict[str, Contender]] = {
 }
 SENSITIVITY: Final[dict[str, Contender]] = {
     "slurm_requeue_10min": slurm_requeue_10min,
+    "pipeline_redundancy_streaming": pipeline_redundancy_streaming,
     "oracle_blind": oracle_blind,
 }
 """Not contenders, but what shows where the differences come from."""

@@ -12,6 +12,8 @@ from reclaimnet.model import events, orders
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, StatusRequest, WithdrawRequest
 from reclaimnet.model.work import JobRecord, Manifest
 
+# JSON knows neither infinity nor "not a number", and we never send them.
+st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
 EVENTS = st.one_of([st.from_type(kind) for kind in typing.get_args(events.Event)])
 ORDERS = st.one_of([st.from_type(kind) for kind in typing.get_args(orders.Order)])
 REQUESTS = st.one_of(

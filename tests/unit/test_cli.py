@@ -525,7 +525,19 @@ class FakeApp:
         (
             ["sim", "--seed", "3"],
             "sim",
-            ("main", (), {"json": False, "seed": 3, "quick": False, "trace": None}),
+            (
+                "main",
+                (),
+                {
+                    "json": False,
+                    "seed": 3,
+                    "quick": False,
+                    "trace": None,
+                    "preset": "campus54",
+                    "days": None,
+                    "compare": False,
+                },
+            ),
         ),
     ],
 )

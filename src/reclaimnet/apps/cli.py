@@ -776,14 +776,39 @@ def guard(file: Path) -> None:
     _app("guard", "main")(file)
 
 
-@command("rn sim --seed 7")
+@command("rn sim --seed 7\nrn sim --preset busy --days 10 --compare")
 @json_option
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--quick", is_flag=True, help="A small campus and a short time.")
-@click.option("--trace", type=click.Path(path_type=Path, exists=True), help="A journal to replay.")
-def sim(as_json: bool, seed: int, quick: bool, trace: Path | None) -> Any:
+@click.option("--quick", is_flag=True, help="Two days.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, exists=True),
+    help="A scenario (TOML) or a trace to run instead of a preset.",
+)
+@click.option(
+    "--preset", default="campus54", show_default=True, help="A synthetic campus, by name."
+)
+@click.option("--days", type=click.FloatRange(0.01), help="How long; otherwise two months.")
+@click.option("--compare", is_flag=True, help="The baselines beside it.")
+def sim(
+    as_json: bool,
+    seed: int,
+    quick: bool,
+    trace: Path | None,
+    preset: str,
+    days: float | None,
+    compare: bool,
+) -> Any:
     """Run a simulated campus: the same engines, another clock."""
-    return _app("sim", "main")(json=as_json, seed=seed, quick=quick, trace=trace)
+    return _app("sim", "main")(
+        json=as_json,
+        seed=seed,
+        quick=quick,
+        trace=trace,
+        preset=preset,
+        days=days,
+        compare=compare,
+    )
 
 
 @command("rn config")

@@ -17,7 +17,7 @@ from reclaimnet.adapters.linux.pressure import Watch
 from reclaimnet.adapters.linux.runner import Exited, Runner, Stepped
 from reclaimnet.apps.bench import airlock as bench
 from reclaimnet.model.market import JobId
-from reclaimnet.model.page import FOREVER
+from reclaimnet.model.page import FOREVER, Word
 from reclaimnet.model.work import JobSpec, Saving
 from reclaimnet.policy.survive import priority_ladder
 
@@ -129,7 +129,7 @@ def test_a_frozen_job_is_found_by_the_next_runner_and_still_stands_still(guests)
     eventually(lambda: guests.steps() > 20, "20 steps")
     guests.runner.suspend(JOB, 1)
     eventually(lambda: guests.runner.still(JOB, 1), "the stop")
-    since = guests.runner._attempts[JOB, 1].words[12]
+    since = guests.runner._attempts[JOB, 1].words[Word.SUSPENDED_AT]
     guests.runner.close()
     guests.runner = Runner(guests.folder / "run", guests.reports.append, memory=guests.root.path)
     (found,) = guests.runner.adopt()

@@ -89,6 +89,8 @@ class Dispatcher:
         """Where each stands in its line: fixed when it came, however often it lines up again."""
         self._report_at: dict[JobId, int] = {}
         self._writing: set[JobId] = set()
+        self._cancelled: dict[JobId, tuple[JobRecord, int]] = {}
+        """Jobs whose cancelling is not stored yet, and when to try again."""
         self._gpus_of: Counter[str] = Counter()
         """What each user has or waits for."""
         self._lost_at: int | None = None
@@ -100,6 +102,7 @@ class Dispatcher:
     def next_wake(self) -> int | None:
         times = [prober.next_wake() for prober in self._searches.values()]
         times += [self._lost_at, self._foreign_at]
+        times += [at for _, at in self._cancelled.values()]
         times.append(min(self._resting.values(), default=None))
         times.append(min(self._report_at.values(), default=None))
         return min((time for time in times if time is not None), default=None)
@@ -113,6 +116,7 @@ class Dispatcher:
         known = self.waiting.get(record.id) or self.held.get(record.id)
         if known is not None and record.revision < known.revision:
             return []
+        self._cancelled.pop(record.id, None)
         if record.state.terminal or record.holder is not None:
             self._forget(record.id)
         if record.state.terminal:
@@ -126,6 +130,7 @@ class Dispatcher:
             return []
         self._count(self.held.pop(record.id, None), -1)
         if record.cancel:
+            self._cancelled[record.id] = (record, now + CHECK_AGAIN)
             cancelled = replace(
                 record, state=JobState.CANCELLED, reason="cancelled by its user", ended_at=now
             )
@@ -402,6 +407,8 @@ class Dispatcher:
             orders += self._if_sought(job, now)
         for job in [job for job, at in self._resting.items() if now >= at]:
             self._line_up(self.waiting[job])
+        for record in [record for record, at in self._cancelled.values() if now >= at]:
+            orders += self.record_seen(record, now)
         if _due(self._foreign_at, now):
             orders += self._take_the_forsaken(now)
         if _due(self._lost_at, now):

@@ -95,8 +95,11 @@ class Guests:
         for job, epoch in list(self.runner.memory()):
             self.runner.end(job, epoch)
             eventually(lambda key=(job, epoch): key not in self.runner.memory(), "the end")
+        for job, epoch in list(self.runner._attempts):
             self.runner.scrub(job, epoch)
+        eventually(lambda: not self.runner._attempts, "nothing is left")
         self.runner.close()
+        assert not self.runner._image_root.exists()
 
 
 @pytest.fixture

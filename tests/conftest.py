@@ -110,6 +110,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.line(f"{count:4} x {text}")
 
 
+# --- Ctrl-C ----------------------------------------------------------------------------------
+
+# A shell starts what it puts into the background with SIGINT ignored, and so would be every
+# process that a test starts and means to interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # --- no network but loopback ---------------------------------------------------------------
 
 _strayed: list[str] = []

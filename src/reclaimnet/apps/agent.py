@@ -296,7 +296,9 @@ class Agent:
         await campus.serve_asks(node, self.answer)
         path = self.settings.folder / "control.sock"
         path.unlink(missing_ok=True)
-        control = await asyncio.start_unix_server(self._control, path=path, limit=MAX_REQUEST_BYTES)
+        control = await asyncio.start_unix_server(
+            self._control, sock=_bound(path), limit=MAX_REQUEST_BYTES
+        )
         path.chmod(0o600)
         stack.callback(path.unlink, missing_ok=True)
         stack.callback(control.close)
@@ -505,6 +507,17 @@ def _guard(settings: Settings) -> Guarded | None:
         if settings.guard is not None:
             raise
         return None
+
+
+def _bound(path: Path) -> socket.socket:
+    """Addresses of sockets are short, those of folders need not be: the folder by its number."""
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        door.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
+    return door
 
 
 class _Gate:

@@ -33,7 +33,7 @@ from reclaimnet.apps import bundle, up
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
 from reclaimnet.errors import Unavailable
-from reclaimnet.model.asking import ReclaimRequest, WithdrawRequest
+from reclaimnet.model.asking import LendRequest, ReclaimRequest
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.units import GIB, MIB, SECOND
 from reclaimnet.model.work import JobRecord, JobState
@@ -251,7 +251,7 @@ def _move(
     finally:
         gateway.cancel(job)
         until(lambda: gateway.job(job).state.terminal or None, "the job to end")
-    _ask(gateway, source, WithdrawRequest())
+    _ask(gateway, source, LendRequest())
     if record.steps_lost:
         raise Unavailable(f"the move lost {record.steps_lost} steps; this is a bug")
     whole = next(pull for pull in pulls if pull["moved_bytes"] >= size_mib * MIB // 2)
@@ -263,7 +263,7 @@ def _move(
     )
 
 
-def _ask(gateway: Gateway, node: str, request: ReclaimRequest | WithdrawRequest) -> None:
+def _ask(gateway: Gateway, node: str, request: LendRequest | ReclaimRequest) -> None:
     asked = gateway.ask(node, request)
     if not asked.ok:
         raise Unavailable(asked.text)

@@ -41,6 +41,10 @@ class _Served:
     receive: Receive
 
 
+FIRST_TRIES: Final = 4
+"""First connections that the server may reset before that is taken for its answer."""
+
+
 class Link:
     """One connection for one program. Use Link.open, and close it."""
 
@@ -78,14 +82,21 @@ class Link:
         tls: ssl.SSLContext | None = None,
     ) -> "Link":
         """The first connection must succeed in time; from then on the link keeps itself."""
-        link = cls(url, token, name, on_state, tls)
-        try:
-            await link._open_first()
-        except (TimeoutError, nats.errors.Error, OSError) as error:
-            await link._drop_client()
-            raise link._unreachable(error) from error
-        link._keeper = asyncio.create_task(link._keep(), name="nats link")
-        return link
+        tries_left = FIRST_TRIES
+        while True:
+            link = cls(url, token, name, on_state, tls)
+            tries_left -= 1
+            try:
+                await link._open_first()
+            except (TimeoutError, nats.errors.Error, OSError) as error:
+                await link._drop_client()
+                reset = isinstance(link._last_error or error, ConnectionResetError)
+                if reset and tries_left:
+                    # The server's own word, such as a refusal, can be lost with the connection.
+                    continue
+                raise link._unreachable(error) from error
+            link._keeper = asyncio.create_task(link._keep(), name="nats link")
+            return link
 
     @property
     def is_up(self) -> bool:

@@ -225,7 +225,9 @@ class Link:
             return
         if str(error) != str(self._last_error):
             _log.debug("link to %s: %s", self._url, error)
-        self._last_error = error
+        if not (self._refused.is_set() and isinstance(error, ConnectionError)):
+            # That the connection breaks after a refusal is no news, and would hide it.
+            self._last_error = error
         if _is_refusal(error) or isinstance(error, ssl.SSLCertVerificationError):
             self._refused.set()
 

@@ -30,7 +30,6 @@ pytestmark = [
     pytest.mark.needs("root"),
     pytest.mark.needs("netns"),
     pytest.mark.needs("bpf"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="BPF needs root"),
 ]
 
 MARK = f"b{os.getpid() % 1_000_000}"

@@ -25,7 +25,6 @@ from reclaimnet.sim.rhythm import piece
 pytestmark = [
     pytest.mark.needs("root"),
     pytest.mark.needs("netns"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
 ]
 
 RATE = bench.LINK_RATE

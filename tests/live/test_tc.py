@@ -18,7 +18,6 @@ from reclaimnet.errors import NotFound, UsageError
 pytestmark = [
     pytest.mark.needs("root"),
     pytest.mark.needs("netns"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="shaping needs root"),
 ]
 
 MARK = f"s{os.getpid() % 1_000_000}"

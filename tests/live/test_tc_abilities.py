@@ -12,7 +12,6 @@ from reclaimnet.adapters.linux.tc_abilities import abilities
 pytestmark = [
     pytest.mark.needs("root"),
     pytest.mark.needs("bpf"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="trying it out needs root"),
 ]
 
 

@@ -26,7 +26,6 @@ from reclaimnet.errors import BadConfig, NotFound, UsageError
 pytestmark = [
     pytest.mark.needs("root"),
     pytest.mark.needs("netns"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
 ]
 
 MARK = f"t{os.getpid() % 1_000_000}"

@@ -76,7 +76,8 @@ class Machine:
     vault: dict[ManifestId, Saved] = field(default_factory=dict)
     offer: Offer | None = None
     """What the agent reads from its disk when it restarts."""
-    notices: dict[str, ev.ReclaimAsked] = field(default_factory=dict)
+    notices: dict[str, tuple[ev.ReclaimAsked, int]] = field(default_factory=dict)
+    """What its provider has asked for, and by when."""
     exits: dict[tuple[JobId, int], tuple[Process, ev.ProcessExited]] = field(default_factory=dict)
     """What minders wrote down of processes that ended, until an agent has read it."""
     memory: Memory | None = None
@@ -214,8 +215,8 @@ class SimWorld:
         machine.incarnation += 1
         if machine.offer is not None:
             self._deliver(node, ev.LendAsked(request=self._mint("q"), offer=machine.offer))
-        for asked in list(machine.notices.values()):
-            self._deliver(node, asked)
+        for asked, deadline in list(machine.notices.values()):
+            self._deliver(node, replace(asked, grace=max(deadline - self.now, 0)))
         for (job, epoch), (process, exited) in sorted(machine.exits.items()):
             record = self.store.records[job]
             if record.epoch == epoch and record.holder == node:
@@ -337,7 +338,7 @@ class SimWorld:
                 if mind.provider.offer
                 else 0
             )
-            machine.notices[event.request] = event
+            machine.notices[event.request] = event, deadline
             self.kernel.at(deadline, lambda: self._forget_notice(machine, event))
         elif isinstance(event, ev.WithdrawAsked) and accepted:
             machine.notices.clear()

@@ -6,9 +6,9 @@ import getpass
 import json
 import logging
 import os
-import re
 import signal
 import socket
+import ssl
 import sys
 import time
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ import msgspec
 
 from reclaimnet import wire
 from reclaimnet.adapters.gpu import find
-from reclaimnet.adapters.nats.campus import Campus
+from reclaimnet.adapters.nats.access import NEWCOMER, Key, new_key
+from reclaimnet.adapters.nats.campus import Campus, EnrolmentAsked
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import ChunkServer
@@ -27,10 +28,11 @@ from reclaimnet.apps import daemon
 from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guarded import Guarded
+from reclaimnet.apps.register import NODE_NAME, read_invitation
 from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
 from reclaimnet.engine.node import Body, Node, dispatcher_role
-from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable, UsageError
+from reclaimnet.errors import Damaged, Forbidden, NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model import events as ev
 from reclaimnet.model.asking import (
     LendRequest,
@@ -47,9 +49,9 @@ LEAVE_AT_MOST: Final = 30 * SECOND
 """How long Ctrl-C waits for guests to leave."""
 READY_S: Final = 30.0
 CONNECT_AGAIN_S: Final = 1.0
+REFUSALS_AFTER_ENROLMENT: Final = 10
 MAX_REQUEST_BYTES: Final = 1 << 16
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _log = logging.getLogger("reclaimnet.agent")
 
 
@@ -61,6 +63,7 @@ class Settings:
     folder: Path
     url: str
     token: str
+    """The invitation to the campus."""
     gpus: tuple[Gpu, ...]
     host: str = "127.0.0.1"
     """The address under which others reach this node's chunks."""
@@ -91,7 +94,7 @@ def main(
     if suite not in SUITES:
         raise UsageError(f"there is no suite {suite}{did_you_mean(suite, list(SUITES))}")
     node = NodeId(name or socket.gethostname().partition(".")[0])
-    if not _NAME.fullmatch(node):
+    if not NODE_NAME.fullmatch(node):
         raise UsageError(
             f"{node!r} cannot be a node's name; use letters, digits, dots and dashes: --name lab1"
         )
@@ -137,6 +140,8 @@ def main(
         guard=guard,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # It warns of every TLS connection that ends.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     return asyncio.run(run(settings))
 
 
@@ -215,11 +220,10 @@ class Agent:
 
     async def live(self) -> None:
         settings = self.settings
-        campus = await _connected(settings)
+        campus, membership = await _joined(settings)
+        credentials = membership.credentials
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(campus.close)
-            await _refuse_a_taken_name(campus, settings, self._clock.now())
-            credentials = await _credentials(campus, settings)
             vault = stack.enter_context(
                 Vault(settings.folder / "vault", quota_bytes=settings.vault_quota)
             )
@@ -539,54 +543,84 @@ class _Gate:
         return self.world is not None and self.world.may_read(common_name, job)
 
 
-async def _connected(settings: Settings) -> Campus:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """What makes this machine a node of the campus: a key for the server, a certificate for
+    others, and the authority by which it knows both."""
+
+    key: Key
+    credentials: ca.Credentials
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        return ca.server_known_by(self.credentials.authority.read_text())
+
+
+async def _joined(settings: Settings) -> tuple[Campus, Membership]:
     """The campus may come up after us; keep trying, but say so."""
     said = ""
+    refusals_left = REFUSALS_AFTER_ENROLMENT
     while True:
         try:
-            return await Campus.connect(settings.url, settings.token, f"agent {settings.node}")
+            membership = _kept_membership(settings) or await _enrol(settings)
+            campus = await Campus.connect(
+                settings.url, membership.key, settings.node, tls=membership.tls, prepare=False
+            )
+            return campus, membership
+        except Forbidden:
+            # The server may not have heard of us yet, though the gateway has.
+            refusals_left -= 1
+            if not refusals_left or _kept_membership(settings) is None:
+                raise
         except Unavailable as error:
             if str(error) != said:
                 said = str(error)
                 _log.warning("waiting for the campus: %s", error)
-            await asyncio.sleep(CONNECT_AGAIN_S)
+        await asyncio.sleep(CONNECT_AGAIN_S)
 
 
-async def _refuse_a_taken_name(campus: Campus, settings: Settings, now: int) -> None:
-    """Two machines under one name would take each other's jobs and leases for their own. Who has
-    a certificate of that name has been that node before."""
-    if (settings.folder / "tls" / "node.crt").exists():
-        return
-    card = await campus.read_card(settings.node)
-    if card is not None and now - card.beat < settings.timing.given_up_after:
-        raise UsageError(
-            f"a node called {settings.node} is on this campus already; give this one another --name"
-        )
-
-
-async def _credentials(campus: Campus, settings: Settings) -> ca.Credentials:
-    """The node's certificate: asked for once, then kept."""
+def _kept_membership(settings: Settings) -> Membership | None:
+    """Of this campus: its authority is the one that the invitation names."""
     folder = settings.folder / "tls"
     kept = ca.Credentials(
         certificate=folder / "node.crt", key=folder / "node.key", authority=folder / "ca.crt"
     )
-    if all(path.exists() for path in (kept.certificate, kept.key, kept.authority)):
-        return kept
-    key = ca.new_key()
-    request = ca.request_certificate(key, ca.node_name(settings.node))
-    enrolment = None
-    while enrolment is None:
-        try:
-            enrolment = await campus.enrol(request.decode())
-        except Unavailable as error:
-            _log.warning("waiting for a gateway to sign our certificate: %s", error)
-            await asyncio.sleep(CONNECT_AGAIN_S)
-    return ca.keep(
+    seed = folder / "campus.key"
+    try:
+        if kept.authority.read_text() != read_invitation(settings.token).ca:
+            return None
+        return Membership(key=Key(name=settings.node, seed=seed.read_text()), credentials=kept)
+    except FileNotFoundError:
+        return None
+
+
+async def _enrol(settings: Settings) -> Membership:
+    """Show the invitation to a gateway; what it answers is kept for good."""
+    invitation = read_invitation(settings.token)
+    tls_key, key = ca.new_key(), new_key(settings.node)
+    asked = EnrolmentAsked(
+        invitation=invitation.secret,
+        certificate_request=ca.request_certificate(tls_key, ca.node_name(settings.node)).decode(),
+        public_key=key.public,
+    )
+    newcomer = await Campus.connect(
+        settings.url, "", NEWCOMER, tls=ca.server_known_by(invitation.ca), prepare=False
+    )
+    try:
+        enrolment = await newcomer.enrol(asked)
+    finally:
+        await newcomer.close()
+    if enrolment.ca != invitation.ca:
+        raise Forbidden("the campus is another than the one of the invitation; ask for a new one")
+    folder = settings.folder / "tls"
+    credentials = ca.keep(
         folder,
         certificate=enrolment.certificate.encode(),
-        key=key,
+        key=tls_key,
         authority=enrolment.ca.encode(),
     )
+    ca.write_private(folder / "campus.key", key.seed.encode())
+    return Membership(key=key, credentials=credentials)
 
 
 async def _records_now(campus: Campus) -> list[Any]:
@@ -608,16 +642,17 @@ async def _records_now(campus: Campus) -> list[Any]:
 
 def _campus_of(config: Config, join: str | None, token: str | None) -> tuple[str, str]:
     """Where NATS is: as given, or as `rn up` left it on this machine."""
+    if token is not None:
+        return join or read_invitation(token).url, token
     if join is not None:
-        if token is None:
-            raise UsageError("give the campus's join token with --token-file FILE")
-        return join, token
+        raise UsageError("give the campus's invitation with --token-file FILE")
     try:
         left = json.loads((config.state / "campus.json").read_text())
         return str(left["nats_url"]), str(left["nats_token"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Unavailable(
-            "no campus runs on this machine; start one with `rn up`, or join one with --join URL"
+            "no campus runs on this machine; start one with `rn up`, or join one with "
+            "--token-file FILE"
         ) from error
 
 

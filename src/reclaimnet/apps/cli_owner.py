@@ -88,12 +88,12 @@ def nodes(as_json: bool) -> None:
         click.secho(line, bold=not line.startswith(" "))
 
 
-@command("rn agent --join nats://campus.example:7461 --token-file token --lend --notice 60s")
-@click.option("--join", metavar="URL", help="The campus's NATS; otherwise the one of `rn up`.")
+@command("rn agent --token-file lab1.token --lend --notice 60s")
+@click.option("--join", metavar="URL", help="The campus's NATS, if not as the invitation says.")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Holds the join token; otherwise RECLAIMNET_NATS__TOKEN.",
+    help="Holds the invitation (`rn invite`); otherwise RECLAIMNET_NATS__TOKEN.",
 )
 @click.option("--name", help="The node's name; otherwise this machine's.")
 @click.option("--gpus", type=click.IntRange(0, 1024), help="Declare GPUs instead of looking.")
@@ -203,5 +203,5 @@ def _token_in(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the token file {path} cannot be read ({error})") from error
     if not token:
-        raise UsageError(f"the token file {path} is empty; copy the join token of `rn up` into it")
+        raise UsageError(f"the token file {path} is empty; put what `rn invite` prints into it")
     return token

@@ -268,7 +268,7 @@ _CHECKS: Final = (
         name="agents",
         probe=_agents,
         lost="this machine lends nothing",
-        mend="`rn agent --join URL --token-file FILE`",
+        mend="`rn agent --token-file FILE`",
     ),
     _Check(
         name="clock",

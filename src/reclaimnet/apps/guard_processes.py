@@ -6,8 +6,12 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from reclaimnet.errors import BadConfig
+
+HOUSING_ROUNDS: Final = 10
+"""A process may have a child while it is being moved; whoever has one inside has it inside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,34 @@ def family(roots: Sequence[Process]) -> list[Process]:
                 found[pid] = Process(pid=pid, started=started)
                 waiting.append(pid)
     return list(found.values())
+
+
+def living(roots: Sequence[Process], group: Path | None) -> set[int]:
+    """All that is left of a guest: what is in its group, and what descends from its processes."""
+    return {one.pid for one in family(roots)} | set([] if group is None else members(group))
+
+
+def house(processes: Sequence[Process], group: Path) -> None:
+    """Move the processes into the group, with all that descends from them."""
+    for _ in range(HOUSING_ROUNDS):
+        inside = set(members(group))
+        outside = [one.pid for one in family(processes) if one.pid not in inside]
+        if not outside:
+            break
+        for pid in outside:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                write_control(group / "cgroup.procs", str(pid))
+
+
+def kill(roots: Sequence[Process], group: Path | None) -> None:
+    if group is not None:
+        try:
+            write_control(group / "cgroup.kill", "1")
+        except FileNotFoundError:  # no such file before Linux 5.14, or the group is gone
+            for pid in members(group):
+                send_signal(pid, signal.SIGKILL)
+    for process in family(roots):
+        send_signal(process.pid, signal.SIGKILL, started=process.started)
 
 
 def send_signal(pid: int, number: int, *, started: int | None = None) -> None:

@@ -77,7 +77,7 @@ class Guarded:
         self._deadlines.pop(guest, None)
         if guest in self._guests:
             self._guests.discard(guest)
-            self._later("close", guest=guest)
+            self._later("stop", guest=guest)
 
     def close(self) -> None:
         self._turn.shutdown()

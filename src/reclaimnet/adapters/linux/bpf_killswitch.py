@@ -6,8 +6,8 @@ import errno
 import os
 import struct
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -50,18 +50,44 @@ def now() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    packets: int
-    bytes: int
+    packets: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
     """What of one slot went through and what did not, as it was (or would be) on the wire."""
 
-    out_passed: Count
-    out_dropped: Count
-    in_passed: Count
-    in_dropped: Count
+    out_passed: Count = Count()
+    out_dropped: Count = Count()
+    in_passed: Count = Count()
+    in_dropped: Count = Count()
+
+    @classmethod
+    def read(cls, table: Mapping[str, Mapping[str, int]]) -> "Counts":
+        """From what `asdict` made of it."""
+        return cls(**{name: Count(**count) for name, count in table.items()})
+
+    def since(self, before: "Counts") -> "Counts":
+        """What was counted since then."""
+        return self._with(before, sign=-1)
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return self._with(other, sign=1)
+
+    def _with(self, other: "Counts", *, sign: int) -> "Counts":
+        pairs = {
+            one.name: (getattr(self, one.name), getattr(other, one.name)) for one in fields(self)
+        }
+        return Counts(
+            **{
+                name: Count(
+                    packets=ours.packets + sign * theirs.packets,
+                    bytes=ours.bytes + sign * theirs.bytes,
+                )
+                for name, (ours, theirs) in pairs.items()
+            }
+        )
 
 
 class KillSwitch:
@@ -295,8 +321,7 @@ class NoSwitch:
         return NEVER
 
     def counts(self, slot: int) -> Counts:
-        none = Count(packets=0, bytes=0)
-        return Counts(out_passed=none, out_dropped=none, in_passed=none, in_dropped=none)
+        return Counts()
 
     def admit(self, cgroup: Path, slot: int) -> None: ...
 

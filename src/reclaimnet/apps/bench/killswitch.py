@@ -1,7 +1,6 @@
 """How fast guest traffic stops: the kill switch beside a class change and a killed sender."""
 
 import contextlib
-import ctypes
 import json
 import os
 import platform
@@ -10,12 +9,12 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from reclaimnet.adapters.linux import tc_netns, testbed
+from reclaimnet.adapters.linux import real_time, tc_netns, testbed
 from reclaimnet.adapters.linux.bpf_killswitch import ALL, NEVER, KillSwitch, Observer, now
 from reclaimnet.adapters.linux.tc import FIRST_TRANSFER, Shaper, class_id
 from reclaimnet.apps.bench import edge_traffic
@@ -42,7 +41,6 @@ _MAX_JITTER_SECONDS: Final = 0.004
 _RETRANSMIT_MS: Final = 5
 _RTAX_RTO_MIN: Final = 13
 _READY_SECONDS: Final = 10.0
-_FIFO_PRIORITY: Final = 10
 
 
 def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
@@ -57,7 +55,7 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
     }
     campus = testbed.Campus(racks=(testbed.Rack(name="a", hosts=2),))
     mark = f"k{os.getpid() % 1_000_000}"
-    with _real_time() as real_time, testbed.up(campus, mark) as bed, _Wire(bed) as wire:
+    with real_time.ahead() as is_real_time, testbed.up(campus, mark) as bed, _Wire(bed) as wire:
         for name in congestion:
             for contender in CONTENDERS:
                 flip = _FLIPPERS[contender]
@@ -72,7 +70,7 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
             "flips_per_congestion": flips,
             "hook": "host side of the guest's veth, behind HTB on the guest's side",
             "clock": "last packet by a BPF timestamp at the receiver, from just before the flip",
-            "real_time": real_time,
+            "real_time": is_real_time,
             "kernel": platform.release(),
             "cpus": os.cpu_count(),
         },
@@ -277,23 +275,3 @@ def set_retransmit_floor(netns: Path, network: str, floor_ms: int) -> None:
 def _available_congestion() -> list[str]:
     path = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
     return path.read_text().split()
-
-
-@contextlib.contextmanager
-def _real_time() -> Iterator[bool]:
-    """Run as the guard does, if we may: ahead of other processes and never swapped out."""
-    before = os.sched_getscheduler(0), os.sched_getparam(0)
-    libc = ctypes.CDLL(None, use_errno=True)
-    try:
-        os.sched_setscheduler(
-            0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_FIFO_PRIORITY)
-        )
-    except OSError:
-        yield False
-        return
-    libc.mlockall(3)
-    try:
-        yield True
-    finally:
-        libc.munlockall()
-        os.sched_setscheduler(0, *before)

@@ -1,6 +1,5 @@
-"""What operators type: up, down, guard, doctor, config, completion."""
+"""What operators type: up, down, doctor, config, completion."""
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -52,16 +51,6 @@ def down() -> Any:
     Jobs keep their checkpoints, and go on after the next `rn up`.
     """
     return app("up", "down")(config=configured())
-
-
-@command("rn guard /etc/reclaimnet/guard.toml")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-def guard(file: Path) -> None:
-    """Run the owner's advocate (root), as FILE says.
-
-    It holds deadlines and the kill switch, whatever becomes of the agent.
-    """
-    app("guard", "main")(file)
 
 
 @command("rn doctor")

@@ -35,7 +35,6 @@ from reclaimnet.adapters.linux.bpf_killswitch import (
     FIRST_GUEST,
     GONE,
     LANE,
-    LAST_GUEST,
     NEVER,
     Counts,
     KillSwitch,
@@ -70,7 +69,7 @@ MAX_FDS: Final = 16
 MAX_PIDS: Final = 256
 MAX_GONE: Final = 1024
 """So many later, the kernel has long given up on the sockets of a guest that has left."""
-MAX_GUESTS: Final = LAST_GUEST - FIRST_GUEST + 1
+MAX_GUESTS: Final = GONE - FIRST_GUEST
 KEPT_ENDED: Final = 64
 BACKLOG: Final = 128
 UNLIMITED_RATE: Final = 12_500_000_000
@@ -79,9 +78,9 @@ UNLIMITED_RATE: Final = 12_500_000_000
 LANE_NAME: Final = "lane"
 """Not a guest: whatever crosses the lane and belongs to none, such as checkpoints on their way."""
 
-VERBS: Final = ("open", "shorten", "renew", "stop", "stop_all", "pace", "mark", "listen")
+VERBS: Final = ("open", "deadline", "renew", "stop", "stop_all", "pace", "mark", "listen")
 VERBS_TO_SEE: Final = ("status", "counts")
-OWNERS_VERBS: Final = ("terms", "lengthen", "resume")
+OWNERS_VERBS: Final = ("terms", "resume")
 
 _GUEST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
@@ -129,6 +128,7 @@ class Guard:
         self.lane_deadline = NEVER
         self.halted = False
         self.ended: deque[str] = deque(maxlen=KEPT_ENDED)
+        self._boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._renewed = 0
         self._checked = 0
         config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -147,7 +147,8 @@ class Guard:
         moment = now()
         period = self.config.lease // RENEWALS_PER_LEASE
         if moment >= self._renewed + period:
-            self._renew_all(moment)
+            self.switch.set_lease(ALL, 0 if self.halted else moment + self.config.lease)
+            self._renewed = moment
         for guest in list(self.guests.values()):
             if not guest.ending and moment >= guest.deadline - END_AHEAD:
                 self._end(guest)
@@ -159,10 +160,6 @@ class Guard:
             due.append(self._checked + CHECK_EVERY)
         return min([self._renewed + period, *due])
 
-    def _renew_all(self, moment: int) -> None:
-        self.switch.set_lease(ALL, 0 if self.halted else moment + self.config.lease)
-        self._renewed = moment
-
     # --- the verbs
 
     def handle(self, call: Call) -> Answer:
@@ -172,14 +169,18 @@ class Guard:
             known = VERBS + VERBS_TO_SEE + OWNERS_VERBS
             if verb not in known:
                 raise UsageError(f"The guard knows no {verb[:40]!r}; it knows {', '.join(known)}.")
-            if verb in OWNERS_VERBS and call.uid not in (0, self.config.owner_uid):
-                raise Forbidden(f"Only the machine's owner may ask for {verb!r}.")
+            if verb in OWNERS_VERBS:
+                self._check_owner(call, verb)
             carry_out: Callable[[Call], Answer] = getattr(self, f"_verb_{verb}")
             return {"ok": True, **carry_out(call)}
         except ReclaimNetError as error:
             return {"ok": False, "error": str(error)}
         except OSError as error:
             return {"ok": False, "error": f"{verb} failed: {error}."}
+
+    def _check_owner(self, call: Call, what: str) -> None:
+        if call.uid not in (0, self.config.owner_uid):
+            raise Forbidden(f"Only the machine's owner may ask for {what}.")
 
     def _verb_open(self, call: Call) -> Answer:
         """Let a guest in: its processes go into a cgroup, its packets may pass until its deadline.
@@ -190,38 +191,34 @@ class Guard:
         name = _name(call.request, "guest")
         if name == LANE_NAME:
             raise UsageError(f"No guest can be called {LANE_NAME}.")
-        deadline = self._within_terms(_deadline(call.request))
+        deadline = self._within_terms(_moment(call.request, "deadline"))
         processes = [_process(pid, call.uid) for pid in _pids(call.request)]
         if self.halted:
             raise Forbidden("The owner has stopped all guests; only the owner may resume.")
         self._check_new(name, processes)
-        old = self.guests.get(name)
-        if old is not None and old.ending:
+        guest = self.guests.get(name) or self._new_guest(name, deadline)
+        if guest.ending:
             raise Forbidden(f"{name} is being ended.")
-        if old is None and len(self.guests) >= min(self.terms.guests, MAX_GUESTS):
-            raise Forbidden(f"The owner's terms allow {self.terms.guests} guests at a time.")
-        if old is None:
-            used = {other.slot for other in self.guests.values()}
-            slot = next(slot for slot in range(FIRST_GUEST, LAST_GUEST + 1) if slot not in used)
-            before = self.switch.counts(slot)
-            guest = Guest(name=name, slot=slot, deadline=deadline, before=before)
-            # Written before anything of it can run: a restart finds it in any case.
-            self.guests[name] = guest
-            self.switch.set_deadline(slot, deadline)
-            self.switch.set_lease(slot, NEVER)
-        else:
-            guest = old
-            deadline = min(deadline, guest.deadline)  # asking again is not a way to get more
-        self._set_deadline(guest, deadline)
+        self._set_deadline(guest, min(deadline, guest.deadline))  # asking again gives no more
         guest.processes += [one for one in processes if one not in guest.processes]
-        self._save()
         try:
+            self._save()  # before anything of it can run: a restart finds it in any case
             self._house(guest, processes)
+            self._save()
         except OSError:
             self._end(guest)  # it is not where it should be, so it may not be here
             raise
-        self._save()
         return self._describe(guest)
+
+    def _new_guest(self, name: str, deadline: int) -> Guest:
+        if len(self.guests) >= min(self.terms.guests, MAX_GUESTS):
+            raise Forbidden(f"The owner's terms allow {self.terms.guests} guests at a time.")
+        used = {other.slot for other in self.guests.values()}
+        slot = next(slot for slot in range(FIRST_GUEST, GONE) if slot not in used)
+        self.switch.set_lease(slot, NEVER)
+        before = self.switch.counts(slot)
+        self.guests[name] = Guest(name=name, slot=slot, deadline=deadline, before=before)
+        return self.guests[name]
 
     def _check_new(self, name: str, processes: Sequence[Process]) -> None:
         """A guest does not get rid of its deadline by coming in again under another name."""
@@ -232,27 +229,31 @@ class Guard:
             if process.pid in taken:
                 raise Forbidden(f"Process {process.pid} belongs to a guest that is here already.")
 
-    def _verb_shorten(self, call: Call) -> Answer:
-        """A guest leaves earlier; or, with the guest "lane", what is sent on behalf of guests."""
-        wanted = _deadline(call.request)
-        if call.request.get("guest") == LANE_NAME:
-            return self._set_lane(min(self.lane_deadline, wanted))
-        guest = self._guest(call.request)
-        if wanted > guest.deadline:
-            raise Forbidden(f"{guest.name} has to leave earlier than that; ask the owner for more.")
-        self._set_deadline(guest, wanted)
+    def _verb_deadline(self, call: Call) -> Answer:
+        """A guest leaves earlier, whoever asks, or later, if the owner does and the terms allow it.
+        The guest "lane" is what is sent on behalf of guests."""
+        wanted = self._within_terms(_moment(call.request, "deadline"))
+        guest = None if call.request.get("guest") == LANE_NAME else self._guest(call.request)
+        if wanted > (self.lane_deadline if guest is None else guest.deadline):
+            self._check_owner(call, "more time")
+        if guest is None:
+            self.lane_deadline = wanted
+            self._apply_terms()
+        elif guest.ending:
+            raise Forbidden(f"{guest.name} is being ended.")
+        else:
+            self._set_deadline(guest, wanted)
         self._save()
-        return self._describe(guest)
+        return {} if guest is None else self._describe(guest)
 
     def _verb_renew(self, call: Call) -> Answer:
         """The agent vouches for its guests until then. Never past a deadline: both are checked."""
         until = _moment(call.request, "until")
-        names = [_name(call.request, "guest")] if "guest" in call.request else list(self.guests)
-        for name in names:
-            guest = self._guest({"guest": name})
+        one = "guest" in call.request
+        for guest in [self._guest(call.request)] if one else self.guests.values():
             if not guest.ending:
                 self.switch.set_lease(guest.slot, until)
-        return {"guests": names}
+        return {}
 
     def _verb_stop(self, call: Call) -> Answer:
         """Packets first, then the processes. Stopping who has left is no mistake."""
@@ -265,7 +266,7 @@ class Guard:
     def _verb_stop_all(self, call: Call) -> Answer:
         self.switch.stop(ALL)
         self.halted = True
-        for guest in list(self.guests.values()):
+        for guest in self.guests.values():
             self._end(guest)
         self._save(durable=True)
         return {"guests": list(self.guests)}
@@ -357,19 +358,9 @@ class Guard:
         self._save(durable=True)
         return {"terms": asdict(self.terms)}
 
-    def _verb_lengthen(self, call: Call) -> Answer:
-        if call.request.get("guest") == LANE_NAME:
-            return self._set_lane(self._within_terms(_deadline(call.request)))
-        guest = self._guest(call.request)
-        if guest.ending:
-            raise Forbidden(f"{guest.name} is being ended.")
-        self._set_deadline(guest, self._within_terms(_deadline(call.request)))
-        self._save()
-        return self._describe(guest)
-
     def _verb_resume(self, call: Call) -> Answer:
         self.halted = False
-        self._renew_all(now())
+        self._renewed = 0  # the lease is due at once
         self._save(durable=True)
         return {}
 
@@ -393,12 +384,6 @@ class Guard:
             if latest < guest.deadline:
                 self._set_deadline(guest, latest)
 
-    def _set_lane(self, deadline: int) -> Answer:
-        self.lane_deadline = deadline
-        self._apply_terms()
-        self._save()
-        return {}
-
     def _set_deadline(self, guest: Guest, deadline: int) -> None:
         guest.deadline = deadline
         self.switch.set_deadline(guest.slot, deadline)
@@ -417,12 +402,13 @@ class Guard:
         house(processes, guest.cgroup)
 
     def _end(self, guest: Guest) -> None:
-        """Network first: killing a sender still lets a megabyte out of its buffers."""
+        """Network first: killing a sender still lets a megabyte out of its buffers. The disk last:
+        it may be full, or take its time."""
         self.switch.stop(guest.slot)
+        kill(guest.processes, guest.cgroup)
         if not guest.ending:
             guest.ending = True
-            self._save()
-        kill(guest.processes, guest.cgroup)
+            self._save_if_possible()
 
     def _finish(self) -> None:
         """Forget the guests that are gone; kill again what is not."""
@@ -441,7 +427,7 @@ class Guard:
                 self.switch.forget(self.gone.popleft())
             del self.guests[guest.name]
             self.ended.append(guest.name)
-            self._save()
+            self._save_if_possible()
 
     # --- shaping
 
@@ -465,7 +451,7 @@ class Guard:
         """The owner's word outlasts a power failure. Guests do not, and so their entries need not:
         waiting for a disk could cost the lease."""
         state = {
-            "boot": _boot_id(),
+            "boot": self._boot,
             "terms": asdict(self.terms),
             "halted": self.halted,
             "lane_deadline": self.lane_deadline,
@@ -485,6 +471,12 @@ class Guard:
                 os.fsync(file.fileno())
         temporary.replace(target)
 
+    def _save_if_possible(self) -> None:
+        try:
+            self._save()
+        except OSError as error:
+            _note(f"the state cannot be written ({error}); guests are ended all the same.")
+
     def _load(self) -> None:
         """Go on where we were. If that cannot be read, nobody passes until the owner resumes."""
         path = self.config.state / "state.json"
@@ -494,7 +486,7 @@ class Guard:
             state = json.loads(path.read_text())
             self.terms = narrower(read_terms(state["terms"], OwnerTerms()), self.config.terms)
             self.halted = bool(state["halted"])
-            if state["boot"] != _boot_id():
+            if state["boot"] != self._boot:
                 return  # the machine was restarted: no guest has survived that
             self.transfers = {name: (int(m), int(r)) for name, (m, r) in state["transfers"].items()}
             self.lane_deadline = int(state["lane_deadline"])
@@ -586,23 +578,16 @@ def _whole(request: Mapping[str, Any], key: str) -> int:
 
 
 def _moment(request: Mapping[str, Any], key: str) -> int:
-    """A moment given in nanoseconds since 1970, on our clock."""
-    return _on_our_clock(_whole(request, key))
-
-
-def _deadline(request: Mapping[str, Any]) -> int:
-    return NEVER if request.get("deadline") is None else _moment(request, "deadline")
+    """A moment given in nanoseconds since 1970, on our clock; none at all is NEVER."""
+    return NEVER if request.get(key) is None else _on_our_clock(_whole(request, key))
 
 
 def _pids(request: Mapping[str, Any]) -> list[int]:
     value = request.get("pids", [])
-    if not isinstance(value, list) or len(value) > MAX_PIDS or not all(map(_is_pid, value)):
+    few = isinstance(value, list) and len(value) <= MAX_PIDS
+    if not few or not all(type(pid) is int and 1 < pid < 1 << 22 for pid in value):
         raise UsageError(f"pids must be a list of at most {MAX_PIDS} process ids.")
-    return value
-
-
-def _is_pid(value: object) -> bool:
-    return type(value) is int and 1 < value < 1 << 22
+    return list(value)
 
 
 def _process(pid: int, uid: int) -> Process:
@@ -641,10 +626,6 @@ def _open_switch(config: GuardConfig) -> KillSwitch | NoSwitch:
     return switch
 
 
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 # --- the socket ----------------------------------------------------------------------------
 
 
@@ -658,18 +639,18 @@ class Server:
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
-        self._path = guard.config.socket
+        self.path = guard.config.socket
         self._stopping = False
         self._selector = selectors.DefaultSelector()
         self._peers: dict[socket.socket, int] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if not self._path.parent.exists():
-            self._path.parent.mkdir(parents=True)
-            self._path.parent.chmod(0o755)  # whatever our umask: the agent has to get in
-        self._path.unlink(missing_ok=True)
-        self._listener.bind(str(self._path))
+        if not self.path.parent.exists():
+            self.path.parent.mkdir(parents=True)
+            self.path.parent.chmod(0o755)  # whatever our umask: the agent has to get in
+        self.path.unlink(missing_ok=True)
+        self._listener.bind(str(self.path))
         # Who may speak is decided by uid, below; the file's mode would only be a second answer.
-        self._path.chmod(0o666)
+        self.path.chmod(0o666)
         self._listener.listen(MAX_PEERS)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -692,7 +673,7 @@ class Server:
             self._drop(peer)
         self._selector.close()
         self._listener.close()
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -732,17 +713,22 @@ class Server:
 # --- the process ---------------------------------------------------------------------------
 
 
-def main(config_path: Path) -> None:
-    """Run until SIGTERM. The kill switch stays in place when we go."""
+def prepared(config_path: Path) -> Guard:
+    """The guard as it was when it ended, on a machine where it can be."""
     config = read_config(config_path)
     if os.geteuid() != 0:
         raise Unavailable("The guard has to run as root.")
     os.umask(0o077)
-    guard = Guard(config)
+    return Guard(config)
+
+
+def main(config_path: Path) -> None:
+    """Run until SIGTERM. The kill switch stays in place when we go."""
+    guard = prepared(config_path)
     server = Server(guard)
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
     signal.signal(signal.SIGINT, lambda *_: server.stop())
-    _note(f"watching{'' if run_ahead() else ' (without real-time priority)'}: {config.socket}")
+    _note(f"watching{'' if run_ahead() else ' (without real-time priority)'}: {server.path}")
     try:
         server.serve()
     finally:

@@ -24,11 +24,15 @@ class Process:
 
 def started_at(pid: int) -> int | None:
     """When the process started, in clock ticks; None if it is gone or only waits to be reaped."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    fields = _stat(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def _stat(pid: int) -> list[str]:
+    """Its state, its parent and so on; nothing if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
 
 
 def family(roots: Sequence[Process]) -> list[Process]:
@@ -37,11 +41,9 @@ def family(roots: Sequence[Process]) -> list[Process]:
     if not alive:
         return []
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                children.setdefault(int(fields[1]), []).append(int(entry))
+    for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+        if fields := _stat(pid):
+            children.setdefault(int(fields[1]), []).append(pid)
     found = {process.pid: process for process in alive}
     waiting = list(found)
     while waiting:
@@ -97,16 +99,19 @@ def send_signal(pid: int, number: int, *, started: int | None = None) -> None:
 
 def members(group: Path) -> list[int]:
     pids: list[int] = []
-    for folder in [group, *(path for path in group.rglob("*") if path.is_dir())]:
+    for folder in _folders(group):
         with contextlib.suppress(OSError):
             pids += [int(line) for line in (folder / "cgroup.procs").read_text().split()]
     return pids
 
 
 def remove_group(group: Path) -> None:
-    folders = [group, *(path for path in group.rglob("*") if path.is_dir())]
-    for folder in sorted(folders, key=lambda path: -len(path.parts)):
+    for folder in sorted(_folders(group), key=lambda path: -len(path.parts)):
         folder.rmdir()
+
+
+def _folders(group: Path) -> list[Path]:
+    return [group, *(path for path in group.rglob("*") if path.is_dir())]
 
 
 def write_control(path: Path, text: str) -> None:

@@ -47,7 +47,7 @@ class Guarded:
         nearer = self._deadlines.get(guest)
         if nearer is not None and nearer != deadline:
             # It was set while the guard was opening the door.
-            self._ask("shorten", guest=guest, deadline=nearer)
+            self._ask("deadline", guest=guest, deadline=nearer)
 
     def limit(self, job: JobId, epoch: int, at: int | None) -> None:
         """Packets and processes end by then, even if we and the guard are gone."""
@@ -56,11 +56,11 @@ class Guarded:
             # Only the owner may give time back; a guard that does not take us for one refuses.
             known = self._deadlines.pop(guest, None)
             if known is not None and guest in self._guests:
-                self._later("lengthen", guest=guest, deadline=None)
+                self._later("deadline", guest=guest, deadline=None)
             return
         self._deadlines[guest] = at
         if guest in self._guests:
-            self._later("shorten", guest=guest, deadline=at)
+            self._later("deadline", guest=guest, deadline=at)
 
     def renew(self, jobs: tuple[JobId, ...], until: int) -> None:
         names = {guest for guest in self._guests if guest.rpartition(".")[0] in jobs}

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from reclaimnet.adapters.linux.testbed import Campus, Rack, Testbed
 from reclaimnet.apps.guard_client import GuardClient
 from reclaimnet.apps.guard_processes import members, prepare_cgroups, remove_group, write_control
 from reclaimnet.errors import BadConfig, NotFound, Unavailable
+from reclaimnet.model.units import parse_rate
 
 DEFAULT_MARK: Final = "campus"
 RUN_DIR: Final = Path("/run/reclaimnet/testbed")
@@ -29,7 +29,6 @@ _READY_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.02
 _END_SECONDS: Final = 5.0
 
-_RATE_UNITS: Final = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 _TOP_KEYS: Final = frozenset({"mark", "network", "lanes", "lower_effort", "management", "rack"})
 _RACK_KEYS: Final = frozenset({"name", "hosts", "uplink", "host_rate"})
 
@@ -212,14 +211,6 @@ def parse_config(table: Mapping[str, Any]) -> TestbedConfig:
     return TestbedConfig(mark=mark, campus=campus)
 
 
-def parse_rate(text: str) -> int:
-    """Bytes a second for "100mbit" or "1gbit"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]bit)(?:/s)?", text.strip().lower())
-    if match is None:
-        raise BadConfig(f"{text!r} is not a rate; write for example 100mbit or 1gbit.")
-    return round(float(match[1]) * _RATE_UNITS[match[2]])
-
-
 def _rack(table: Mapping[str, Any]) -> Rack:
     _refuse_unknown(table, _RACK_KEYS, "a rack")
     name, hosts = table.get("name"), table.get("hosts")
@@ -228,9 +219,16 @@ def _rack(table: Mapping[str, Any]) -> Rack:
     return Rack(
         name=name,
         hosts=hosts,
-        uplink=parse_rate(str(table["uplink"])) if "uplink" in table else None,
-        host_rate=parse_rate(str(table["host_rate"])) if "host_rate" in table else None,
+        uplink=_rate(table, "uplink"),
+        host_rate=_rate(table, "host_rate"),
     )
+
+
+def _rate(table: Mapping[str, Any], key: str) -> int | None:
+    try:
+        return parse_rate(str(table[key])) if key in table else None
+    except ValueError as error:
+        raise BadConfig(f"{key}: {error}.") from error
 
 
 def _flag(table: Mapping[str, Any], key: str, *, default: bool) -> bool:

@@ -21,7 +21,6 @@ ALL: Final = 0
 LANE: Final = 1
 FIRST_GUEST: Final = 2
 GONE: Final = 255
-LAST_GUEST: Final = 254
 FOREIGN: Final = 0xFFFFFFFF
 NEVER: Final = (1 << 64) - 1
 

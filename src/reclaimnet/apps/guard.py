@@ -364,8 +364,6 @@ class Guard:
         self._save(durable=True)
         return {}
 
-    # --- time
-
     def _within_terms(self, deadline: int) -> int:
         """A deadline that the owner's terms allow. None at all means: as late as they allow."""
         latest = NEVER if self.terms.until is None else _on_our_clock(self.terms.until)
@@ -428,8 +426,6 @@ class Guard:
             del self.guests[guest.name]
             self.ended.append(guest.name)
             self._save_if_possible()
-
-    # --- shaping
 
     def _prepare_shaper(self) -> None:
         config = self.config

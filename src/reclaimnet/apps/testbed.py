@@ -76,6 +76,15 @@ def run_guard(
     lease: str = "1s",
 ) -> Path:
     """Start a guard on a host, with its lane; returns the socket it listens on."""
+    path = prepare_guard(bed, host, agent_uid=agent_uid, terms=terms, lease=lease)
+    start_guard(bed, host)
+    return path
+
+
+def prepare_guard(
+    bed: Testbed, host: str, *, agent_uid: int, terms: Mapping[str, int] | None, lease: str
+) -> Path:
+    """Write the file of a host's guard; returns the socket that it will listen on."""
     folder = RUN_DIR / bed.mark / host
     folder.mkdir(parents=True)
     cgroups = prepare_cgroups(None)
@@ -98,16 +107,22 @@ def run_guard(
     file = folder / "guard.toml"
     file.write_text("\n".join(lines) + "\n")
     file.chmod(0o600)
+    return folder / "guard.sock"
+
+
+def start_guard(bed: Testbed, host: str) -> "subprocess.Popen[Any]":
+    """Start the guard of a host, for the first time or again; returns when it answers."""
+    folder = RUN_DIR / bed.mark / host
     source = str(Path(reclaimnet.__file__).parents[1])
-    with (folder / "guard.log").open("wb") as log:
+    with (folder / "guard.log").open("ab") as log:
         process = bed.run(
             host,
-            [sys.executable, "-m", "reclaimnet.apps.guard", str(file)],
+            [sys.executable, "-m", "reclaimnet.apps.guard", str(folder / "guard.toml")],
             env={**os.environ, "PYTHONPATH": source},
             stderr=log,
         )
     _wait_for_guard(process, folder)
-    return folder / "guard.sock"
+    return process
 
 
 def run_agent(

@@ -342,7 +342,7 @@ class Observer:
         found = bpfload.read_object(bpfload.compiled(SOURCE, cache=cache).read_bytes())
         self._map = _create_map("rn_seen", found.maps["rn_seen"])
         self._page = self._map.mapped()
-        self._cells = (ctypes.c_uint64 * 3).from_buffer(self._page)
+        self._cells = (ctypes.c_uint64 * 5).from_buffer(self._page)
         program = bpfload.load_program(
             "rn_observe",
             found.programs["rn_observe"],
@@ -369,6 +369,16 @@ class Observer:
     @property
     def bytes(self) -> int:
         return int(self._cells[2])
+
+    @property
+    def late(self) -> int:
+        """How many packets came from the moment on that `expect_none` was told."""
+        return int(self._cells[4])
+
+    def expect_none(self, *, after: int) -> None:
+        """Count what comes after this moment; 0 takes that back, and forgets what was counted."""
+        self._cells[4] = 0
+        self._cells[3] = after
 
     def close(self) -> None:
         os.close(self._link)

@@ -81,6 +81,7 @@ def campus(tmp_path: Path) -> Iterator[Campus]:
         {"name": "b", "hosts": 2, "uplink": "1gbit"},
     ]
     table = {"mark": f"t{os.getpid()}", "management": True, "rack": racks}
+    table["network"] = testbed.own_network()
     with testbed.running(testbed.parse_config(table)) as bed:
         config = load(env=env, project=tmp_path / "none", system=tmp_path / "none")
         try:

@@ -29,6 +29,8 @@ _READY_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.02
 _END_SECONDS: Final = 5.0
 
+_FIRST_OWN: Final = 100
+_OWN_NETWORKS: Final = 150
 _TOP_KEYS: Final = frozenset({"mark", "network", "lanes", "lower_effort", "management", "rack"})
 _RACK_KEYS: Final = frozenset({"name", "hosts", "uplink", "host_rate"})
 
@@ -202,6 +204,11 @@ def read_config(path: Path) -> TestbedConfig:
         return parse_config(table)
     except BadConfig as error:
         raise BadConfig(f"{path}: {error}") from error
+
+
+def own_network() -> str:
+    """A network for a testbed of this process: two with a management interface must not meet."""
+    return f"10.{_FIRST_OWN + os.getpid() % _OWN_NETWORKS}.0.0/16"
 
 
 def parse_config(table: Mapping[str, Any]) -> TestbedConfig:

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -162,11 +163,15 @@ def _over(network: Network, *, seed: int, quick: bool) -> dict[str, Any]:
     measured: dict[str, list[Measured]] = {name: [] for name in CONTENDERS}
     load_before = os.getloadavg()[0]
     with contextlib.ExitStack() as stack:
-        suites = dict.fromkeys(contender.suite for contender in CONTENDERS.values())
-        campuses = {
-            suite: stack.enter_context(campus(suite=suite, agents=AGENTS, network=network))
-            for suite in suites
-        }
+        suites = list(dict.fromkeys(contender.suite for contender in CONTENDERS.values()))
+        with ThreadPoolExecutor() as starting:
+            started = starting.map(
+                lambda suite: stack.enter_context(
+                    campus(suite=suite, agents=AGENTS, network=network)
+                ),
+                suites,
+            )
+            campuses = dict(zip(suites, started, strict=True))
         # Round after round, so that no contender has a quieter machine than the others.
         for index in range(rounds):
             for name, contender in CONTENDERS.items():
@@ -374,10 +379,15 @@ def campus(
     rn = [sys.executable, "-m", "reclaimnet.apps.cli"]
     try:
         _run([*rn, "up", "--gateway-port", "0", "--listen", network.listen], env)
-        for name in agents:
-            lending = ("--gpus", "1", "--lend", "--detach", "--suite", suite)
-            agent = [*rn, "agent", "--name", name, *lending, "--address", network.host(name)]
-            _run(network.on(name, agent), env)
+        lending = ("--gpus", "1", "--lend", "--detach", "--suite", suite)
+        commands = [
+            network.on(
+                name, [*rn, "agent", "--name", name, *lending, "--address", network.host(name)]
+            )
+            for name in agents
+        ]
+        with ThreadPoolExecutor() as starting:
+            list(starting.map(lambda command: _run(command, env), commands))
         gateway = Gateway(load(env=env, project=home / "none", system=home / "none"))
         until(
             lambda: True if len(gateway.nodes()) == len(agents) else None,

@@ -150,6 +150,7 @@ def test_at_the_deadline_guests_are_silent_and_gone_with_agent_and_guard_dead(
         }
     ).id
     until(lambda: gateway.job(job).state == JobState.RUNNING and heard.exists(), "a talking guest")
+    until(lambda: all(node.card.edge for node in gateway.nodes()), "the guards' counters")
     host = gateway.job(job).holder
     source = str(bed.hosts[host].address)
 

@@ -599,6 +599,29 @@ def test_flooding_the_guard_does_not_keep_it_from_the_deadline(station, sleeper)
     assert process.wait(timeout=5) == -signal.SIGKILL
 
 
+def test_what_was_counted_survives_the_guard_and_is_each_guests_own(station, typed) -> None:
+    station.run()
+    with Flow(station, "one") as flow:
+        passed = guests(flow.client)["one"]["counts"]["out_passed"]["packets"]
+        assert passed > 0
+        flow.client.ask("stop", guest="one")
+        wait_until(lambda: not guests(flow.client))
+    before = station.client().ask("counts")["counts"]
+    assert before["guests"]["out_passed"]["packets"] >= passed
+    station.kill()
+    station.run()
+    after = station.client().ask("counts")["counts"]
+    assert after["guests"] == before["guests"]
+    # The next guest has the same slot, and starts from nothing.
+    other = station.client()
+    other.ask("open", guest="two", pids=[])
+    assert guests(other)["two"]["counts"]["out_passed"] == {"packets": 0, "bytes": 0}
+    code, text = typed("metrics", uid=0)
+    count = after["guests"]["out_passed"]["packets"]
+    labels = 'class="guests",direction="out",verdict="passed"'
+    assert (code, f"reclaimnet_edge_packets_total{{{labels}}} {count}" in text) == (0, True)
+
+
 # --- the owner's own command line ----------------------------------------------------------
 
 

@@ -181,6 +181,26 @@ def guard_cut(guest: str | None) -> None:
     say(f"All guests are cut off ({len(ended)} were here); `rn guard resume` lets them come again.")
 
 
+@guard.command("metrics")
+def guard_metrics() -> None:
+    """Print the counters in Prometheus's text format.
+
+    For a machine that is not on a campus, or whose agent is gone; the gateway's /metrics has the
+    same ones, for all machines together.
+    """
+    with _guard() as client:
+        counts, status = client.ask("counts")["counts"], client.ask("status")
+    for unit in ("packets", "bytes"):
+        click.echo(f"# TYPE reclaimnet_edge_{unit}_total counter")
+        for kind, by_key in sorted(counts.items()):
+            for key, count in by_key.items():
+                way, verdict = key.split("_")
+                labels = f'class="{kind}",direction="{way}",verdict="{verdict}"'
+                click.echo(f"reclaimnet_edge_{unit}_total{{{labels}}} {count[unit]}")
+    for name, value in (("guests", len(status["guests"])), ("halted", int(status["halted"]))):
+        click.echo(f"# TYPE reclaimnet_guard_{name} gauge\nreclaimnet_guard_{name} {value}")
+
+
 @guard.command("resume")
 def guard_resume() -> None:
     """Let guests come again, on the same terms."""

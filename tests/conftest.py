@@ -55,6 +55,7 @@ NEEDS: Final[dict[str, Callable[[], str]]] = {
     "tc": _program("tc"),
     "gcc": _program("gcc"),
     "bpftool": _program("bpftool"),
+    "systemd-analyze": _program("systemd-analyze"),
     "openssl": _program("openssl"),
     "chromium": _program("chromium"),
     "slurm": _program("slurmctld"),

@@ -20,7 +20,7 @@ from reclaimnet.apps.gateway_view import UNREACHABLE_AFTER, NodeState, View, sta
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, WithdrawRequest
 from reclaimnet.model.events import CancelAsked
-from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Progress
+from reclaimnet.model.market import Card, EdgeCount, Gpu, GpuId, JobId, NodeId, Progress
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState
 
@@ -488,9 +488,15 @@ async def test_the_gateway_stops_while_someone_listens(running: Running, path: s
 
 async def test_metrics_count_by_state_and_name_nobody(running: Running) -> None:
     stored = await submitted(running)
-    await running.campus.beat(Card(node=LAB, gpus=GPUS, vacant=(GPUS[0].id,)))
+    dropped = EdgeCount(kind="gone", way="out", verdict="dropped", packets=3, bytes=180)
+    await running.campus.beat(
+        Card(node=LAB, gpus=GPUS, vacant=(GPUS[0].id,), edge=(dropped,)),
+    )
     await until_listed(running, LAB)
     text = (await running.http.get("/api/v1/metrics")).text
+    labels = '{class="gone",direction="out",verdict="dropped"}'
+    assert f"reclaimnet_edge_packets_total{labels} 3.0" in text
+    assert f"reclaimnet_edge_bytes_total{labels} 180.0" in text
     assert 'reclaimnet_jobs{state="PENDING"} 1.0' in text
     assert 'reclaimnet_nodes{state="MIXED"} 1.0' in text
     assert 'reclaimnet_gpus{state="vacant"} 1.0' in text

@@ -1,6 +1,5 @@
-"""What operators type: up, down, invite, revoke, guard, doctor, config, completion."""
+"""What operators type: up, down, invite, revoke, doctor, config, completion."""
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -79,16 +78,6 @@ def revoke(node: str) -> None:
     register = app("register", "Register")(configured().state)
     register.revoke(node)
     say(f"{node} is put out; it can come back with a new invitation only.")
-
-
-@command("rn guard /etc/reclaimnet/guard.toml")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-def guard(file: Path) -> None:
-    """Run the owner's advocate (root), as FILE says.
-
-    It holds deadlines and the kill switch, whatever becomes of the agent.
-    """
-    app("guard", "main")(file)
 
 
 @command("rn doctor")

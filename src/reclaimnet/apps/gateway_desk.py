@@ -274,9 +274,28 @@ class _Measured(Collector):
             "Messages dropped because they could not be read.",
             value=float(self._campus.bad_messages),
         )
+        yield from self._edge()
         build = GaugeMetricFamily("reclaimnet_build_info", "Version.", labels=["version"])
         build.add_metric([self._version], 1.0)
         yield build
+
+    def _edge(self) -> Iterator[Metric]:
+        """What the guards count, all nodes together."""
+        sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+        for seen in self._view.nodes():
+            for count in seen.card.edge:
+                labels = (count.kind, count.way, count.verdict)
+                packets, size = sums.get(labels, (0, 0))
+                sums[labels] = (packets + count.packets, size + count.bytes)
+        for index, unit in enumerate(("packets", "bytes")):
+            family = CounterMetricFamily(
+                f"reclaimnet_edge_{unit}",
+                f"Guests' {unit} at the guards.",
+                labels=["class", "direction", "verdict"],
+            )
+            for labels, both in sorted(sums.items()):
+                family.add_metric(list(labels), float(both[index]))
+            yield family
 
 
 def _gauge(name: str, text: str, values: dict[Any, int]) -> GaugeMetricFamily:

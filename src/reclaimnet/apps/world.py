@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, assert_never
 
@@ -310,6 +310,8 @@ class LiveWorld:
 
     async def _beat(self, card: Card) -> None:
         sent_at = self._clock.now()
+        if self._guard is not None:
+            card = replace(card, edge=self._guard.edge())
         with contextlib.suppress(Unavailable):
             await self._campus.beat(card)
             self.deliver(ev.BeatAcked(sent_at=sent_at))

@@ -196,6 +196,20 @@ class Gauge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeCount:
+    """Traffic that a node's guard has counted since the machine started."""
+
+    kind: str
+    """Of guests, of the lane on their behalf, or of guests that had gone."""
+    way: str
+    """Out of the machine, or in."""
+    verdict: str
+    """Passed or dropped."""
+    packets: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """What a node tells the campus about itself with every beat; slightly stale by nature."""
 
@@ -231,3 +245,5 @@ class Card:
     memory: Gauge | None = None
     roles: tuple[str, ...] = ()
     """What the node does for others, so that they know whom to tell."""
+    edge: tuple[EdgeCount, ...] = ()
+    """What its guard has let pass and what not; nothing if it has none."""

@@ -1,7 +1,7 @@
 """Pods: a Kubernetes cluster, as far as rhythms and loans are concerned."""
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link
@@ -15,7 +15,8 @@ RHYTHM: Final = f"{GROUP}/rhythm"
 JOB: Final = f"{GROUP}/job"
 """Pods of one job talk at the same time, and are shifted together; otherwise each is its own."""
 LEND: Final = f"{GROUP}/lend"
-"""Annotation of a pod that runs an agent: "true" lends its GPUs to the campus pool."""
+"""Annotation of a pod that runs an agent: "true" lends its GPUs to the campus pool, anything else
+takes them back."""
 NOTICE: Final = f"{GROUP}/notice"
 """Annotation that the controller puts on a lent pod whose guests were told to leave, and why."""
 ROTATION: Final = f"{GROUP}/rotation"
@@ -36,6 +37,7 @@ class Pod:
     namespace: str
     name: str
     uid: str
+    job: JobId
     node: str | None = None
     """None until the scheduler has bound it."""
     phase: str = "Pending"
@@ -43,8 +45,8 @@ class Pod:
     """The value of its priority class, which is our priority as it stands: higher goes first."""
     rhythm: str = ""
     """Its annotation; empty if it has none."""
-    job: JobId = JobId("")
-    lends: bool = False
+    lends: bool | None = None
+    """Whether the GPUs of the agent in it are lent: None if nobody has said, False to end it."""
     notice: str = ""
     rotation: str = ""
     grace: int = 0
@@ -78,6 +80,7 @@ class SharedLink:
     labels: dict[str, str] = field(default_factory=dict)
     """It is the link of all nodes that have these; empty means of all."""
     generation: int = 0
+    status: dict[str, Any] = field(default_factory=dict)
 
     def carries(self, node: KubeNode) -> bool:
         return all(node.labels.get(name) == value for name, value in self.labels.items())
@@ -93,6 +96,7 @@ class NamedBeat:
     wrong: str = ""
     """Why there is no beat."""
     generation: int = 0
+    status: dict[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:

@@ -158,7 +158,5 @@ def _answer(
 
 
 @lru_cache(maxsize=KEPT_ANSWERS)
-def _fit(
-    ours: Rhythm, others: tuple[Rhythm, ...], links: tuple[Link, ...], policy: Rotate
-) -> Fit:
+def _fit(ours: Rhythm, others: tuple[Rhythm, ...], links: tuple[Link, ...], policy: Rotate) -> Fit:
     return fit(ours, others, links, policy=policy)

@@ -108,7 +108,9 @@ class Api:
         with self._sentences(kind, str(body["metadata"].get("name", ""))):
             return dict(self._client.create(kind(body), **_in(namespace)))
 
-    def replace(self, kind: Any, body: Mapping[str, Any], *, namespace: str | None = None) -> Object:
+    def replace(
+        self, kind: Any, body: Mapping[str, Any], *, namespace: str | None = None
+    ) -> Object:
         """By compare-and-set, if the body carries a version; Conflict if it is an old one."""
         with self._sentences(kind, str(body["metadata"]["name"])):
             return dict(self._client.replace(kind(body), **_in(namespace)))
@@ -175,7 +177,9 @@ class Api:
 def now_text() -> str:
     """Now, as Kubernetes writes times with fractions."""
     ns = time.time_ns()
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(ns // 10**9))}.{ns % 10**9 // 1000:06d}Z"
+    return (
+        f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(ns // 10**9))}.{ns % 10**9 // 1000:06d}Z"
+    )
 
 
 def _transport(single: Any) -> Any:
@@ -215,7 +219,7 @@ def _config(kubeconfig: Path | None) -> tuple["KubeConfig", str]:
 
 def _unknown(plural: str) -> NotFound:
     return NotFound(
-        f"the cluster does not know {plural} of ours; run `kubectl apply -k deploy/kubernetes` first"
+        f"the cluster does not know our {plural}; run `kubectl apply -k deploy/kubernetes` first"
     )
 
 

@@ -1,6 +1,7 @@
 """A lease of the cluster, so that of several controllers one acts and the others stand by."""
 
 import logging
+import threading
 import time
 from typing import Any, Final
 
@@ -8,7 +9,7 @@ from reclaimnet.adapters.kube.client import LEASES, Api, Conflict, Object, now_t
 from reclaimnet.errors import NotFound, ReclaimNetError
 
 LEASE_S: Final = 15
-RENEW_S: Final = 4.0
+RENEW_S: Final = 3.0
 GIVE_UP_S: Final = 10.0
 """A holder that could not renew for so long stops acting: before others may take it over."""
 
@@ -16,7 +17,7 @@ _log = logging.getLogger("reclaimnet.kube")
 
 
 class Lease:
-    """`held()` is to be called often: it takes, renews and gives up by itself."""
+    """Taken, renewed and given up by a thread of its own, however busy its holder is."""
 
     def __init__(self, api: Api, *, namespace: str, name: str, identity: str) -> None:
         self.identity = identity
@@ -27,26 +28,31 @@ class Lease:
         self._name = name
         self._seen: tuple[str, str] | None = None
         self._seen_at = 0.0
-        """When the holder was last seen to renew it, by our own clock: those of others may differ."""
+        """When it was last seen to be renewed, by our own clock: those of others may differ."""
         self._renewed_at: float | None = None
-        self._next_try = 0.0
+        self._released = threading.Event()
 
+    def keep(self) -> None:
+        """From now on, try to hold it."""
+        threading.Thread(target=self._keep, name="lease", daemon=True).start()
+
+    @property
     def held(self) -> bool:
-        now = time.monotonic()
-        if now >= self._next_try:
-            self._next_try = now + RENEW_S / (1 if self._renewed_at is not None else 2)
+        renewed = self._renewed_at
+        return renewed is not None and time.monotonic() - renewed < GIVE_UP_S
+
+    def _keep(self) -> None:
+        while not self._released.is_set():
             try:
-                self._try(now)
+                self._try(time.monotonic())
             except ReclaimNetError as error:
                 _log.warning("the lease %s: %s", self._name, error)
-        if self._renewed_at is not None and now - self._renewed_at > GIVE_UP_S:
-            _log.warning("the lease %s could not be renewed in time", self._name)
-            self._renewed_at = None
-        return self._renewed_at is not None
+            self._released.wait(RENEW_S)
 
     def release(self) -> None:
         """Let another one take it at once."""
-        if self._renewed_at is None:
+        self._released.set()
+        if not self.held:
             return
         self._renewed_at = None
         try:

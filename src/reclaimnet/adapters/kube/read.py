@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, Final
 
 from reclaimnet.model.market import JobId
@@ -66,7 +67,7 @@ def beat_of(spec: Mapping[str, Any]) -> Beat:
     bursts.sort(key=lambda burst: burst.start)
     if any(burst.length <= 0 or burst.demand <= 0 for burst in bursts):
         raise ValueError("a burst has a length and a rate above zero")
-    if any(a.end > b.start for a, b in zip(bursts, bursts[1:], strict=False)):
+    if any(a.end > b.start for a, b in pairwise(bursts)):
         raise ValueError("bursts must not overlap")
     if bursts[0].start < 0 or bursts[-1].end > period:
         raise ValueError("bursts must lie inside of their period")
@@ -90,7 +91,7 @@ def pod_of(item: Mapping[str, Any]) -> Pod:
         priority=int(spec.get("priority") or 0),
         rhythm=notes.get(RHYTHM, "").strip(),
         job=JobId(f"{namespace}/{notes.get(JOB) or name}"),
-        lends=notes.get(LEND, "").lower() == "true",
+        lends=None if LEND not in notes else notes[LEND].lower() == "true",
         notice=notes.get(NOTICE, ""),
         rotation=notes.get(ROTATION, ""),
         grace=(DEFAULT_GRACE_S if grace_s is None else int(grace_s)) * SECOND,
@@ -120,6 +121,7 @@ def link_of(item: Mapping[str, Any]) -> SharedLink:
         link=Link(id=LinkId(meta["name"]), rate=rate, background=percent / 100),
         labels=dict((spec.get("nodeSelector") or {}).get("matchLabels") or {}),
         generation=int(meta.get("generation") or 0),
+        status=dict(item.get("status") or {}),
     )
 
 
@@ -136,6 +138,7 @@ def named_beat_of(item: Mapping[str, Any]) -> NamedBeat:
         beat=beat,
         wrong=wrong,
         generation=int(meta.get("generation") or 0),
+        status=dict(item.get("status") or {}),
     )
 
 

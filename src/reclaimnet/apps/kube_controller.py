@@ -88,7 +88,7 @@ class Controller:
     # --- who talks when ----------------------------------------------------------------------
 
     def _rotate(self, view: View, now: int) -> None:
-        """Rounds in which nothing has changed stay; in others jobs are moved as little as can be."""
+        """Rounds in which nothing has changed stay; in others jobs are moved little."""
         for pod in view.pods:
             if pod.uid in view.sitters and pod.job not in self._anchors and pod.rotation:
                 with contextlib.suppress(ValueError, KeyError, TypeError):

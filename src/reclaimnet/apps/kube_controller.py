@@ -132,7 +132,7 @@ class Controller:
                 "usePercent": 0 if here is None else round(here.use * 100),
                 "score": "1.000" if here is None else f"{here.score:.3f}",
                 "expectedSlowdown": f"{expected:.3f}",
-                "round": "" if one is None or not one.rotations else show_duration(one.length),
+                "round": "free" if one is None or not one.rotations else show_duration(one.length),
                 "observedGeneration": shared.generation,
             }
             why = "; ".join(one.decision.reasons) if one is not None else "no rhythm is on it"

@@ -4,6 +4,7 @@ Everything listens on loopback, on ports that were free, and ends by pid. Its pr
 scripts/get-kubernetes.
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -22,7 +23,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from reclaimnet.adapters.kube.client import Api
+from reclaimnet.adapters.kube.client import NODES, Api
 from reclaimnet.errors import ReclaimNetError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ READY_S = 90.0
 END_S = 15.0
 ADMIN = "admin-token"
 EXTENDED = "with-extender"
-"""The name of the scheduler that asks an extender; the other one is the stock scheduler as it is."""
+"""The name of the scheduler that asks an extender; the other one is left as it is."""
 
 
 def programs() -> Path:
@@ -62,6 +63,7 @@ class Cluster:
         self.extender_port = free_port()
         self.kubeconfig = home / "admin.conf"
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._named: dict[str, subprocess.Popen[bytes]] = {}
 
     # --- starting and ending -------------------------------------------------------------------
 
@@ -119,13 +121,14 @@ class Cluster:
         self._run_scheduler(EXTENDED, [extender])
 
     def _run_scheduler(self, name: str, extenders: list[dict[str, Any]]) -> None:
+        health = f"127.0.0.1:{free_port()}"
         config = {
             "apiVersion": "kubescheduler.config.k8s.io/v1beta1",
             "kind": "KubeSchedulerConfiguration",
             "leaderElection": {"leaderElect": False},
             "clientConnection": {"kubeconfig": str(self.kubeconfig)},
-            "healthzBindAddress": "127.0.0.1:0",
-            "metricsBindAddress": "127.0.0.1:0",
+            "healthzBindAddress": health,
+            "metricsBindAddress": health,
             "podInitialBackoffSeconds": 1,
             "podMaxBackoffSeconds": 2,
             "profiles": [{"schedulerName": name}],
@@ -133,17 +136,23 @@ class Cluster:
         }
         path = self.home / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
-        self.run(
-            name, str(self.bin / "kube-scheduler"), f"--config={path}", "--secure-port=0", "-v=2"
-        )
+        program = str(self.bin / "kube-scheduler")
+        self.run(name, program, f"--config={path}", "--secure-port=0")
+        until(lambda: answers_http(f"http://{health}/healthz"), f"{name} is ready")
 
-    def run(self, name: str, *argv: str, env: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":
+    def run(
+        self, name: str, *argv: str, env: dict[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=self.home
             )
         self._processes.append(process)
+        self._named[name] = process
         return process
+
+    def process(self, name: str) -> "subprocess.Popen[bytes]":
+        return self._named[name]
 
     def rn(self, name: str, *arguments: str, **env: str) -> "subprocess.Popen[bytes]":
         """A program of ours, kept until the end."""
@@ -198,8 +207,6 @@ class Cluster:
             for secret in secrets:
                 notes = secret["metadata"].get("annotations", {})
                 if notes.get("kubernetes.io/service-account.name") == name:
-                    import base64
-
                     return base64.b64decode(secret["data"]["token"]).decode()
             return ""
 
@@ -239,10 +246,11 @@ class Cluster:
     def _answers(self) -> bool:
         ended = [p for p in self._processes if p.poll() is not None]
         assert not ended, f"the API server did not start: {self.log('apiserver')[-2000:]}"
-        with contextlib.suppress(ReclaimNetError):
-            from reclaimnet.adapters.kube.client import NODES
-
-            Api(kubeconfig=self.kubeconfig).list(NODES)
+        with (
+            contextlib.suppress(ReclaimNetError),
+            contextlib.closing(Api(kubeconfig=self.kubeconfig)) as api,
+        ):
+            api.list(NODES)
             return "ok" in self.kubectl("get", "--raw", "/readyz", check=False)
         return False
 

@@ -23,6 +23,8 @@ from reclaimnet.errors import NotFound, ReclaimNetError
 
 LOOK_S = 0.1
 BEAT_S = 10.0
+SIGN = "KUBE_TEST_POD_UID"
+"""A variable by which the processes of a pod are known, whoever started them."""
 CAPACITY = {"cpu": "16", "memory": "64Gi", "pods": "200"}
 
 
@@ -35,13 +37,15 @@ class Container:
     process: "subprocess.Popen[bytes]"
     log: Path
     kill_at: float | None = None
-    reported: str = ""
 
 
 class Nodes:
-    def __init__(self, api: Api, bed: Testbed, *, logs: Path, env: dict[str, str]) -> None:
+    def __init__(
+        self, api: Api, bed: Testbed, *, names: list[str], logs: Path, env: dict[str, str]
+    ) -> None:
         self._api = api
         self._bed = bed
+        self.names = names
         self._logs = logs
         self._env = env
         self._mirror = Mirror(api, {PODS: dict})
@@ -52,7 +56,7 @@ class Nodes:
         self.errors: list[str] = []
 
     def start(self) -> None:
-        for host in self._bed.hosts.values():
+        for host in (self._bed.hosts[name] for name in self.names):
             self._register(host.name, rack=host.rack, address=str(host.address))
         self._mirror.start()
         for work in (self._serve, self._beat):
@@ -64,12 +68,19 @@ class Nodes:
         for thread in self._threads:
             thread.join()
         for container in self._containers.values():
-            _kill(container.process)
+            _end(container)
 
     def log(self, pod: str, namespace: str = "default") -> str:
         """What the pod has written, in all of its lives under this name."""
         texts = [path.read_text() for path in sorted(self._logs.glob(f"{namespace}.{pod}.*"))]
         return "".join(texts)
+
+    def forget_logs(self) -> None:
+        for path in self._logs.iterdir():
+            path.unlink()
+
+    def busy(self) -> bool:
+        return bool(self._containers)
 
     # --- the node ------------------------------------------------------------------------------
 
@@ -94,7 +105,7 @@ class Nodes:
 
     def _beat(self) -> None:
         while not self._stop.is_set():
-            for name in self._bed.hosts:
+            for name in self.names:
                 spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": now_text()}
                 body = {"metadata": {"name": name}, "spec": spec}
                 with self._noting():
@@ -113,14 +124,14 @@ class Nodes:
             here: dict[str, dict[str, Any]] = {
                 item["metadata"]["uid"]: item
                 for item in self._mirror.all(PODS)
-                if item["spec"].get("nodeName") in self._bed.hosts
+                if item["spec"].get("nodeName") in self.names
             }
             for uid, item in here.items():
                 with self._noting():
                     self._look(uid, item)
             for uid in set(self._containers) - set(here):
                 # Deleted without grace: the object is gone, so must be the process.
-                _kill(self._containers.pop(uid).process)
+                _end(self._containers.pop(uid))
             self._over &= set(here)
 
     def _look(self, uid: str, item: dict[str, Any]) -> None:
@@ -137,17 +148,17 @@ class Nodes:
         code = container.process.poll()
         if leaving:
             if code is not None:
-                self._containers.pop(uid)
+                _end(self._containers.pop(uid))
                 self._forget(item)
             elif container.kill_at is None:
                 left = max(0.0, time_of(meta["deletionTimestamp"]) / 1e9 - time.time())
                 container.kill_at = time.monotonic() + left
                 container.process.send_signal(signal.SIGTERM)
             elif time.monotonic() >= container.kill_at:
-                _kill(container.process)
+                _end(container)
         elif code is not None:
             self._report(item, container, "Succeeded" if code == 0 else "Failed")
-            self._containers.pop(uid)
+            _end(self._containers.pop(uid))
             self._over.add(uid)
 
     def _run(self, uid: str, item: dict[str, Any]) -> Container:
@@ -160,7 +171,7 @@ class Nodes:
             "spec.nodeName": host.name,
             "status.podIP": str(host.address),
         }
-        env = dict(self._env)
+        env = {**self._env, SIGN: uid}
         for entry in wanted.get("env") or []:
             source = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
             env[entry["name"]] = fields[source] if source else entry.get("value", "")
@@ -176,7 +187,6 @@ class Nodes:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                start_new_session=True,
             )
         return Container(pod=meta["name"], uid=uid, process=process, log=log)
 
@@ -227,8 +237,12 @@ class Nodes:
             self.errors.append(str(error))
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """The pod's whole session: what it started ends with it, as in a container."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _end(container: Container) -> None:
+    """Its process, and whatever that has started: a container leaves nothing behind."""
+    container.process.kill()
+    container.process.wait()
+    sign = f"{SIGN}={container.uid}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if sign in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)

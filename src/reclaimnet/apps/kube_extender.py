@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from reclaimnet.adapters.kube.client import PODS
 from reclaimnet.adapters.kube.mirror import Mirror
@@ -55,11 +56,26 @@ class Extender:
         self._lock = threading.Lock()
         self._approved: dict[str, str] = {}
         """Uid and key of pods that were told where they fit, until they are seen to be bound."""
+        self.registry = CollectorRegistry()
+        self._asked = Counter(
+            "reclaimnet_kube_filtered_pods",
+            "Pods that the scheduler asked about, by whether they have a rhythm",
+            ["rhythm"],
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "reclaimnet_kube_refused_nodes", "Nodes that were full for one", registry=self.registry
+        )
+        self._took = Histogram(
+            "reclaimnet_kube_filter_seconds", "How long an answer took", registry=self.registry
+        )
 
     def filter(self, asked: Arguments) -> dict[str, Any]:
-        seats = self._seats(asked, settle=True)
+        with self._took.time():
+            seats = self._seats(asked, settle=True)
         kept = [seat.node for seat in seats if not seat.refused]
         failed = {seat.node: f"reclaimnet: {seat.refused}" for seat in seats if seat.refused}
+        self._refused.inc(len(failed))
         answer: dict[str, Any] = {"NodeNames": kept, "FailedNodes": failed, "Error": ""}
         if asked.names is None:
             items = (asked.nodes or {}).get("items") or []
@@ -81,6 +97,8 @@ class Extender:
         pod = pod_of(asked.pod)
         with self._lock:
             sitter, _ = self._views.now().sitter(pod, node="")
+            if settle:
+                self._asked.labels("no" if sitter is None else "yes").inc()
             if sitter is None:
                 # Without a rhythm every node is as good as any other; what is wrong with one that
                 # cannot be read, the controller tells the pod.
@@ -122,8 +140,13 @@ class _Door(http.server.BaseHTTPRequestHandler):
     extender: Extender
 
     def do_GET(self) -> None:
-        known = self.path == "/healthz"
-        self._answer(200 if known else 404, b"ok\n" if known else b"there is only /healthz\n")
+        match self.path:
+            case "/healthz":
+                self._answer(200, b"ok\n")
+            case "/metrics":
+                self._answer(200, generate_latest(self.extender.registry))
+            case _:
+                self._answer(404, b"there are /healthz and /metrics\n")
 
     def do_POST(self) -> None:
         verbs = {"/filter": self.extender.filter, "/prioritize": self.extender.prioritize}

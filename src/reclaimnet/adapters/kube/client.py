@@ -72,14 +72,19 @@ class Api:
         self.server = single.cluster.server
         self.namespace = single.namespace
         try:
+            self._http = _transport(single)
             self._client: Any = Client(
                 config=single,
                 timeout=httpx2.Timeout(ANSWER_S),
                 trust_env=False,
-                transport=_transport(single),
+                transport=self._http,
             )
         except (ConfigError, OSError, ValueError) as error:
             raise BadConfig(f"{where} cannot be used ({error}); mend it") from error
+
+    def close(self) -> None:
+        """Lets go of all connections; watches that are under way fail."""
+        self._http.close()
 
     def list(self, kind: Any) -> tuple[list[Object], str]:
         """All objects of a kind in all namespaces, and the version of the list."""

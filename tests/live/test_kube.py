@@ -10,24 +10,28 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import Any
 
 import pytest
-
-kubernetes = pytest.importorskip("lightkube", reason="needs lightkube")
-
-from tests.live.kube_cluster import (  # noqa: E402
+from tests.live.campus import TRAIN, chain_after
+from tests.live.kube_cluster import (
     EXTENDED,
+    REPOSITORY,
     Cluster,
     answers_http,
     end,
     running,
     until,
 )
-from tests.live.kube_nodes import Nodes  # noqa: E402
+from tests.live.kube_nodes import Nodes
 
-from reclaimnet.adapters.kube.client import Api  # noqa: E402
-from reclaimnet.adapters.linux import testbed  # noqa: E402
+from reclaimnet.adapters.kube.client import Api
+from reclaimnet.adapters.linux import testbed
+from reclaimnet.apps import bundle, up
+from reclaimnet.apps.client import Gateway
+from reclaimnet.apps.config import load
+from reclaimnet.model.work import JobState
 
 pytestmark = [
     pytest.mark.needs("root"),
@@ -121,8 +125,38 @@ def bed() -> Iterator[testbed.Testbed]:
         yield found
 
 
+@dataclass
+class Campus:
+    """`rn up` where both the cluster's nodes and its controller reach it."""
+
+    env: dict[str, str]
+    nats_url: str
+    gateway: Gateway
+    token_file: Path
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, bed: testbed.Testbed) -> Iterator[World]:
+def campus(tmp_path_factory: pytest.TempPathFactory, bed: testbed.Testbed) -> Iterator[Campus]:
+    home = tmp_path_factory.mktemp("campus")
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RECLAIMNET_")}
+    env |= {"XDG_STATE_HOME": str(home / "state"), "XDG_CONFIG_HOME": str(home / "config")}
+    env |= {"PYTHONPATH": str(REPOSITORY / "src")}
+    config = load(env=env, project=home / "none", system=home / "none")
+    try:
+        argv = [sys.executable, "-m", "reclaimnet.apps.cli", "up", "--gateway-port", "0"]
+        argv += ["--listen", str(bed.address)]
+        subprocess.run(argv, env=env, check=True, capture_output=True, timeout=60)
+        left = json.loads((config.state / "campus.json").read_text())
+        config = load(env=env, project=home / "none", system=home / "none")
+        yield Campus(env, left["nats_url"], Gateway(config), config.state / "join-token")
+    finally:
+        up.end_all(config)
+
+
+@pytest.fixture(scope="module")
+def made(
+    tmp_path_factory: pytest.TempPathFactory, bed: testbed.Testbed, campus: Campus
+) -> Iterator[World]:
     home = tmp_path_factory.mktemp("kube")
     with running(home) as cluster:
         unknown = _refused(cluster, "kube", "extender", "--kubeconfig", str(cluster.kubeconfig))
@@ -130,7 +164,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, bed: testbed.Testbed) -> Iter
         # Their images are nowhere: here both run as processes, with their own accounts.
         cluster.kubectl("delete", "deployments", "--all", "-n", "reclaimnet-system")
         _run_extender(cluster)
-        _run_controller(cluster)
+        _run_controller(cluster, campus)
         (home / "logs").mkdir()
         api = Api(kubeconfig=cluster.kubeconfig)
         nodes = Nodes(
@@ -175,11 +209,10 @@ def _run_extender(cluster: Cluster) -> None:
     until(lambda: answers_http(f"http://{url}/healthz"), "the extender answers")
 
 
-def _run_controller(cluster: Cluster) -> None:
+def _run_controller(cluster: Cluster, campus: Campus) -> None:
     account = cluster.account("reclaimnet-controller")
-    cluster.rn(
-        "controller", "kube", "controller", "--kubeconfig", str(account), "--identity", "first"
-    )
+    config = {name: campus.env[name] for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME")}
+    cluster.rn("controller", "kube", "controller", "--kubeconfig", str(account), **config)
     until(lambda: "we act now" in cluster.log("controller"), "the controller has its lease")
 
 
@@ -383,26 +416,35 @@ def test_a_rhythm_that_cannot_be_read_is_said_and_does_not_keep_a_pod_waiting(
 
 
 def test_of_two_controllers_one_acts_and_the_other_takes_over(world: World) -> None:
-    account = str(world.cluster.home / "reclaimnet-controller.conf")
+    """Beside the one that all tests use, which they must not disturb: with a lease of their own."""
 
     def holder() -> str:
-        lease = world.cluster.get("lease", "reclaimnet-controller", "-n", "reclaimnet-system")
-        return str(lease["spec"]["holderIdentity"])
+        found = world.cluster.get("leases", "-n", "default")["items"]
+        return str(found[0]["spec"]["holderIdentity"]) if found else ""
 
-    assert holder() == "first"
-    second = world.cluster.rn(
-        "second", "kube", "controller", "--kubeconfig", account, "--identity", "second"
-    )
+    def start(name: str) -> "subprocess.Popen[bytes]":
+        admin = str(world.cluster.kubeconfig)
+        arguments = ("--kubeconfig", admin, "--namespace", "default", "--identity", name)
+        return world.cluster.rn(name, "kube", "controller", *arguments)
+
+    first = start("one-of-two")
+    second = None
     try:
-        first = world.cluster.process("controller")
+        until(lambda: holder() == "one-of-two", "the first has the lease")
+        second = start("two-of-two")
+        world.run(pod("early", rhythm="200ms: 20ms@10M"))
+        until(lambda: world.cluster.events("early", "RhythmFits"), "somebody acts")
+        assert holder() == "one-of-two"
+        assert "we act now" not in world.cluster.log("two-of-two")
         end(first)
-        until(lambda: holder() == "second", "the second has the lease")
-        world.run(pod("late", rhythm="200ms: 20ms@10M"))
-        until(lambda: world.cluster.events("late", "RhythmFits"), "the second acts")
+        until(lambda: "we act now" in world.cluster.log("two-of-two"), "the second acts")
+        assert holder() == "two-of-two"
+        (told,) = world.cluster.events("early", "RhythmFits")
+        assert "side by side on uplink-" in told, "said once, however many controllers there are"
     finally:
-        end(second)
-        _run_controller(world.cluster)
-    assert holder() == "first"
+        for process in (first, second):
+            if process is not None:
+                end(process)
 
 
 def test_our_accounts_may_do_what_they_need_and_no_more(world: World) -> None:
@@ -417,3 +459,127 @@ def test_our_accounts_may_do_what_they_need_and_no_more(world: World) -> None:
         assert said.startswith("no"), f"{verb} {what}"
     assert "forbidden" not in world.cluster.log("controller")
     assert "forbidden" not in world.cluster.log("extender")
+
+
+# --- pods that are lent ------------------------------------------------------------------------
+
+GRACE_S = 60
+
+
+def agents(campus: Campus, home: Path) -> dict[str, Any]:
+    """Two pods on two nodes, each with an agent in it that is lent to the campus pool."""
+    argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", f"{home}/$(POD_NAME)", "agent"]
+    argv += ["--join", campus.nats_url, "--token-file", str(campus.token_file), "--gpus", "1"]
+    argv += ["--name", "$(POD_NAME)", "--address", "$(POD_IP)", "--grace", f"{GRACE_S - 10}s"]
+    fields = {"POD_NAME": "metadata.name", "POD_IP": "status.podIP"}
+    labels = {"app": "lent"}
+    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {"name": "lent", "namespace": "default"},
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels, "annotations": {"reclaimnet.io/lend": "true"}},
+                "spec": {
+                    "schedulerName": EXTENDED,
+                    "terminationGracePeriodSeconds": GRACE_S,
+                    "affinity": {
+                        "podAntiAffinity": {
+                            "requiredDuringSchedulingIgnoredDuringExecution": [apart]
+                        }
+                    },
+                    "containers": [
+                        {
+                            "name": "agent",
+                            "image": "none",
+                            "command": argv,
+                            "env": [
+                                {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+                                for name, path in fields.items()
+                            ],
+                        }
+                    ],
+                },
+            },
+        },
+    }
+
+
+def test_a_drained_nodes_pods_move_on_with_their_state(
+    world: World, campus: Campus, tmp_path: Path
+) -> None:
+    gateway = campus.gateway
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text(TRAIN)
+    shipped = gateway.ship(bundle.pack(work))
+
+    def submit(name: str) -> str:
+        command = [sys.executable, "train.py", "100000", "0.05", "0", "1"]
+        env = {"LEDGER": str(tmp_path / name)}
+        fields = {"name": name, "user": "test", "command": command, "gpus": 1}
+        return gateway.submit({**fields, "bundle": shipped, "env": env}).id
+
+    def running_on(job: str, *, other_than: str = "") -> str:
+        def found() -> str | None:
+            record = gateway.job(job)
+            assert not record.state.terminal, f"{record.state}: {record.reason}"
+            runs = record.state is JobState.RUNNING and record.step > 10
+            return record.holder if runs and record.holder != other_than else None
+
+        return str(until(found, f"{job} runs"))
+
+    def node_of(agent: str) -> str:
+        return str(world.pods()[agent]["spec"]["nodeName"])
+
+    def vacant() -> int:
+        return sum(len(node.card.vacant) for node in gateway.nodes() if node.age_s < 5)
+
+    (tmp_path / "agents").mkdir()
+    world.run(agents(campus, tmp_path / "agents"))
+    until(lambda: vacant() == 2, "both pods are lent")
+    first = submit("first")
+    pod_before = running_on(first)
+    assert world.cluster.events(pod_before, "Lent")
+
+    # Cordoning is a notice: the guest leaves, and what was lent is lent again afterwards.
+    node = node_of(pod_before)
+    world.cluster.kubectl("cordon", node)
+    (said,) = until(
+        lambda: world.cluster.events(pod_before, "NoticeGiven"), "the notice is on the pod"
+    )
+    assert said.startswith(f"node {node} is cordoned: guests have ")
+    pod_between = running_on(first, other_than=pod_before)
+    world.cluster.kubectl("uncordon", node)
+    until(lambda: world.cluster.events(pod_before, "NoticeWithdrawn"), "the notice is withdrawn")
+    until(lambda: vacant() == 1, "the pod is lent again")
+
+    # With no room left, the only place to go is the pod that replaces the drained one.
+    second = submit("second")
+    assert running_on(second) == pod_before
+    node = node_of(pod_between)
+    world.cluster.kubectl("drain", node, "--ignore-daemonsets", f"--timeout={GRACE_S}s")
+    assert pod_between not in world.pods()
+    pod_after = running_on(first, other_than=pod_between)
+    assert pod_after not in (pod_before, pod_between)
+    assert node_of(pod_after) not in (node, node_of(pod_before))
+
+    assert gateway.job(first).moves >= 2
+    assert gateway.job(first).steps_lost == 0
+    for job, name in ((first, "first"), (second, "second")):
+        gateway.cancel(job)
+        until(lambda job=job: gateway.job(job).state.terminal, f"{name} ends")
+        steps, chain = ledger(tmp_path / name)
+        assert steps == list(range(1, len(steps) + 1)), "no step was lost, or taken twice"
+        assert chain == chain_after(len(steps)), "what was restored is what was saved"
+    world.cluster.kubectl("delete", "replicaset", "lent")
+    until(lambda: not world.pods(), "the agents have ended in peace")
+
+
+def ledger(path: Path) -> tuple[list[int], str]:
+    """The steps that all attempts took, and what the last of them ended with."""
+    rows = [line.split() for line in path.read_text().splitlines()]
+    return [int(step) for _, step, _ in rows], rows[-1][2]

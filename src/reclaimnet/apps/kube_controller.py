@@ -34,7 +34,7 @@ from reclaimnet.adapters.kube.read import time_of
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import Config
 from reclaimnet.apps.kube_view import View, Views, connect, mirror_of
-from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable
+from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, JobId
 from reclaimnet.model.pods import NOTICE, ROTATION, Pod
@@ -243,9 +243,10 @@ class Controller:
                 self._give_notice(pod, deadline, why, now)
             return False
         if pod.notice:
-            reply = self._ask(pod, WithdrawRequest())
+            # If all guests have left already, there is nothing to withdraw: it is lent anew.
+            reply = self._ask(pod, WithdrawRequest()) if card.leaving else None
             self._annotate(pod, NOTICE, None)
-            self._tell(pod, "NoticeWithdrawn", reply.text)
+            self._tell(pod, "NoticeWithdrawn", "it may be lent on" if reply is None else reply.text)
             return True
         if pod.lends and not card.gpus:
             notice = max(pod.grace - LAST_S * SECOND, pod.grace // 2)
@@ -273,7 +274,10 @@ class Controller:
 
     def _ask(self, pod: Pod, request: Request) -> Reply:
         assert self._gateway is not None, "only an agent with a card is asked"
-        return self._gateway.ask(pod.name, request)
+        try:
+            return self._gateway.ask(pod.name, request)
+        except UsageError as refusal:
+            return Reply(ok=False, text=str(refusal))
 
     # --- writing -----------------------------------------------------------------------------
 

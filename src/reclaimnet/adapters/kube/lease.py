@@ -38,21 +38,24 @@ class Lease:
 
     @property
     def held(self) -> bool:
+        return self.held_at(time.monotonic())
+
+    def held_at(self, now: float) -> bool:
         renewed = self._renewed_at
-        return renewed is not None and time.monotonic() - renewed < GIVE_UP_S
+        return renewed is not None and now - renewed < GIVE_UP_S
 
     def _keep(self) -> None:
         while not self._released.is_set():
             try:
-                self._try(time.monotonic())
+                self.look(time.monotonic())
             except ReclaimNetError as error:
                 _log.warning("the lease %s: %s", self._name, error)
             self._released.wait(RENEW_S)
 
-    def release(self) -> None:
+    def release(self, now: float | None = None) -> None:
         """Let another one take it at once."""
         self._released.set()
-        if not self.held:
+        if not self.held_at(time.monotonic() if now is None else now):
             return
         self._renewed_at = None
         try:
@@ -63,7 +66,8 @@ class Lease:
         except ReclaimNetError as error:
             _log.warning("the lease %s was not given back: %s", self._name, error)
 
-    def _try(self, now: float) -> None:
+    def look(self, now: float) -> None:
+        """Take it if it is free or has lapsed, renew it if it is ours."""
         try:
             found = self._api.get(LEASES, self._name, namespace=self._namespace)
         except NotFound:

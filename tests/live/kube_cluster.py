@@ -63,7 +63,7 @@ class Cluster:
         self.extender_port = free_port()
         self.kubeconfig = home / "admin.conf"
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._named: dict[str, subprocess.Popen[bytes]] = {}
+        self._ours: list[subprocess.Popen[bytes]] = []
 
     # --- starting and ending -------------------------------------------------------------------
 
@@ -148,16 +148,14 @@ class Cluster:
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=self.home
             )
         self._processes.append(process)
-        self._named[name] = process
         return process
-
-    def process(self, name: str) -> "subprocess.Popen[bytes]":
-        return self._named[name]
 
     def rn(self, name: str, *arguments: str, **env: str) -> "subprocess.Popen[bytes]":
         """A program of ours, kept until the end."""
         argv = [sys.executable, "-m", "reclaimnet.apps.cli", *arguments]
-        return self.run(name, *argv, env=self.environment(**env))
+        process = self.run(name, *argv, env=self.environment(**env))
+        self._ours.append(process)
+        return process
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("RECLAIMNET_", "KUBE"))}
@@ -167,8 +165,12 @@ class Cluster:
         return (self.home / f"{name}.log").read_text(errors="replace")
 
     def end(self) -> None:
-        for process in reversed(self._processes):
+        """Ours in peace; the others at once, since nothing they keep is needed again."""
+        for process in self._ours:
             end(process)
+        for process in reversed(self._processes):
+            process.kill()
+            process.wait()
         self._processes.clear()
 
     # --- what people do ------------------------------------------------------------------------

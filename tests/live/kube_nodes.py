@@ -65,6 +65,7 @@ class Nodes:
 
     def close(self) -> None:
         self._stop.set()
+        self._mirror.close()
         for thread in self._threads:
             thread.join()
         for container in self._containers.values():

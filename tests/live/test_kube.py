@@ -1,5 +1,6 @@
 """The extender and the controller on a real control plane, with pods as processes in namespaces."""
 
+import contextlib
 import json
 import os
 import statistics
@@ -26,11 +27,13 @@ from tests.live.kube_cluster import (
 )
 from tests.live.kube_nodes import Nodes
 
+from reclaimnet.adapters.kube.client import PODS as KUBE_PODS
 from reclaimnet.adapters.kube.client import Api
 from reclaimnet.adapters.linux import testbed
 from reclaimnet.apps import bundle, up
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
+from reclaimnet.errors import NotFound
 from reclaimnet.model.work import JobState
 
 pytestmark = [
@@ -79,6 +82,7 @@ while True:
 @dataclass
 class World:
     cluster: Cluster
+    api: Api
     nodes: Nodes
     bed: testbed.Testbed
     unknown_kinds: str
@@ -102,13 +106,12 @@ class World:
         return dict(until(bound, f"{len(names)} pods are bound"))
 
     def clear(self) -> None:
-        self.cluster.kubectl(
-            "delete", "pods,rhythms,replicasets,pdb", "--all", "--grace-period=0", "--force",
-            check=False,
-        )  # fmt: skip
+        self.cluster.kubectl("delete", "rhythms,replicasets", "--all", check=False)
+        for name in self.pods():
+            with contextlib.suppress(NotFound):
+                self.api.delete(KUBE_PODS, name, namespace="default", grace_s=0)
         until(lambda: not self.pods(), "all pods are gone")
-        for name in self.nodes.names:
-            self.cluster.kubectl("uncordon", name)
+        self.cluster.kubectl("uncordon", *self.nodes.names)
         until(lambda: not self.nodes.busy(), "their processes are gone")
 
 
@@ -178,7 +181,7 @@ def made(
             nodes.start()
             for rack in ("a", "b"):
                 cluster.apply(link(f"uplink-{rack}", "50M", rack=rack))
-            yield World(cluster, nodes, bed, unknown)
+            yield World(cluster, api, nodes, bed, unknown)
         finally:
             nodes.close()
             api.close()

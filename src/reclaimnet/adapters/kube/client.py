@@ -217,7 +217,7 @@ def _config(kubeconfig: Path | None) -> tuple["KubeConfig", str]:
             f"no Kubernetes configuration was found at {path}; name one with --kubeconfig FILE "
             "or in KUBECONFIG"
         ) from error
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise BadConfig(f"{path} is not a Kubernetes configuration ({reason})") from error
 

@@ -3,7 +3,6 @@
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -29,6 +28,7 @@ class Mirror:
         self._found: dict[Any, dict[str, Any]] = {kind: {} for kind in kinds}
         self._wrong: dict[Any, dict[str, tuple[Object, str]]] = {kind: {} for kind in kinds}
         self._changed = threading.Condition()
+        self._closed = threading.Event()
 
     def start(self) -> None:
         """List everything, raising what is wrong; from then on failures are retried for ever."""
@@ -37,6 +37,10 @@ class Mirror:
             threading.Thread(
                 target=self._keep, args=(kind, version), name=_plural(kind), daemon=True
             ).start()
+
+    def close(self) -> None:
+        """Watch no more; what runs into the end of a connection after this is not said."""
+        self._closed.set()
 
     def all(self, kind: Any) -> list[Any]:
         """All objects of the kind that could be read, by name."""
@@ -69,8 +73,12 @@ class Mirror:
 
     def _keep(self, kind: Any, version: str) -> None:
         failures = 0
-        while True:
+        stale = False
+        while not self._closed.is_set():
             try:
+                if stale:
+                    version = self._list(kind)
+                    stale = False
                 for change, item in self._api.watch(kind, version):
                     failures = 0
                     self._apply(kind, change, item)
@@ -78,21 +86,15 @@ class Mirror:
                 pass
             except ReclaimNetError as error:
                 failures += 1
-                _log.warning("%s", error)
-            while True:
-                try:
-                    self._wait(failures)
-                    version = self._list(kind)
-                    break
-                except ReclaimNetError as error:
-                    failures += 1
-                    _log.warning("%s", error)
+                self._back_off(failures, error)
+            stale = True
 
-    def _wait(self, failures: int) -> None:
-        if failures:
-            most = min(MAX_BACK_OFF_S, BACK_OFF_S * 2 ** min(failures, 16))
-            # So that all watches of all controllers do not come back at the same moment.
-            time.sleep(random.uniform(most / 2, most))
+    def _back_off(self, failures: int, error: ReclaimNetError) -> None:
+        if not self._closed.is_set():
+            _log.warning("%s", error)
+        most = min(MAX_BACK_OFF_S, BACK_OFF_S * 2 ** min(failures, 16))
+        # So that all watches of all controllers do not come back at the same moment.
+        self._closed.wait(random.uniform(most / 2, most))
 
     def _list(self, kind: Any) -> str:
         items, version = self._api.list(kind)

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -462,6 +464,54 @@ def test_our_accounts_may_do_what_they_need_and_no_more(world: World) -> None:
         assert said.startswith("no"), f"{verb} {what}"
     assert "forbidden" not in world.cluster.log("controller")
     assert "forbidden" not in world.cluster.log("extender")
+
+
+def test_the_commands_of_the_documentation_work(world: World) -> None:
+    text = (REPOSITORY / "docs" / "kubernetes.md").read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert len(lines) >= 10
+    said: dict[str, str] = {}
+    try:
+        for line in lines:
+            program, *arguments = shlex.split(line)
+            if program == "kubectl":
+                said[line] = world.cluster.kubectl(*arguments)
+            else:
+                assert program == "rn"
+                _rn_knows(world.cluster, arguments)
+
+        def shown() -> bool:
+            links, rhythms = world.cluster.kubectl("get", "links"), world.cluster.get("rhythms")
+            (vgg16,) = rhythms["items"]
+            fits = condition(vgg16, "Fits")["status"] == "True"
+            return "rack-a" in links and fits and vgg16["status"]["jobs"] == 1
+
+        until(shown, "links and rhythms are shown with their status")
+        assert len(world.cluster.events("worker-0", "RhythmFits")) >= 1
+    finally:
+        world.cluster.kubectl("delete", "-f", "examples/kubernetes/links.yaml", check=False)
+        world.cluster.kubectl("delete", "deployments", "--all", "-n", "reclaimnet-system")
+
+
+def _rn_knows(cluster: Cluster, arguments: list[str]) -> None:
+    """A command that runs until it is ended: its options exist."""
+    done = subprocess.run(
+        [sys.executable, "-m", "reclaimnet.apps.cli", *arguments, "--help"],
+        env=cluster.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for word in arguments:
+        assert not word.startswith("--") or word in done.stdout
+
+
+def test_the_example_of_lent_pods_is_what_the_api_server_takes(world: World) -> None:
+    said = world.cluster.kubectl("apply", "--dry-run=server", "-f", "examples/kubernetes/lent.yaml")
+    assert "deployment.apps/lent created" in said
 
 
 # --- pods that are lent ------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """`rn kube` with what cannot work: one sentence each, and an exit code."""
 
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,3 +98,12 @@ def test_an_api_server_that_does_not_answer(says: Says, config: str, command: st
 def test_an_address_that_is_none(says: Says, config: str, address: str) -> None:
     code, said = says("extender", "--kubeconfig", config, "--listen", address)
     assert (code, "write for example 127.0.0.1:7470" in said) == (2, True)
+
+
+def test_a_control_plane_that_was_not_built_says_how_to_build_it(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "scripts" / "get-kubernetes"
+    env = {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([script, "--check"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 69
+    assert done.stdout == ""
+    assert "run scripts/get-kubernetes (once, about 7 minutes)" in done.stderr

@@ -73,6 +73,8 @@ class Settings:
     timing: Timing = LIVELY
     suite: str = "standby"
     guard: Path | None = None
+    grace: int | None = None
+    """How long guests have to leave after SIGTERM; None: it ends them at once."""
 
 
 def main(
@@ -89,6 +91,7 @@ def main(
     suite: str = "standby",
     guard: Path | None = None,
     address: str | None = None,
+    grace: int | None = None,
 ) -> int:
     """Behind `rn agent`."""
     if suite not in SUITES:
@@ -121,6 +124,7 @@ def main(
             suite=suite,
             guard=guard,
             address=address,
+            grace=grace,
         )
     found = find.declared(node, gpus) if gpus is not None else find.found()
     if not found:
@@ -138,6 +142,7 @@ def main(
         vault_quota=vault_quota,
         suite=suite,
         guard=guard,
+        grace=grace,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # It warns of every TLS connection that ends.
@@ -146,8 +151,9 @@ def main(
 
 
 async def run(settings: Settings) -> int:
-    """Live until told to end. SIGINT leaves in peace, SIGTERM ends guests at once, SIGHUP leaves
-    them to the next agent, which is how one restarts without disturbing anybody."""
+    """Live until told to end. SIGINT leaves in peace, and so does SIGTERM where a grace was given;
+    otherwise it ends guests at once. SIGHUP leaves them to the next agent, which is how one
+    restarts without disturbing anybody."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -193,15 +199,16 @@ async def _until_told(
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if broken.done():
         broken.result()
+    grace = agent.settings.grace
     match waiting.result():
-        case signal.SIGINT:
-            leaving = asyncio.ensure_future(agent.leave())
+        case signal.SIGTERM if grace is None:
+            await agent.end_guests()
+        case signal.SIGINT | signal.SIGTERM as told:
+            leaving = asyncio.ensure_future(agent.leave(grace if told is signal.SIGTERM else None))
             again = asyncio.ensure_future(signals.get())
             await asyncio.wait([leaving, again], return_when=asyncio.FIRST_COMPLETED)
             leaving.cancel()
             again.cancel()
-            await agent.end_guests()
-        case signal.SIGTERM:
             await agent.end_guests()
         case _:
             pass
@@ -472,14 +479,15 @@ class Agent:
 
     # --- the end ---------------------------------------------------------------------------
 
-    async def leave(self) -> None:
-        """In peace: guests get their notice and are gone before we are."""
+    async def leave(self, grace: int | None) -> None:
+        """In peace: guests get their notice, or so long, and are gone before we are."""
         if self._world is None:
             return
         world, mind = self._running()
         if not mind.attempts or mind.provider.offer is None:
             return
-        grace = min(mind.provider.offer.terms.notice, LEAVE_AT_MOST)
+        if grace is None:
+            grace = min(mind.provider.offer.terms.notice, LEAVE_AT_MOST)
         _log.info(
             "%d jobs have %s to leave; press Ctrl-C again to end them at once",
             len(mind.attempts),
@@ -681,6 +689,7 @@ def _detached(
     suite: str,
     guard: Path | None,
     address: str | None,
+    grace: int | None,
 ) -> int:
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
     argv += ["--join", url, "--name", node, "--notice", f"{notice / SECOND}s"]
@@ -690,6 +699,7 @@ def _detached(
     argv += ["--suite", suite]
     argv += ["--guard", str(guard)] if guard is not None else []
     argv += ["--address", address] if address is not None else []
+    argv += ["--grace", f"{grace / SECOND}s"] if grace is not None else []
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from reclaimnet.apps import (  # noqa: F401
     cli_chain,
     cli_guard,
     cli_jobs,
+    cli_kube,
     cli_lab,
     cli_operator,
     cli_owner,

@@ -115,6 +115,7 @@ def nodes(as_json: bool) -> None:
     help="The guard's socket; otherwise the usual one, if a guard runs.",
 )
 @click.option("--address", help="Where others reach this node's checkpoints, if it is not obvious.")
+@click.option("--grace", type=DURATION, help="How long SIGTERM lets guests leave; else not at all.")
 def agent(
     join: str | None,
     token_file: Path | None,
@@ -128,6 +129,7 @@ def agent(
     suite: str,
     guard: Path | None,
     address: str | None,
+    grace: int | None,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = configured(state=state)
@@ -145,6 +147,7 @@ def agent(
         suite=suite,
         guard=guard,
         address=address,
+        grace=grace,
     )
 
 

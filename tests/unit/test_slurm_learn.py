@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reclaimnet.apps import chain
+from reclaimnet.apps import chain, chain_policies
 from reclaimnet.errors import BadConfig, UsageError
 from reclaimnet.policy.provision import FAIR_PRICE, Reactive, StaticLead
 from reclaimnet.sim.slurm.episodes import LEARNING_LEADS_S, PairTable, play_pairs
@@ -25,7 +25,7 @@ def cost(policy, table: PairTable) -> float:
     return chain.summary(chain.chosen_gaps(policy, table), gap_price=FAIR_PRICE)["cost_h"]
 
 
-@pytest.mark.parametrize("name", chain.LEARNT)
+@pytest.mark.parametrize("name", chain_policies.LEARNT)
 def test_a_trainer_learns_from_the_first_weeks_what_helps_in_the_last(
     name: str, table: PairTable
 ) -> None:
@@ -37,7 +37,7 @@ def test_a_trainer_learns_from_the_first_weeks_what_helps_in_the_last(
     assert cost(Reactive(), late) > 0.5, "nothing waits, so there is nothing to learn"
     assert cost(policy, late) < best_static
     again = chain.trainer(name).train(early, seed=1, quick=True)
-    assert chain.packed(policy) == chain.packed(again)
+    assert chain_policies.packed(policy) == chain_policies.packed(again)
 
 
 def test_only_what_is_learnt_can_be_trained(tmp_path: Path) -> None:

@@ -82,13 +82,14 @@ class Driver:
         )
 
     def keep(self, name: str) -> "subprocess.Popen[str]":
-        keeper = subprocess.Popen(
-            [sys.executable, "-c", KEEPER, str(self.folder(name))],
-            env={**self.slurm.env, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=(self.config.state / "said").open("a"),
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        with (self.config.state / "said").open("a") as said:
+            keeper = subprocess.Popen(
+                [sys.executable, "-c", KEEPER, str(self.folder(name))],
+                env={**self.slurm.env, "PYTHONPATH": os.pathsep.join(sys.path)},
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
         self.keepers.append(keeper)
         return keeper
 
@@ -247,7 +248,19 @@ def test_somebody_elses_scancel_ends_the_chain(driver: Driver) -> None:
     assert "cancelled by somebody" in driver.status("mine")["words"]
 
 
-def test_a_controller_that_is_away_is_said_and_waited_for(driver: Driver) -> None:
+def test_a_controller_that_is_away_is_said_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with real_slurm(nodes=1) as cluster:
+        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+        driver = Driver(cluster, tmp_path)
+        try:
+            _survive_silence(driver)
+        finally:
+            driver.end()
+
+
+def _survive_silence(driver: Driver) -> None:
     driver.begin("wait", ["sleep", "1000"], lead_h=0.0)
     driver.keep("wait")
     driver.until("wait", lambda s: s["up"], "it did not start")

@@ -427,12 +427,14 @@ class Keeper:
         events: deque[ChainEvent] = deque([Woke()])
         while not self.mind.state.phase.over:
             if (self._folder / "cancel").exists():
-                (self._folder / "cancel").unlink(missing_ok=True)
                 events.append(CancelAsked())
             while events:
-                now = time.time_ns()
-                orders = self.mind.handle(events.popleft(), now)
+                event = events.popleft()
+                orders = self.mind.handle(event, time.time_ns())
                 self._remember()
+                if isinstance(event, CancelAsked):
+                    # Not before it is remembered: a wish to end must not get lost.
+                    (self._folder / "cancel").unlink(missing_ok=True)
                 for order in orders:
                     events.extend(self._carry_out(order))
             if self._stopped.is_set():
@@ -556,7 +558,7 @@ class Keeper:
             started=None if pending else row.start,
             ends_at=row.end if state is LinkState.RUNNING else None,
             ended=row.end if state.over else None,
-            ready=self._sign(int(number), "ready").exists(),
+            ready=_made_at(self._sign(int(number), "ready")),
             arrived=state is LinkState.RUNNING
             and self._sign(int(number), "arrived").exists()
             and not self._sign(int(number), "went").exists(),
@@ -679,6 +681,13 @@ def _kept_state(folder: Path, name: str) -> ChainState:
         return msgspec.json.decode((folder / "state.json").read_bytes(), type=ChainState)
     except (OSError, msgspec.DecodeError, json.JSONDecodeError):
         return ChainState(name=name)
+
+
+def _made_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _write(path: Path, data: bytes) -> None:

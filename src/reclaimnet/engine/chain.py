@@ -36,7 +36,7 @@ from reclaimnet.model.chain import (
     Woke,
 )
 from reclaimnet.model.supply import ChainView, RunningJob, Timing
-from reclaimnet.model.units import show_duration
+from reclaimnet.model.units import SECOND, show_duration
 
 MAX_FAILURES: Final = 3
 """Jobs in a row that fail soon after their start, before the chain is given up."""
@@ -45,6 +45,8 @@ KEPT_LINKS: Final = 16
 MAX_DOUBLINGS: Final = 10
 LOOKS_LEFT: Final = 20
 """The whole queue is looked at no less often than this many times in the time that is left."""
+RESOLUTION: Final = SECOND
+"""Batch systems count in whole seconds; a gap no longer than that may be none."""
 CALM: Final = 5
 """Far from its end a job is looked at so many times less often."""
 
@@ -65,6 +67,8 @@ class Chain:
         self._looking = False
         self._look_at = 0
         self._queue_at = 0
+        self._next_look = 0
+        """Whatever happens, no look comes before this."""
         self._told: set[tuple[type, int]] = set()
         """Orders that this mind has given; what one before it ordered may never have gone out."""
         self._orders: list[ChainOrder] = []
@@ -73,7 +77,8 @@ class Chain:
         """When to deliver Woke next; None while an answer is awaited, and when all is over."""
         if self._looking or self.state.phase.over:
             return None
-        return min(self._look_at, self._queue_at) if self._chooses() else self._look_at
+        due = min(self._look_at, self._queue_at) if self._chooses() else self._look_at
+        return max(due, self._next_look)
 
     def handle(self, event: ChainEvent, now: int) -> list[ChainOrder]:
         self._orders = []
@@ -104,6 +109,7 @@ class Chain:
         if self._looking or self.state.phase.over:
             return
         self._looking = True
+        self._next_look = now + self.spec.tempo.handover_look
         whole = self._chooses() and now >= self._queue_at
         self._orders.append(Look(whole_queue=whole))
 
@@ -123,6 +129,7 @@ class Chain:
         for_ = show_duration(now - (self.state.silent_since or now))
         self._say(f"the batch system has not answered for {for_} ({why}); asking again", once=True)
         self._look_at = now + self.spec.tempo.look
+        self._next_look = self._look_at
 
     def _looked(self, event: Looked, now: int) -> None:
         if self.state.silent_since is not None:
@@ -191,7 +198,7 @@ class Chain:
             started=seen.started,
             ends_at=seen.ends_at,
             ended=min(ended, now) if state.over else None,
-            ready=link.ready if link.ready is not None or not seen.ready else now,
+            ready=link.ready if link.ready is not None else seen.ready,
             expected=seen.expected if state is LinkState.PENDING else None,
             reason=seen.reason,
         )
@@ -310,8 +317,8 @@ class Chain:
         elif arrived:
             self._ask_to_save(older, newest, now)
 
-    def _retire(self, older: list[Link], now: int) -> None:
-        """The successor serves: whoever came before it is ended, and again until it is gone."""
+    def _retire(self, older: list[Link], now: int, why: str = "handed over") -> None:
+        """Whoever is not needed any more is ended, and again until it is gone."""
         patience = self.spec.tempo.save_patience
         due = [
             link
@@ -326,7 +333,7 @@ class Chain:
         for link in due:
             self._told.add((EndJobs, link.number))
             self._replace(replace(link, leaving=link.leaving or now, killed=now))
-        self._say(f"handed over; job {', '.join(link.id for link in due)} is ended")
+        self._say(f"{why}; job {', '.join(link.id for link in due)} is ended")
 
     def _ask_to_save(self, older: list[Link], newest: Link, now: int) -> None:
         """One life: the gate opens only when the batch system says that the others are over."""
@@ -359,7 +366,7 @@ class Chain:
         pending = [link for link in live if link.state is LinkState.PENDING]
         if len(pending) > 1:
             # A submission without an answer was accepted after all: the older one has aged.
-            self._retire(pending[1:], now)
+            self._retire(pending[1:], now, "one successor is enough")
             return
         current = live[-1]
         if current.state is LinkState.PENDING:
@@ -384,7 +391,9 @@ class Chain:
         wait = max(min(timing.look_again_at - now, often), tempo.queue_look)
         # The last look is at the very end: a policy that waits for it must not be late.
         self._queue_at = now + (min(wait, left) if left > tempo.look else min(wait, tempo.look))
-        if timing.submit and now >= state.retry_at:
+        if timing.submit and now < state.retry_at:
+            self._queue_at = state.retry_at
+        elif timing.submit:
             self._say(f"the successor of job {current.id} is submitted: {timing.reasons[0]}")
             self._submit(now)
 
@@ -423,9 +432,9 @@ class Chain:
 
     def _submit(self, now: int) -> None:
         number = self.state.count + 1
-        self._change(
-            submitting=number, count=number, retry_at=now + self.spec.tempo.retry, words=""
-        )
+        # Once it runs, the question arises anew.
+        self._queue_at = 0
+        self._change(submitting=number, count=number, retry_at=now + self.spec.tempo.retry)
         self._orders.append(Submit(number=number))
 
     def _submitted(self, event: Submitted, now: int) -> None:
@@ -524,8 +533,8 @@ def tally(
         up = link.entered if at_gate else max(link.ready or 0, link.started)
         if up is None:
             continue
-        if served_until is not None and not serving:
-            gap += max(up - served_until, 0)
+        if served_until is not None and not serving and up - served_until > RESOLUTION:
+            gap += up - served_until
         serving |= not link.state.over
         served_until = max(served_until or 0, link.ended or up)
     for one, other in pairwise(began):

@@ -49,7 +49,7 @@ class Link:
     """When its limit cuts it, as the batch system says now: `scontrol` may have moved it."""
     ended: int | None = None
     ready: int | None = None
-    """When it was first seen ready to serve."""
+    """When it was ready to serve."""
     leaving: int | None = None
     """When it was asked to save and stop, or ended."""
     killed: int | None = None
@@ -73,7 +73,8 @@ class SeenLink:
     started: int | None = None
     ends_at: int | None = None
     ended: int | None = None
-    ready: bool = False
+    ready: int | None = None
+    """When it said that it is ready to serve."""
     arrived: bool = False
     """It waits at its gate."""
     expected: int | None = None
@@ -101,7 +102,7 @@ class Tempo:
     """Between two looks at our own jobs, at least."""
     queue_look: int = 10 * MINUTE
     """Between two looks at the whole queue, at least."""
-    handover_look: int = 15 * SECOND
+    handover_look: int = 5 * SECOND
     """Between two looks while a handover is under way."""
     ready_patience: int = 30 * MINUTE
     """After this a successor that runs but is not ready is spoken of."""

@@ -31,7 +31,7 @@ from reclaimnet.model.units import HOUR, SECOND
 
 CALL_TIMEOUT_S: Final = 30.0
 """A controller that is down lets its commands hang for up to ten seconds; a busy one for longer."""
-FRESH: Final = 10 * SECOND
+FRESH: Final = 4 * SECOND
 """An answer that another watcher of the same user got less than this ago is as good as our own."""
 HISTORY_FRESH: Final = HOUR
 HISTORY_DAYS: Final = 3

@@ -189,15 +189,15 @@ _SILENT: Final = re.compile(
     re.IGNORECASE,
 )
 _ADVICE: Final = (
+    (
+        r"MaxSubmit|job submit limit|violates accounting",
+        "you have as many jobs in the queue as you may",
+    ),
     (r"invalid partition", "there is no such partition; `sinfo` lists them"),
     (r"time limit", "this partition does not allow so long a limit; see `sinfo -o '%P %l'`"),
     (r"node configuration is not available|Node count", "no set of nodes here has what is asked"),
     (r"invalid account|account or account/partition", "name an account of yours: --account"),
     (r"invalid qos", "name a QOS that you may use: --qos"),
-    (
-        r"MaxSubmit|job submit limit|violates accounting",
-        "you have as many jobs in the queue as you may",
-    ),
     (r"Invalid generic resource", "no node has such GPUs; `sinfo -o '%P %G'` lists them"),
 )
 

@@ -35,6 +35,8 @@ FRESH: Final = 4 * SECOND
 """An answer that another watcher of the same user got less than this ago is as good as our own."""
 HISTORY_FRESH: Final = HOUR
 HISTORY_DAYS: Final = 3
+KILL_WAIT: Final = 30 * SECOND
+"""Slurm's default."""
 MAX_HISTORY: Final = 5_000
 MAX_IDS_PER_CALL: Final = 200
 
@@ -109,11 +111,21 @@ class Slurm:
         except Unavailable:
             return []
 
-    def grace_of(self, partition: str) -> int:
-        """How long a preempted job of this partition has, in nanoseconds."""
-        text = self._call("scontrol", "--oneliner", "show", "partition", partition)
-        found = re.search(r"\bGraceTime=(\d+)", text)
-        return int(found[1]) * SECOND if found else 0
+    def warning_of(self, partition: str) -> tuple[int, int]:
+        """In nanoseconds: what a preempted batch script is given before SIGTERM (0 if it is not
+        told at all), and what SIGTERM leaves before SIGKILL."""
+        shown = self._call("scontrol", "--oneliner", "show", "partition", partition)
+        config = self._call("scontrol", "show", "config")
+        grace = re.search(r"\bGraceTime=(\d+)", shown)
+        wait = re.search(r"^KillWait\s*=\s*(\d+)", config, re.MULTILINE)
+        # Without this a script sees nothing of the grace time: only steps are told.
+        told = re.search(
+            r"^SlurmctldParameters\s*=.*preempt_send_user_signal", config, re.MULTILINE
+        )
+        return (
+            int(grace[1]) * SECOND if grace and told else 0,
+            int(wait[1]) * SECOND if wait else KILL_WAIT,
+        )
 
     # --- acting -----------------------------------------------------------------------------
 

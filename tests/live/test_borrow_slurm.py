@@ -23,7 +23,7 @@ with open(ledger, "a") as file:
         step += 1
         time.sleep(0.02)
         print(os.environ.get("SLURM_RESTART_COUNT", "0"), step, file=file, flush=True)
-        if step % 100 == 0:
+        if step % 1000 == 100:
             with open(saved + ".new", "w") as new:
                 new.write(str(step))
             os.replace(saved + ".new", saved)

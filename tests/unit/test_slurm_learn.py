@@ -1,5 +1,9 @@
 """The trainers learn something, the same every time; what cannot be learnt from is refused."""
 
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -52,3 +56,24 @@ def test_a_trace_too_short_to_judge_on_is_refused(tmp_path: Path) -> None:
     path.write_text("\n".join([header, *(row.format(k=k, d=k) for k in range(1, 9))]))
     with pytest.raises(BadConfig, match="too short"):
         chain.simulate(path, policy="plan", nodes=16)
+
+
+@pytest.mark.needs("numba", "lightgbm", "sklearn")
+def test_trainers_are_found_where_the_package_is_installed(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    packing = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    [(source, target)] = packing["targets"]["wheel"]["force-include"].items()
+    # As the wheel lays it out, with no checkout around it.
+    site = tmp_path / "lib" / "site-packages"
+    shutil.copytree(root / "src", site, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(root / source, site / target)
+    code = "from reclaimnet.apps import chain; print(chain.trainer('pg').__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(site), "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(site / target / "pg.py")

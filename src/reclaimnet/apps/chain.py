@@ -201,13 +201,18 @@ def fitted(
 
 
 def trainer(name: str) -> ModuleType:
-    """The trainer's module in learn/, outside the package since it needs heavy libraries."""
+    """The trainer's module in learn/: beside the sources in a checkout, inside the package once it
+    is installed. It is loaded by its path, since nothing of ours may import what is so heavy."""
     module = sys.modules.get(f"learn.{name}")
     if module is not None:
         return module
-    path = Path(__file__).parents[3] / "learn" / f"{name}.py"
-    if not path.is_file():
-        raise Unavailable(f"Training needs the source tree; {path.name} is not beside the package.")
+    package = Path(__file__).parents[1]
+    places = (package / "learn", package.parents[1] / "learn")
+    path = next(
+        (place / f"{name}.py" for place in places if (place / f"{name}.py").is_file()), None
+    )
+    if path is None:
+        raise Unavailable(f"The trainer {name}.py is missing; install reclaimnet again.")
     spec = importlib.util.spec_from_file_location(f"learn.{name}", path)
     assert spec is not None, "a Python file has a loader"
     assert spec.loader is not None, "a Python file has a loader"

@@ -73,6 +73,7 @@ NEEDS: Final[dict[str, Callable[[], str]]] = {
     "chromium": _program("chromium"),
     "slurm": _program("slurmctld"),
     "kubernetes": _kubernetes,
+    "slurmdbd": _program("slurmdbd"),
     "torch": _package("torch"),
     "numba": _package("numba"),
     "scipy": _package("scipy"),

@@ -47,12 +47,30 @@ from reclaimnet.policy.suite import SUITES
 
 LEAVE_AT_MOST: Final = 30 * SECOND
 """How long Ctrl-C waits for guests to leave."""
+SAFETY: Final = SECOND
+"""Before a batch system's own deadline: it kills without asking."""
 READY_S: Final = 30.0
 CONNECT_AGAIN_S: Final = 1.0
 REFUSALS_AFTER_ENROLMENT: Final = 10
 MAX_REQUEST_BYTES: Final = 1 << 16
 
 _log = logging.getLogger("reclaimnet.agent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """A batch job inside which the agent lives: its signals are the end of the loan."""
+
+    ends: int
+    grace: int
+    """What SIGUSR1 leaves: the batch system preempts us."""
+    kill_wait: int
+    """What SIGTERM leaves before SIGKILL."""
+
+    def left(self, number: signal.Signals, now: int) -> int:
+        """How long guests have after a signal."""
+        promised = self.kill_wait if number is signal.SIGTERM else self.grace
+        return max(min(promised, self.ends - now) - SAFETY, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +93,7 @@ class Settings:
     guard: Path | None = None
     grace: int | None = None
     """How long guests have to leave after SIGTERM; None: it ends them at once."""
+    allocation: Allocation | None = None
 
 
 def main(
@@ -101,7 +120,7 @@ def main(
         raise UsageError(
             f"{node!r} cannot be a node's name; use letters, digits, dots and dashes: --name lab1"
         )
-    url, secret = _campus_of(config, join, token)
+    url, secret = campus_of(config, join, token)
     folder = config.agents / node
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     running = daemon.running(folder / "agent.pid")
@@ -137,7 +156,7 @@ def main(
         url=url,
         token=secret,
         gpus=found,
-        host=address or _own_address(url),
+        host=address or own_address(url),
         lend=LendRequest(notice=notice) if lend else None,
         vault_quota=vault_quota,
         suite=suite,
@@ -156,7 +175,9 @@ async def run(settings: Settings) -> int:
     restarts without disturbing anybody."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    numbers += [signal.SIGUSR1] if settings.allocation is not None else []
+    for number in numbers:
         loop.add_signal_handler(number, signals.put_nowait, number)
     broken: asyncio.Future[None] = loop.create_future()
 
@@ -199,11 +220,15 @@ async def _until_told(
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if broken.done():
         broken.result()
-    grace = agent.settings.grace
-    match waiting.result():
+    told = waiting.result()
+    allocation, grace = agent.settings.allocation, agent.settings.grace
+    if allocation is not None and told in (signal.SIGUSR1, signal.SIGTERM):
+        await _leave_allocation(agent, allocation, told, signals)
+        return
+    match told:
         case signal.SIGTERM if grace is None:
             await agent.end_guests()
-        case signal.SIGINT | signal.SIGTERM as told:
+        case signal.SIGINT | signal.SIGTERM:
             leaving = asyncio.ensure_future(agent.leave(grace if told is signal.SIGTERM else None))
             again = asyncio.ensure_future(signals.get())
             await asyncio.wait([leaving, again], return_when=asyncio.FIRST_COMPLETED)
@@ -212,6 +237,25 @@ async def _until_told(
             await agent.end_guests()
         case _:
             pass
+
+
+async def _leave_allocation(
+    agent: "Agent",
+    allocation: Allocation,
+    told: signal.Signals,
+    signals: "asyncio.Queue[signal.Signals]",
+) -> None:
+    """The batch system takes its nodes back; a second signal leaves less time than the first."""
+    while True:
+        leaving = asyncio.ensure_future(agent.leave_allocation(allocation, told))
+        again = asyncio.ensure_future(signals.get())
+        await asyncio.wait([leaving, again], return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            again.cancel()
+            leaving.result()
+            return
+        leaving.cancel()
+        told = again.result()
 
 
 class Agent:
@@ -379,7 +423,7 @@ class Agent:
         offer = Offer(
             provider=getpass.getuser(),
             gpus=gpus[:count],
-            terms=Terms(notice=request.notice, users=request.users),
+            terms=Terms(notice=request.notice, users=request.users, ends=request.ends),
         )
         return ev.LendAsked(request=self._mint(), offer=offer)
 
@@ -495,6 +539,20 @@ class Agent:
         )
         asked = ev.ReclaimAsked(request=self._mint(), grace=grace, reason="the agent is stopping")
         await world.ask(asked)
+        await world.empty()
+
+    async def leave_allocation(self, allocation: Allocation, told: signal.Signals) -> None:
+        if self._world is None:
+            return
+        world, mind = self._running()
+        if mind.provider.offer is not None:
+            asked = ev.ReclaimAsked(
+                request=self._mint(),
+                grace=allocation.left(told, self._clock.now()),
+                cause=Cause.WALLTIME,
+                reason="the batch system takes its node back",
+            )
+            await world.ask(asked)
         await world.empty()
 
     async def end_guests(self) -> None:
@@ -648,7 +706,7 @@ async def _records_now(campus: Campus) -> list[Any]:
     return list(records.values())
 
 
-def _campus_of(config: Config, join: str | None, token: str | None) -> tuple[str, str]:
+def campus_of(config: Config, join: str | None, token: str | None) -> tuple[str, str]:
     """Where NATS is: as given, or as `rn up` left it on this machine."""
     if token is not None:
         return join or read_invitation(token).url, token
@@ -664,7 +722,7 @@ def _campus_of(config: Config, join: str | None, token: str | None) -> tuple[str
         ) from error
 
 
-def _own_address(url: str) -> str:
+def own_address(url: str) -> str:
     """The address of ours from which the campus's server is reached."""
     host, _, port = url.rpartition("//")[2].rpartition(":")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as s:

@@ -111,7 +111,17 @@ def configured(ctx: click.Context | None = None, *, state: str | None = None) ->
 SECTIONS: Final = {
     "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
     "Owners": ("lend", "reclaim", "nodes", "top", "agent", "guard"),
-    "Operators": ("up", "down", "invite", "revoke", "kube", "doctor", "config", "completion"),
+    "Operators": (
+        "up",
+        "down",
+        "invite",
+        "revoke",
+        "borrow",
+        "kube",
+        "doctor",
+        "config",
+        "completion",
+    ),
     "Researchers": ("demo", "bench", "sim", "swarm", "chain", "testbed"),
 }
 

@@ -56,9 +56,18 @@ class Terms:
     utc_offset: int = 0
     """What local time is ahead of UTC, in nanoseconds."""
     maintenance: tuple[Maintenance, ...] = ()
+    ends: int | None = None
+    """When the loan is over for good: the end of a batch allocation, say."""
+
+    @property
+    def declared(self) -> bool:
+        """Whether anything is known ahead about when the GPUs must be back."""
+        return bool(self.hours or self.maintenance) or self.ends is not None
 
     def lends_at(self, now: int) -> bool:
         """Whether the declared hours and maintenance allow lending at this moment."""
+        if self.ends is not None and now >= self.ends:
+            return False
         if any(window.begins <= now < window.ends for window in self.maintenance):
             return False
         if not self.hours:
@@ -77,6 +86,7 @@ class Terms:
 
     def _changes(self, now: int) -> list[int]:
         times = {t for window in self.maintenance for t in (window.begins, window.ends)}
+        times |= set() if self.ends is None else {self.ends}
         midnight = (now + self.utc_offset) // DAY * DAY - self.utc_offset
         for day in range(9 if self.hours else 0):
             for hours in self.hours:

@@ -52,13 +52,15 @@ class Promises:
                         )
 
     def one_life(self) -> None:
-        seen: dict[JobId, str] = {}
+        seen: dict[JobId, list[tuple[str, int]]] = {}
         for node, machine in self.world.machines.items():
             for process in machine.processes.values():
-                if not process.progressing:
-                    continue
-                other = seen.setdefault(process.job, node)
-                assert other == node, f"{process.job} makes progress on {other} and on {node}"
+                if process.progressing:
+                    seen.setdefault(process.job, []).append((node, process.epoch))
+        for job, places in seen.items():
+            nodes = self.world.store.records[job].spec.nodes
+            assert len(places) <= nodes, f"{job} makes progress in too many places: {places}"
+            assert len({epoch for _, epoch in places}) == 1, f"two lives of {job}: {places}"
 
     def never_overcommitted(self) -> None:
         for machine in self.world.machines.values():
@@ -80,9 +82,11 @@ class Promises:
             if record.state.terminal or not record.checkpoints:
                 continue
             held = any(
-                checkpoint.manifest in self.world.machines[holder].vault
+                all(
+                    any(piece.manifest in self.world.machines[h].vault for h in piece.holders)
+                    for piece in checkpoint.pieces
+                )
                 for checkpoint in record.checkpoints
-                for holder in checkpoint.holders
             )
             assert held, f"no checkpoint of {record.id} is where its record says"
 

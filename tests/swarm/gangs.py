@@ -9,9 +9,7 @@ from reclaimnet.sim.world import SimWorld
 
 
 def gang(name: str, nodes: int, gpus: int = 1, **fields: object) -> JobSpec:
-    return JobSpec(
-        name=name, user=name, command=("true",), gpus=gpus, nodes=nodes, **fields
-    )
+    return JobSpec(name=name, user=name, command=("true",), gpus=gpus, nodes=nodes, **fields)
 
 
 class AllOrNothing:

@@ -185,7 +185,9 @@ def test_a_member_that_is_cut_off_stands_still_before_the_gang_goes_on_without_i
     Promises(world)
     world.submit(G, gang("ada", 3), WORK)
     world.run(20 * SECOND)
-    lost = next(n for n in seats(world) if n not in (world.store.records[G].holder, world.dispatcher))
+    lost = next(
+        n for n in seats(world) if n not in (world.store.records[G].holder, world.dispatcher)
+    )
     world.cut_off(lost)
     run_until_over(world, 10 * MINUTE)
     completed(world)

@@ -73,4 +73,4 @@ def test_a_ticket_ends_the_search() -> None:
     answer = ProbeAnswered(probe=tell.event.probe.id, node=NodeId("a"), ticket=ticket)
     assert search.answered(answer, 1) == []
     assert search.done
-    assert search.ticket == ticket
+    assert search.tickets == [ticket]

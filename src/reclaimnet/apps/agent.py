@@ -28,8 +28,8 @@ from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guarded import Guarded
 from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
-from reclaimnet.engine.node import Body, Node, dispatcher_role
-from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable, UsageError
+from reclaimnet.engine.node import WHOLE, Body, Node, dispatcher_role
+from reclaimnet.errors import BadConfig, Damaged, NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model import events as ev
 from reclaimnet.model.asking import (
     LendRequest,
@@ -41,6 +41,7 @@ from reclaimnet.model.asking import (
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
 from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.policy.suite import SUITES
+from reclaimnet.policy.topology import Topology, parse_topology
 
 LEAVE_AT_MOST: Final = 30 * SECOND
 """How long Ctrl-C waits for guests to leave."""
@@ -69,6 +70,7 @@ class Settings:
     timing: Timing = LIVELY
     suite: str = "standby"
     guard: Path | None = None
+    topology: Topology | None = None
 
 
 def main(
@@ -85,6 +87,8 @@ def main(
     suite: str = "standby",
     guard: Path | None = None,
     address: str | None = None,
+    zone: str | None = None,
+    topology: Path | None = None,
 ) -> int:
     """Behind `rn agent`."""
     if suite not in SUITES:
@@ -117,7 +121,10 @@ def main(
             suite=suite,
             guard=guard,
             address=address,
+            zone=zone,
+            topology=topology,
         )
+    plan = _plan_in(topology) if topology is not None else None
     found = find.declared(node, gpus) if gpus is not None else find.found()
     if not found:
         raise UsageError(
@@ -134,9 +141,26 @@ def main(
         vault_quota=vault_quota,
         suite=suite,
         guard=guard,
+        zone=_zone_of(node, zone, plan),
+        topology=plan,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     return asyncio.run(run(settings))
+
+
+def _plan_in(file: Path) -> Topology:
+    try:
+        text = file.read_text()
+    except OSError as error:
+        raise BadConfig(f"{file} cannot be read: {error.strerror}") from error
+    return parse_topology(text, file=str(file))
+
+
+def _zone_of(node: NodeId, name: str | None, plan: Topology | None) -> str:
+    zone = name if name is not None else plan.zone(node) if plan is not None else WHOLE
+    if not _NAME.fullmatch(zone):
+        raise UsageError(f"{zone!r} cannot be a zone's name; use letters, digits, dots and dashes")
+    return zone
 
 
 async def run(settings: Settings) -> int:
@@ -243,6 +267,7 @@ class Agent:
                     address=server.address,
                     shelf_bytes=vault.room(),
                     timing=settings.timing,
+                    topology=settings.topology,
                 ),
                 SUITES[settings.suite],
             )
@@ -283,7 +308,8 @@ class Agent:
         kept = tuple(sorted({record_id for record_id in records if vault.manifests(record_id)}))
         world.deliver(ev.CopiesFound(jobs=kept))
         for record in records.values():
-            if record.holder == self.settings.node and record.id not in mind.attempts:
+            known = record.id in mind.attempts or record.id in mind.gangs
+            if record.holder == self.settings.node and not known:
                 world.deliver(ev.RecordSeen(job=record.id, record=record))
         if self.settings.lend is not None and mind.provider.offer is None:
             await self.answer(self.settings.lend)
@@ -464,12 +490,13 @@ class Agent:
         if self._world is None:
             return
         world, mind = self._running()
-        if not mind.attempts or mind.provider.offer is None:
+        guests = [*mind.attempts.values(), *mind.seats.values()]
+        if not guests or mind.provider.offer is None:
             return
         grace = min(mind.provider.offer.terms.notice, LEAVE_AT_MOST)
         _log.info(
             "%d jobs have %s to leave; press Ctrl-C again to end them at once",
-            len(mind.attempts),
+            len(guests),
             show_duration(grace),
         )
         asked = ev.ReclaimAsked(request=self._mint(), grace=grace, reason="the agent is stopping")
@@ -480,7 +507,7 @@ class Agent:
         if self._world is None:
             return
         world, mind = self._running()
-        for attempt in list(mind.attempts.values()):
+        for attempt in [*mind.attempts.values(), *mind.seats.values()]:
             world.runner.end(attempt.job, attempt.epoch)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
@@ -637,6 +664,8 @@ def _detached(
     suite: str,
     guard: Path | None,
     address: str | None,
+    zone: str | None,
+    topology: Path | None,
 ) -> int:
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
     argv += ["--join", url, "--name", node, "--notice", f"{notice / SECOND}s"]
@@ -646,6 +675,8 @@ def _detached(
     argv += ["--suite", suite]
     argv += ["--guard", str(guard)] if guard is not None else []
     argv += ["--address", address] if address is not None else []
+    argv += ["--zone", zone] if zone is not None else []
+    argv += ["--topology", str(topology.resolve())] if topology is not None else []
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)

@@ -115,6 +115,12 @@ def nodes(as_json: bool) -> None:
     help="The guard's socket; otherwise the usual one, if a guard runs.",
 )
 @click.option("--address", help="Where others reach this node's checkpoints, if it is not obvious.")
+@click.option("--zone", help="The nodes it is placed with; otherwise by the topology, else all.")
+@click.option(
+    "--topology",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="The plan of the campus (TOML): rates of links, and zones by building.",
+)
 def agent(
     join: str | None,
     token_file: Path | None,
@@ -128,6 +134,8 @@ def agent(
     suite: str,
     guard: Path | None,
     address: str | None,
+    zone: str | None,
+    topology: Path | None,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = configured(state=state)
@@ -145,6 +153,8 @@ def agent(
         suite=suite,
         guard=guard,
         address=address,
+        zone=zone,
+        topology=topology,
     )
 
 

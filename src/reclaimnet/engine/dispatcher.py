@@ -296,9 +296,7 @@ class Dispatcher:
         user = self.waiting[waiter.job].spec.user
         return not card.terms.users or user in card.terms.users
 
-    def _search_for(
-        self, record: JobRecord, nodes: tuple[NodeId, ...], now: int
-    ) -> list[Order]:
+    def _search_for(self, record: JobRecord, nodes: tuple[NodeId, ...], now: int) -> list[Order]:
         """The desk proposes a few nodes; the place policy knows which of them suit the job."""
         spec = record.spec
         newest = record.newest
@@ -395,8 +393,10 @@ class Dispatcher:
     def _rest(self, job: JobId, decision: Decision, now: int) -> list[Order]:
         pause = self._pause.get(job, SHORTEST_WAIT)
         self._pause[job] = min(2 * pause, self.around.timing.longest_wait)
-        # Two that met would meet again if both came back at the same moment.
-        self._resting[job] = now + pause + crc32(f"{job} {pause}".encode()) % (pause // 2)
+        if self.waiting[job].spec.nodes > 1:
+            # Two gangs that met would meet again if both came back at the same moment.
+            pause += crc32(f"{job} {pause}".encode()) % (pause // 2)
+        self._resting[job] = now + pause
         return [Explain(job=job, decision=decision)]
 
     def written(self, event: Written, now: int) -> list[Order]:
@@ -467,6 +467,7 @@ class Dispatcher:
             return f"Resources: {lack} {wanted}; it starts when one does"
         ahead = self.desk.ahead_of(record.id)
         line = f"{ahead} go first" if ahead > 1 else "one goes first" if ahead else "next in line"
+        line += f" ({lane_of(record.spec)} lane)"
         if ahead < len(ends):
             left = max(-(-(ends[ahead] - now) // MINUTE), 1) * MINUTE
             expected = f"expected start in {show_duration(left)}"

@@ -167,9 +167,7 @@ class Gang:
         for rank, member in enumerate(self._members):
             assert member.ticket is not None, "a gang that begins has its tickets"
             team = Team(rank=rank, size=len(self._members), host=host, port=port)
-            taken = SeatTaken(
-                ticket=member.ticket, record=self.record, team=team, lead=self.node
-            )
+            taken = SeatTaken(ticket=member.ticket, record=self.record, team=team, lead=self.node)
             member.heard_at = now
             orders.append(Tell(to=member.node, event=taken))
         return orders
@@ -182,9 +180,7 @@ class Gang:
         member = self._members[event.rank]
         if member.node != event.node or self.phase in (GangPhase.CLAIMING, GangPhase.GONE):
             return []
-        if member.told is not None and (
-            member.gone or event.asked_at < member.told.asked_at
-        ):
+        if member.told is not None and (member.gone or event.asked_at < member.told.asked_at):
             # An older word that came late; but who asks still wants an answer.
             return [self._grant(event.rank, event, lease_until, now)]
         member.told, member.heard_at = event, now

@@ -183,9 +183,7 @@ class Node:
     def _progress(self) -> tuple[Progress, ...]:
         guests: dict[JobId, Attempt | Gang] = {**self.attempts, **self.gangs}
         return tuple(
-            progress
-            for job in sorted(guests)
-            if (progress := guests[job].progress()) is not None
+            progress for job in sorted(guests) if (progress := guests[job].progress()) is not None
         )
 
     # --- one event -------------------------------------------------------------------------
@@ -812,9 +810,7 @@ class Node:
             return []
         self._planned = marks
         jobs = tuple(
-            savable
-            for job in sorted(guests)
-            if (savable := guests[job].savable()) is not None
+            savable for job in sorted(guests) if (savable := guests[job].savable()) is not None
         )
         self._plan_at = now + REPLAN
         orders: list[Order] = []

@@ -17,6 +17,8 @@ from reclaimnet.model.work import Shape
 
 PATIENCE: Final = SECOND
 """How long one node may take to answer before the next is asked."""
+GANG_PATIENCE: Final = 3 * SECOND
+"""A gang has no next one: it would begin anew."""
 
 
 class Prober:
@@ -78,7 +80,7 @@ class Prober:
         node = self._left.pop(0)
         self.asked = node
         self._asked_so_far += 1
-        self._until = now + PATIENCE
+        self._until = now + (PATIENCE if self.wanted == 1 else GANG_PATIENCE)
         self._waiting_for = Probe(
             id=ProbeId(f"{self.asker}-p{now}-{self.job}-{self._asked_so_far}"),
             asker=self.asker,
@@ -86,6 +88,7 @@ class Prober:
             shape=self.shape,
             purpose=self.purpose,
             priority=self.priority,
+            members=self.wanted,
         )
         return [Tell(to=node, event=ProbeArrived(probe=self._waiting_for))]
 

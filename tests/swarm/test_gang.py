@@ -8,8 +8,9 @@ from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import JobState, Saving
 from reclaimnet.sim.process import Work
+from reclaimnet.sim.promises import Promises
 from reclaimnet.sim.world import Faults
-from tests.swarm.campus import Promises, campus, offer, spec
+from tests.swarm.campus import campus, offer, spec
 from tests.swarm.gangs import AllOrNothing, gang
 from tests.swarm.test_place import completed, run_until_over
 from tests.swarm.zones import zoned

@@ -137,6 +137,11 @@ class Node:
             times.append(self._plan_at)
         return min(time for time in times if time is not None)
 
+    def processes(self) -> list[tuple[JobId, int]]:
+        """Job and epoch of all that may run here."""
+        guests: list[Attempt | Seat] = [*self.attempts.values(), *self.seats.values()]
+        return sorted((guest.job, guest.epoch) for guest in guests)
+
     def card(self) -> Card:
         """What is told with every beat, but for the progress of jobs, which is always news."""
         made_from = (

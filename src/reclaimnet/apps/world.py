@@ -117,6 +117,7 @@ class LiveWorld:
         usual = os.getpriority(os.PRIO_PROCESS, 0)
         self._pool = ThreadPoolExecutor(WORKERS, "reclaimnet-work", hurry, (usual,))
         self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = 0
         self._cards: dict[NodeId, Card] = {}
         self._answers: dict[str, asyncio.Future[od.Answer]] = {}
         self._pulls: dict[tuple[JobId, ManifestId], threading.Event] = {}
@@ -204,12 +205,19 @@ class LiveWorld:
         return peer in (record.holder, record.handover_to, record.standby, *record.seats)
 
     def _set_alarm(self) -> None:
+        """One that rings too early only asks again, so that most events need not touch it."""
+        wake = self.mind.next_wake()
+        if wake is None or (self._alarm is not None and self._alarm_at <= wake):
+            return
         if self._alarm is not None:
             self._alarm.cancel()
-        wake = self.mind.next_wake()
-        if wake is not None:
-            delay = max(wake - self._clock.now(), 0) / SECOND
-            self._alarm = self._loop.call_later(delay, self.deliver, ev.Woke())
+        self._alarm_at = wake
+        delay = max(wake - self._clock.now(), 0) / SECOND
+        self._alarm = self._loop.call_later(delay, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.deliver(ev.Woke())
 
     # --- orders out ------------------------------------------------------------------------
 

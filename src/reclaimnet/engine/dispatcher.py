@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Final
 from zlib import crc32
 
+from reclaimnet.engine.agenda import Agenda
 from reclaimnet.engine.desk import Desk, Waiter
 from reclaimnet.engine.gang import seated
 from reclaimnet.engine.neighbourhood import Neighbourhood
@@ -85,12 +86,12 @@ class Dispatcher:
         self._asking: dict[ProbeId, tuple[JobId, NodeId]] = {}
         self._asked_of: Counter[NodeId] = Counter()
         """GPUs that open probes ask of each node: they are spoken for, whatever the node says."""
-        self._resting: dict[JobId, int] = {}
+        self._resting: Agenda[JobId] = Agenda()
         """When to line up again: after a refusal, or if nobody claims."""
         self._pause: dict[JobId, int] = {}
         self._rank: dict[JobId, Key] = {}
         """Where each stands in its line: fixed when it came, however often it lines up again."""
-        self._report_at: dict[JobId, int] = {}
+        self._reports: Agenda[JobId] = Agenda()
         self._writing: set[JobId] = set()
         self._cancelled: dict[JobId, tuple[JobRecord, int]] = {}
         """Jobs whose cancelling is not stored yet, and when to try again."""
@@ -106,8 +107,7 @@ class Dispatcher:
         times = [prober.next_wake() for prober in self._searches.values()]
         times += [self._lost_at, self._foreign_at]
         times += [at for _, at in self._cancelled.values()]
-        times.append(min(self._resting.values(), default=None))
-        times.append(min(self._report_at.values(), default=None))
+        times += [self._resting.next_wake(), self._reports.next_wake()]
         return min((time for time in times if time is not None), default=None)
 
     def expects(self, event: ProbeAnswered) -> bool:
@@ -166,14 +166,14 @@ class Dispatcher:
             self._foreign_at = self._foreign_at or now + FORSAKEN
             return [Tell(to=other, event=WorkForwarded(record=record))]
         self.waiting[record.id] = record
-        self._report_at[record.id] = now + REPORT_AFTER
+        self._reports.set(record.id, now + REPORT_AFTER)
         self._rank[record.id] = self.suite.rank(record, self._gpus_of[record.spec.user])
         self._line_up(record)
         self._count(record, 1)
         return self._place(now)
 
     def _line_up(self, record: JobRecord) -> None:
-        self._resting.pop(record.id, None)
+        self._resting.drop(record.id)
         if self.desk.waits(record.id):
             return
         self.desk.line_up(
@@ -195,8 +195,10 @@ class Dispatcher:
             return
         self._count(record, -1)
         self.desk.leave(job)
-        for book in (self._resting, self._pause, self._report_at, self._rank):
-            book.pop(job, None)
+        self._resting.drop(job)
+        self._reports.drop(job)
+        self._pause.pop(job, None)
+        self._rank.pop(job, None)
 
     def _count(self, record: JobRecord | None, sign: int) -> None:
         if record is None:
@@ -379,7 +381,7 @@ class Dispatcher:
             # It was cancelled or claimed meanwhile.
             return _returned(prober)
         if prober.found:
-            self._resting[job] = now + CLAIM_PATIENCE
+            self._resting.set(job, now + CLAIM_PATIENCE)
             tickets = seated(prober.tickets, record.newest)
             redeemed = TicketRedeemed(
                 ticket=tickets[0], record=record, seats=tickets if len(tickets) > 1 else ()
@@ -396,7 +398,7 @@ class Dispatcher:
         if self.waiting[job].spec.nodes > 1:
             # Two gangs that met would meet again if both came back at the same moment.
             pause += crc32(f"{job} {pause}".encode()) % (pause // 2)
-        self._resting[job] = now + pause
+        self._resting.set(job, now + pause)
         return [Explain(job=job, decision=decision)]
 
     def written(self, event: Written, now: int) -> list[Order]:
@@ -424,7 +426,7 @@ class Dispatcher:
             for node in prober.silent:
                 self.desk.gone(node)
             orders += self._if_sought(job, now)
-        for job in [job for job, at in self._resting.items() if now >= at]:
+        for job in self._resting.take_due(now):
             self._line_up(self.waiting[job])
         for record in [record for record, at in self._cancelled.values() if now >= at]:
             orders += self.record_seen(record, now)
@@ -438,7 +440,7 @@ class Dispatcher:
 
     def _report(self, now: int) -> list[Order]:
         """Tell those who wait why, and when they can expect to start."""
-        due = sorted(job for job, at in self._report_at.items() if now >= at)
+        due = sorted(self._reports.take_due(now))
         if not due:
             return []
         ends = sorted(
@@ -449,9 +451,9 @@ class Dispatcher:
         orders: list[Order] = []
         for job in due:
             if len(orders) >= REPORTS:
-                self._report_at[job] = now + REPORT_AFTER
+                self._reports.set(job, now + REPORT_AFTER)
                 continue
-            self._report_at[job] = now + REPORT_AGAIN
+            self._reports.set(job, now + REPORT_AGAIN)
             record = self.waiting[job]
             reason = self._why(record, ends, now)
             if reason != record.reason and job not in self._writing:

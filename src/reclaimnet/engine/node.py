@@ -791,8 +791,9 @@ class Node:
                 self.provider.release(job)
             if attempt.phase == Phase.GONE:
                 del self.attempts[job]
-                # Not at this very moment: the attempt may have ended because time passed.
-                self.shelf.found((job,), now + EARLY_BEAT)
+                if attempt.leaves_state:
+                    # Not at this very moment: the attempt may have ended because time passed.
+                    self.shelf.found((job,), now + EARLY_BEAT)
         for job in [job for job, gang in self.gangs.items() if gang.phase == GangPhase.GONE]:
             del self.gangs[job]
         for seat in self._seats():

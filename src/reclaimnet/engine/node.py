@@ -794,6 +794,12 @@ class Node:
                 if attempt.leaves_state:
                     # Not at this very moment: the attempt may have ended because time passed.
                     self.shelf.found((job,), now + EARLY_BEAT)
+        if self.gangs or self.seats:
+            self._sweep_gangs(now)
+        orders = self.airlock.sweep(self.attempts, now)
+        return orders + self._hold_leases() + self._plan_saves(now)
+
+    def _sweep_gangs(self, now: int) -> None:
         for job in [job for job, gang in self.gangs.items() if gang.phase == GangPhase.GONE]:
             del self.gangs[job]
         for seat in self._seats():
@@ -802,8 +808,6 @@ class Node:
                 self.shelf.found((seat.job,), now + EARLY_BEAT)
             if seat.dismissed:
                 del self.seats[seat.job]
-        orders = self.airlock.sweep(self.attempts, now)
-        return orders + self._hold_leases() + self._plan_saves(now)
 
     def _plan_saves(self, now: int) -> list[Order]:
         """Ask the cadence, jointly for all that share this node's uplink, when it could answer

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 import logging
@@ -686,6 +687,7 @@ class Campus:
             _log.error("a task of the campus failed", exc_info=error)
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def token(text: str) -> str:
     """An id as one token of a subject or key: what NATS would read as syntax is escaped."""
     escaped = "".join(

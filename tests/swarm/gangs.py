@@ -4,7 +4,6 @@ from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.work import JobSpec
-from reclaimnet.sim.process import Mode
 from reclaimnet.sim.world import SimWorld
 
 
@@ -18,8 +17,8 @@ class AllOrNothing:
     def __init__(self, world: SimWorld) -> None:
         self.world = world
         self.starts: list[tuple[JobId, int, NodeId]] = []
-        self.epochs: dict[JobId, dict[int, set[NodeId]]] = {}
-        """Who ever started a process of which epoch."""
+        self.struck: frozenset[NodeId] = frozenset()
+        """Nodes that were made to fail: what they had may be gone."""
         world.journal = self.see
 
     def see(self, _now: int, node: NodeId, _event: ev.Event, orders: list[od.Order]) -> None:
@@ -39,15 +38,3 @@ class AllOrNothing:
             mind = self.world.machines[seat].mind
             if mind is not None and seat not in self.struck:
                 assert order.job in mind.provider.contracts, f"{seat} has no place for {order.job}"
-
-    struck: frozenset[NodeId] = frozenset()
-    """Nodes that were made to fail: what they had may be gone."""
-
-
-def one_epoch_progresses(world: SimWorld) -> None:
-    seen: dict[JobId, int] = {}
-    for machine in world.machines.values():
-        for process in machine.processes.values():
-            if process.mode == Mode.RUNNING and process.progressing:
-                epoch = seen.setdefault(process.job, process.epoch)
-                assert epoch == process.epoch, f"two epochs of {process.job} make progress"

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from reclaimnet.model import events as ev
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import JobState, Saving
@@ -196,6 +197,41 @@ def test_a_member_that_is_cut_off_stands_still_before_the_gang_goes_on_without_i
     world.run(world.now + MINUTE)
     assert not world.machines[lost].processes
     assert world.machines[lost].mind.provider.vacant()
+
+
+@pytest.mark.parametrize("event", [ev.SeatTaken, ev.TicketRedeemed])
+def test_a_member_that_dies_between_ticket_and_start_starts_nobody(event: type) -> None:
+    world = campus(nodes=5, gpus=1)
+    Promises(world)
+    watched = AllOrNothing(world)
+    struck: list[NodeId] = []
+
+    def strike(now, node, happened, orders) -> None:
+        watched.see(now, node, happened, orders)
+        if (
+            isinstance(happened, event)
+            and not struck
+            and (node != "n0" or event is not ev.SeatTaken)
+        ):
+            struck.append(node)
+            assert not watched.starts
+            world.kernel.after(0, lambda: world.crash_machine(node))
+
+    world.journal = strike
+    world.submit(G, gang("ada", 4), Work(steps=5))
+    run_until_over(world, 10 * MINUTE)
+    assert struck
+    completed(world)
+    assert all(node not in struck for _, _, node in watched.starts)
+
+
+def test_a_gang_comes_up_in_a_zone_that_is_large_enough_for_it() -> None:
+    world = zoned({"a": 1, "b": 3})
+    Promises(world)
+    for index in range(6):
+        world.submit(JobId(f"j{index}"), gang(f"u{index}", 3), Work(steps=3))
+    run_until_over(world, 10 * MINUTE)
+    completed(world)
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -216,9 +216,20 @@ class Dispatcher:
         zones = sorted({self.zone, *(card.zone for card in self.around.dispatchers(now))})
         if len(zones) == 1:
             return True
+        if record.spec.nodes > 1:
+            zones = self._large_enough(record, zones, now) or zones
         digest = blake2b(record.id.encode(), digest_size=8).digest()
         share = int.from_bytes(digest) / (1 << 64)
         return zones[by_weight([1] * len(zones), share)] == self.zone
+
+    def _large_enough(self, record: JobRecord, zones: list[str], now: int) -> list[str]:
+        """A gang is placed within one zone, so it comes up where it could be one day."""
+        able = Counter(
+            card.zone
+            for card in self.around.living(now)
+            if len(card.gpus) - len(card.leaving) >= record.spec.gpus
+        )
+        return [zone for zone in zones if able[zone] >= record.spec.nodes]
 
     def _roomier_zone(self, record: JobRecord, now: int) -> NodeId | None:
         """Who dispatches where there is plenty, if this zone has nothing."""

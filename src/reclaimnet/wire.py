@@ -27,6 +27,13 @@ _ORDERS: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(orders.
 _REQUESTS: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(asking.Request)}
 T = typing.TypeVar("T")
 _encoder: Final = msgspec.json.Encoder(order="deterministic")
+_KIND_FIRST: Final = b'{"kind":"'
+_EVENTS_BY_NAME: Final[dict[bytes, "msgspec.json.Decoder[Any]"]] = {
+    name.encode(): msgspec.json.Decoder(kind) for name, kind in _EVENTS.items()
+}
+_CARD: Final = msgspec.json.Decoder(Card)
+_RECORD: Final = msgspec.json.Decoder(JobRecord)
+_MANIFEST: Final = msgspec.json.Decoder(Manifest)
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
@@ -50,11 +57,19 @@ def order_from_dict(fields: Mapping[str, Any]) -> Order:
 
 
 def encode_event(event: Event) -> bytes:
-    return _encoder.encode(event_to_dict(event))
+    """The kind comes first, so that a reader knows what to expect before it reads on."""
+    fields = _encoder.encode(event)
+    kind = f'{{"kind":"{type(event).__name__}"'.encode()
+    return kind + (fields[1:] if fields == b"{}" else b"," + fields[1:])
 
 
 def decode_event(data: bytes) -> Event:
     """Raises Damaged for anything that is not exactly one of our events."""
+    if data.startswith(_KIND_FIRST):
+        name = data[len(_KIND_FIRST) : data.find(b'"', len(_KIND_FIRST))]
+        kind = _EVENTS_BY_NAME.get(name)
+        if kind is not None:
+            return typing.cast(Event, _decode(data, kind))
     return event_from_dict(_decode_object(data))
 
 
@@ -117,7 +132,7 @@ def encode_card(card: Card) -> bytes:
 
 
 def decode_card(data: bytes) -> Card:
-    return _convert(_decode_object(data), Card)
+    return _decode(data, _CARD)
 
 
 def encode_record(record: JobRecord) -> bytes:
@@ -125,7 +140,7 @@ def encode_record(record: JobRecord) -> bytes:
 
 
 def decode_record(data: bytes) -> JobRecord:
-    return _convert(_decode_object(data), JobRecord)
+    return _decode(data, _RECORD)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -134,11 +149,18 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    return _convert(_decode_object(data), Manifest)
+    return _decode(data, _MANIFEST)
 
 
 def encode_json(value: object) -> bytes:
     return _encoder.encode(value)
+
+
+def _decode(data: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Damaged(f"not a message of ours: {error}") from error
 
 
 def _decode_object(data: bytes) -> dict[str, Any]:

@@ -505,6 +505,8 @@ class FakeApp:
                     "suite": "standby",
                     "guard": None,
                     "address": None,
+                    "zone": None,
+                    "topology": None,
                 },
             ),
         ),

@@ -31,8 +31,16 @@ from reclaimnet.apps.guarded import Guarded
 from reclaimnet.apps.register import NODE_NAME, read_invitation
 from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
-from reclaimnet.engine.node import Body, Node, dispatcher_role
-from reclaimnet.errors import Damaged, Forbidden, NotFound, ReclaimNetError, Unavailable, UsageError
+from reclaimnet.engine.node import WHOLE, Body, Node, dispatcher_role
+from reclaimnet.errors import (
+    BadConfig,
+    Damaged,
+    Forbidden,
+    NotFound,
+    ReclaimNetError,
+    Unavailable,
+    UsageError,
+)
 from reclaimnet.model import events as ev
 from reclaimnet.model.asking import (
     LendRequest,
@@ -44,6 +52,7 @@ from reclaimnet.model.asking import (
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
 from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.policy.suite import SUITES
+from reclaimnet.policy.topology import Topology, parse_topology
 
 LEAVE_AT_MOST: Final = 30 * SECOND
 """How long Ctrl-C waits for guests to leave."""
@@ -94,6 +103,7 @@ class Settings:
     grace: int | None = None
     """How long guests have to leave after SIGTERM; None: it ends them at once."""
     allocation: Allocation | None = None
+    topology: Topology | None = None
 
 
 def main(
@@ -111,6 +121,8 @@ def main(
     guard: Path | None = None,
     address: str | None = None,
     grace: int | None = None,
+    zone: str | None = None,
+    topology: Path | None = None,
 ) -> int:
     """Behind `rn agent`."""
     if suite not in SUITES:
@@ -144,7 +156,10 @@ def main(
             guard=guard,
             address=address,
             grace=grace,
+            zone=zone,
+            topology=topology,
         )
+    plan = _plan_in(topology) if topology is not None else None
     found = find.declared(node, gpus) if gpus is not None else find.found()
     if not found:
         raise UsageError(
@@ -162,11 +177,28 @@ def main(
         suite=suite,
         guard=guard,
         grace=grace,
+        zone=_zone_of(node, zone, plan),
+        topology=plan,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # It warns of every TLS connection that ends.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     return asyncio.run(run(settings))
+
+
+def _plan_in(file: Path) -> Topology:
+    try:
+        text = file.read_text()
+    except OSError as error:
+        raise BadConfig(f"{file} cannot be read: {error.strerror}") from error
+    return parse_topology(text, file=str(file))
+
+
+def _zone_of(node: NodeId, name: str | None, plan: Topology | None) -> str:
+    zone = name if name is not None else plan.zone(node) if plan is not None else WHOLE
+    if not _NAME.fullmatch(zone):
+        raise UsageError(f"{zone!r} cannot be a zone's name; use letters, digits, dots and dashes")
+    return zone
 
 
 async def run(settings: Settings) -> int:
@@ -299,6 +331,7 @@ class Agent:
                     address=server.address,
                     shelf_bytes=vault.room(),
                     timing=settings.timing,
+                    topology=settings.topology,
                 ),
                 SUITES[settings.suite],
             )
@@ -339,7 +372,8 @@ class Agent:
         kept = tuple(sorted({record_id for record_id in records if vault.manifests(record_id)}))
         world.deliver(ev.CopiesFound(jobs=kept))
         for record in records.values():
-            if record.holder == self.settings.node and record.id not in mind.attempts:
+            known = record.id in mind.attempts or record.id in mind.gangs
+            if record.holder == self.settings.node and not known:
                 world.deliver(ev.RecordSeen(job=record.id, record=record))
         if self.settings.lend is not None and mind.provider.offer is None:
             await self.answer(self.settings.lend)
@@ -528,13 +562,14 @@ class Agent:
         if self._world is None:
             return
         world, mind = self._running()
-        if not mind.attempts or mind.provider.offer is None:
+        guests = mind.processes()
+        if not guests or mind.provider.offer is None:
             return
         if grace is None:
             grace = min(mind.provider.offer.terms.notice, LEAVE_AT_MOST)
         _log.info(
             "%d jobs have %s to leave; press Ctrl-C again to end them at once",
-            len(mind.attempts),
+            len(guests),
             show_duration(grace),
         )
         asked = ev.ReclaimAsked(request=self._mint(), grace=grace, reason="the agent is stopping")
@@ -559,8 +594,8 @@ class Agent:
         if self._world is None:
             return
         world, mind = self._running()
-        for attempt in list(mind.attempts.values()):
-            world.runner.end(attempt.job, attempt.epoch)
+        for job, epoch in mind.processes():
+            world.runner.end(job, epoch)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await world.empty()
@@ -748,6 +783,8 @@ def _detached(
     guard: Path | None,
     address: str | None,
     grace: int | None,
+    zone: str | None,
+    topology: Path | None,
 ) -> int:
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
     argv += ["--join", url, "--name", node, "--notice", f"{notice / SECOND}s"]
@@ -758,6 +795,8 @@ def _detached(
     argv += ["--guard", str(guard)] if guard is not None else []
     argv += ["--address", address] if address is not None else []
     argv += ["--grace", f"{grace / SECOND}s"] if grace is not None else []
+    argv += ["--zone", zone] if zone is not None else []
+    argv += ["--topology", str(topology.resolve())] if topology is not None else []
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)

@@ -143,6 +143,12 @@ def nodes(as_json: bool) -> None:
 )
 @click.option("--address", help="Where others reach this node's checkpoints, if it is not obvious.")
 @click.option("--grace", type=DURATION, help="How long SIGTERM lets guests leave; else not at all.")
+@click.option("--zone", help="The nodes it is placed with; otherwise by the topology, else all.")
+@click.option(
+    "--topology",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="The plan of the campus (TOML): rates of links, and zones by building.",
+)
 def agent(
     join: str | None,
     token_file: Path | None,
@@ -157,6 +163,8 @@ def agent(
     guard: Path | None,
     address: str | None,
     grace: int | None,
+    zone: str | None,
+    topology: Path | None,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = configured(state=state)
@@ -175,6 +183,8 @@ def agent(
         guard=guard,
         address=address,
         grace=grace,
+        zone=zone,
+        topology=topology,
     )
 
 

@@ -5,6 +5,7 @@ the gateway can ask a node for something. Who has no key yet is a newcomer, and 
 show an invitation to the gateway.
 """
 
+import functools
 import json
 import os
 import re
@@ -135,6 +136,7 @@ def _reading(stream: str) -> tuple[str, ...]:
     )
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def token(text: str) -> str:
     """One piece of a subject: what NATS reads as its syntax is escaped."""
     escaped = "".join(

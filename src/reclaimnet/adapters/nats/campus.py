@@ -471,13 +471,14 @@ class Campus:
         entries: list[tuple[int, int, dict[str, Any]]] = []
         subject = f"journal.*.{token(job)}"
         for stored in await self._read_all(streams.JOURNAL, subject, MAX_JOURNAL_ENTRIES):
-            try:
-                entry = msgspec.json.decode(stored.data, type=dict[str, Any])
-                entries.append((int(entry.get("at", 0)), stored.revision, entry))
-            except (msgspec.DecodeError, TypeError, ValueError):
-                self._drop_bad(stored.subject)
+            for line in stored.data.split(b"\n"):
+                try:
+                    entry = msgspec.json.decode(line, type=dict[str, Any])
+                    entries.append((int(entry.get("at", 0)), stored.revision, entry))
+                except (msgspec.DecodeError, TypeError, ValueError):
+                    self._drop_bad(stored.subject)
         entries.sort(key=lambda ranked: ranked[:2])
-        return [entry for _, _, entry in entries]
+        return [entry for _, _, entry in entries[-MAX_JOURNAL_ENTRIES:]]
 
     # --- logs ------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import msgspec
 
 from reclaimnet import wire
 from reclaimnet.adapters.gpu import find
+from reclaimnet.adapters.linux import criu
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
@@ -40,6 +41,7 @@ from reclaimnet.model.asking import (
 )
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
 from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.model.work import Saving
 from reclaimnet.policy.suite import SUITES
 
 LEAVE_AT_MOST: Final = 30 * SECOND
@@ -225,6 +227,7 @@ class Agent:
             guard = _guard(settings)
             if guard is not None:
                 stack.callback(guard.close)
+            obstacle = await asyncio.to_thread(criu.obstacle)
             gate = _Gate()
             server = stack.enter_context(
                 ChunkServer(
@@ -243,6 +246,8 @@ class Agent:
                     address=server.address,
                     shelf_bytes=vault.room(),
                     timing=settings.timing,
+                    abilities=() if obstacle else (str(Saving.CRIU),),
+                    obstacles=(f"{Saving.CRIU}: {obstacle}",) if obstacle else (),
                 ),
                 SUITES[settings.suite],
             )

@@ -545,6 +545,9 @@ class LiveWorld:
 
     def _state_and_output(self, report: rn.Snapshot) -> list[Source]:
         """What a job has written so far belongs to its state: it moves, and goes back, with it."""
+        if (report.path / OUTPUT).exists():
+            # CRIU needs its open files to be as they were when it was stopped.
+            return _parts(report.path)
         output = self.runner.output_of(report.job, report.epoch)
         return [*_parts(report.path), *_parts(output, prefix=OUTPUT)]
 
@@ -554,6 +557,10 @@ class LiveWorld:
     async def _exited(self, report: rn.Exited) -> None:
         """After its last snapshot, since that may be why it exited."""
         key = (report.job, report.epoch)
+        manifest = self._wanted.get(key)
+        if not report.restored and manifest is not None:
+            await self._not_restored(report, manifest)
+            return
         saving = self._saving.pop(key, None)
         if saving is not None:
             await asyncio.wait([saving])
@@ -570,6 +577,20 @@ class LiveWorld:
             )
         )
         await self.scrub(report.job, report.epoch)
+
+    async def _not_restored(self, report: rn.Exited, manifest: ManifestId) -> None:
+        """Nothing ran, and what was laid out for it may be half used: the next try begins anew."""
+        key = (report.job, report.epoch)
+        self.runner.scrub(*key)
+        if self._guard is not None:
+            self._guard.forget(*key)
+        preparing = self._preparing.pop(key, None)
+        if preparing is not None:
+            await asyncio.wait([preparing])
+        async with self._place(*key).lock:
+            await self._in_thread(_remove_folder, self._resume_dir(*key))
+        self._laid_out.pop(key, None)
+        self._pull_failed(report.job, manifest, Damaged(report.reason))
 
     async def _kept_output(self, report: rn.Exited) -> Saved | None:
         """What a completed job left for its user, if anything."""

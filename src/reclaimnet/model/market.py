@@ -231,3 +231,7 @@ class Card:
     memory: Gauge | None = None
     roles: tuple[str, ...] = ()
     """What the node does for others, so that they know whom to tell."""
+    abilities: tuple[str, ...] = ()
+    """What not every node can do for a job, and this one can."""
+    obstacles: tuple[str, ...] = ()
+    """Why it cannot do what it might: one sentence each, which begins with the ability's name."""

@@ -190,6 +190,9 @@ def objection_to(need: Need, candidate: Candidate) -> str:
         return ""
     if card.terms.users and need.shape.user not in card.terms.users:
         return f"does not lend to {need.shape.user}"
+    missing = [ability for ability in need.shape.abilities if ability not in card.abilities]
+    if missing:
+        return lacks(missing)
     if len(card.vacant) < need.shape.gpus:
         return f"{len(card.vacant)} of {need.shape.gpus} GPUs vacant"
     if need.grace is not None and not candidate.holds and candidate.path_bps > 0:
@@ -200,6 +203,10 @@ def objection_to(need: Need, candidate: Candidate) -> str:
                 f"only {show_duration(need.grace)} are left"
             )
     return ""
+
+
+def lacks(abilities: Sequence[str]) -> str:
+    return f"cannot do what the job needs: {', '.join(abilities)}"
 
 
 def _lot(job: JobId, node: NodeId) -> float:

@@ -1,15 +1,19 @@
-"""Processes that know nothing of us: saved by CRIU, stopped, moved, brought back, or told why not."""
+"""Processes that know nothing of us: saved by CRIU, moved, brought back, or told why not."""
 
+import asyncio
 import json
 import os
 import socket
+import ssl
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
+from tests.live.campus import live_campus, until
 
-from reclaimnet.adapters.linux import criu
+from reclaimnet.adapters.linux import criu, memory
 from reclaimnet.adapters.linux.runner import (
     Exited,
     LogLines,
@@ -19,9 +23,18 @@ from reclaimnet.adapters.linux.runner import (
     Snapshot,
     Started,
 )
-from reclaimnet.model.market import JobId
+from reclaimnet.adapters.nats.campus import Campus
+from reclaimnet.adapters.vault.store import Vault
+from reclaimnet.apps.bench import airlock as bench
+from reclaimnet.apps.world import Clock, LiveWorld
+from reclaimnet.engine.node import DISPATCHER, Body
+from reclaimnet.engine.node import Node as Mind
+from reclaimnet.model import events as ev
+from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.page import FOREVER
-from reclaimnet.model.work import JobSpec, Saving
+from reclaimnet.model.units import SECOND
+from reclaimnet.model.work import JobRecord, JobSpec, JobState, Saving
+from reclaimnet.policy.suite import Suite
 
 pytestmark = pytest.mark.needs("criu", "root")
 
@@ -81,7 +94,9 @@ class Node:
                     return report
             gone = [r for r in self.reports if isinstance(r, Exited)]
             if gone and kind is not Exited:
-                pytest.fail(f"it is over: {gone[0]}; it said {self.said()[-300:]}; {self.reports[:6]}")
+                pytest.fail(
+                    f"it is over: {gone[0]}; it said {self.said()[-300:]}; {self.reports[:6]}"
+                )
             time.sleep(0.01)
         return pytest.fail(f"no {kind.__name__} within {PATIENCE_S} s: {self.reports[-5:]}")
 
@@ -232,3 +247,142 @@ def test_what_belongs_to_a_job_comes_back_as_it_was(tmp_path):
     # Only what differs is carried.
     assert (image / criu.FILES).stat().st_size < 20_000
     assert json.loads((image / criu.META).read_text())["gone"] == ["deleted"]
+
+
+# --- on a campus ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def campus(tmp_path):
+    with live_campus(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.needs("nats")
+def test_a_reclaim_moves_a_program_that_knows_nothing_and_it_counts_on(campus) -> None:
+    campus.start("alpha", "beta")
+    (campus.work / "count.py").write_text(COUNTER)
+    (campus.work / "spare.txt").write_text("not needed")
+    job = campus.submit(["count.py", "300"], saving="criu")
+    first = campus.await_job(job, lambda record: record.state is JobState.RUNNING, "it runs")
+    assert first.holder is not None
+    until(lambda: "20\n" in campus.log(job), "it has counted to 20")
+    campus[first.holder].reclaim(grace_s=20.0)
+    moved = campus.await_job(
+        job,
+        lambda record: record.holder != first.holder and record.state is JobState.RUNNING,
+        "it runs on the other node",
+    )
+    assert moved.moves == 1
+    campus.await_job(job, lambda record: record.state.terminal, "it is done")
+    lines = [line for line in campus.log(job).splitlines() if not line.startswith("---")]
+    assert lines == [*(str(number) for number in range(300)), "done"]
+    assert campus.job(job).state is JobState.COMPLETED
+    until(lambda: not campus[first.holder].leftovers(), "nothing of it is left")
+
+
+# --- in the airlock ------------------------------------------------------------------------
+
+MB = 1 << 20
+HOLDER = """
+import time
+held = b"x" * (60 << 20)
+for count in range(100_000):
+    print(count)
+    time.sleep(0.02)
+"""
+EATER = """
+import time
+time.sleep(0.5)
+held = []
+for _ in range(80):
+    held.append(b"x" * (1 << 20))
+    time.sleep(0.01)
+time.sleep(2)
+"""
+
+
+class Told(bench.OneNode):
+    """A campus of one node that keeps what its jobs print."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.printed: dict[str, str] = {}
+
+    async def append_log(self, job: JobId, epoch: int, node: NodeId, text: bytes) -> None:
+        self.printed[job] = self.printed.get(job, "") + text.decode()
+
+    def submit(self, clock: Clock, name: str, script: str, priority: int, saving: Saving) -> None:
+        command = (sys.executable, "-uc", script)
+        spec = JobSpec(name=name, user="u", command=command, priority=priority, saving=saving)
+        stored = self.store.write(JobRecord(id=JobId(name), spec=spec, submitted_at=clock.now()))
+        assert stored is not None
+        self.tell_dispatcher(stored)
+
+
+async def _until(condition, what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, f"not within {PATIENCE_S} s: {what}"
+        await asyncio.sleep(0.02)
+
+
+async def _airlock(folder: Path, root: memory.MemoryGroup) -> tuple[str, list[JobState]]:
+    """What the low one printed, and the states it was in, while the high one came and went."""
+    clock, node = Clock(), NodeId("bench")
+    suite = Suite(cadence=bench.Every(3600 * SECOND))
+    mind = Mind(Body(node=node, abilities=("criu",)), suite)
+    campus = Told()
+    states: list[JobState] = []
+    with Vault(folder / "vault", quota_bytes=1 << 32) as vault:
+        world = LiveWorld(
+            node=node,
+            folder=folder,
+            mind=mind,
+            campus=cast(Campus, campus),
+            vault=vault,
+            client=ssl.create_default_context(),
+            clock=clock,
+            memory=root.path,
+        )
+        campus.world = world
+        records = campus.store.records
+
+        def low() -> JobRecord:
+            if not states or states[-1] is not records[JobId("low")].state:
+                states.append(records[JobId("low")].state)
+            return records[JobId("low")]
+
+        try:
+            world.deliver(ev.RoleWon(role=DISPATCHER))
+            world.deliver(ev.LendAsked(request="test", offer=bench._offer(2)))
+            world.deliver(ev.Woke())
+            campus.submit(clock, "low", HOLDER, 0, Saving.CRIU)
+            await _until(lambda: "20\n" in campus.printed.get("low", ""), "it counts")
+            campus.submit(clock, "high", EATER, 9, Saving.NONE)
+            await _until(lambda: low().newest is not None, "it is saved and gives way")
+            saved = low().epoch
+            await _until(lambda: records[JobId("high")].state.terminal, "the high one ends")
+            assert records[JobId("high")].state is JobState.COMPLETED, records[JobId("high")]
+            await _until(lambda: low().epoch > saved and low().state is JobState.RUNNING, "back")
+            before = campus.printed["low"].count("\n")
+            await _until(lambda: campus.printed["low"].count("\n") > before + 5, "it counts on")
+        finally:
+            await bench._end(world, mind)
+            await world.close()
+    return campus.printed["low"], states
+
+
+def test_the_airlock_suspends_a_program_that_knows_nothing_out_and_brings_it_back(tmp_path) -> None:
+    parent = memory.find_memory()
+    if parent is None:
+        pytest.skip("no memory controller is ours to use here")
+    root = memory.make_memory_group(parent, f"test-criu-{os.getpid()}", 144 * MB)
+    assert root is not None
+    try:
+        printed, states = asyncio.run(_airlock(tmp_path, root))
+    finally:
+        bench._remove(root)
+    numbers = [int(line) for line in printed.splitlines()]
+    assert numbers == list(range(len(numbers))), "it has lost or repeated something"
+    assert JobState.PENDING in states

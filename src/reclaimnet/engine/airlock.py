@@ -129,6 +129,8 @@ class Airlock:
         """What newcomers are expected to need, and until when it is kept for them."""
         self._needs: dict[JobId, int] = {}
         """What jobs held when they left."""
+        self._declared: dict[JobId, int] = {}
+        """What jobs here said they need at most."""
         self.short = False
         """What others are told: coarse, and slow to change back, since everybody hears of it."""
         self._closed_at = 0
@@ -147,6 +149,11 @@ class Airlock:
         self._reserved = {job: kept for job, kept in self._reserved.items() if now < kept[1]}
         self._expected = {job: kept for job, kept in self._expected.items() if now < kept[1]}
         self._remember(reading)
+        self._declared = {
+            job: attempt.record.spec.memory_bytes
+            for job, attempt in attempts.items()
+            if attempt.record.spec.memory_bytes
+        }
         scene = Scene(
             limit=reading.limit,
             used=reading.used,
@@ -437,15 +444,18 @@ class Airlock:
         reading, verdict = self.reading, self.verdict
         if reading is None or now - reading.at > NEWS:
             return ""
+        if probe.shape.memory_bytes > reading.limit:
+            wanted, limit = show_size(probe.shape.memory_bytes), show_size(reading.limit)
+            return f"it asked for {wanted} of memory, and there are {limit} in all"
         if verdict.open_above is not None and probe.priority > verdict.open_above:
             return ""
         if verdict.closed:
             return verdict.closed
         need = self._need(probe, reading)
-        room = int(reading.limit * ADMIT) - reading.used - self._promised()
+        room = int(reading.limit * ADMIT) - reading.used - self._promised() - self._unused(reading)
         if need > room:
-            free = show_size(max(room, 0))
-            return f"it is expected to need {show_size(need)}, and only {free} are free"
+            said = "it asked for" if probe.shape.memory_bytes else "it is expected to need"
+            return f"{said} {show_size(need)} of memory, and {show_size(max(room, 0))} are free"
         return ""
 
     def expect(self, probe: Probe, now: int) -> None:
@@ -457,6 +467,15 @@ class Airlock:
         """What it said, or held when it left here, or else what is usual."""
         usual = int(reading.limit * EXPECTED_SHARE)
         return probe.shape.memory_bytes or self._needs.get(probe.job, usual)
+
+    def _unused(self, reading: Pressure) -> int:
+        """What those who said how much they need have not taken yet: it is kept from newcomers,
+        and from nobody else, since whoever asks for too much must not stop others."""
+        return sum(
+            max(self._declared.get(usage.job, 0) - usage.bytes, 0)
+            for usage in reading.jobs
+            if usage.job not in self._expected
+        )
 
     def _promised(self) -> int:
         """Room that is spoken for but not in use yet."""

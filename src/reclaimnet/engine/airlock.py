@@ -10,7 +10,7 @@ how long each rung may last is decided here, so that every episode ends within E
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -149,11 +149,6 @@ class Airlock:
         self._reserved = {job: kept for job, kept in self._reserved.items() if now < kept[1]}
         self._expected = {job: kept for job, kept in self._expected.items() if now < kept[1]}
         self._remember(reading)
-        self._declared = {
-            job: attempt.record.spec.memory_bytes
-            for job, attempt in attempts.items()
-            if attempt.record.spec.memory_bytes
-        }
         scene = Scene(
             limit=reading.limit,
             used=reading.used,
@@ -177,6 +172,7 @@ class Airlock:
         listed = {usage.job for usage in reading.jobs}
         for job in [job for job in self._history if job not in listed]:
             del self._history[job]
+            self._declared.pop(job, None)
 
     def _residents(
         self, reading: Pressure, attempts: Mapping[JobId, Attempt], now: int
@@ -186,6 +182,8 @@ class Airlock:
             if attempt is None or attempt.epoch != usage.epoch or attempt.phase != Phase.RUNNING:
                 continue
             record, hold = attempt.record, self.holds.get(usage.job)
+            if record.spec.memory_bytes:
+                self._declared[usage.job] = record.spec.memory_bytes
             begun = record.started_at if record.started_at is not None else now
             unsaved = now - (begun if record.spec.saving == Saving.NONE else attempt.saved_at)
             leaving = attempt.departure is not None or usage.job in self._ending
@@ -604,12 +602,12 @@ def _job_of(order: Order) -> JobId:
     return order.job if isinstance(order, Save) else JobId("")
 
 
-def _slope(readings: Iterable[tuple[int, int]], at: int) -> int:
+def _slope(readings: Sequence[tuple[int, int]], at: int) -> int:
     """Bytes per second over the last readings; 0 if they shrink."""
-    recent = [(when, size) for when, size in readings if at - when <= GROWTH_OVER]
-    if len(recent) < 2:
+    first = next((reading for reading in readings if at - reading[0] <= GROWTH_OVER), None)
+    if first is None:
         return 0
-    first, last = recent[0], recent[-1]
+    last = readings[-1]
     took = max(last[0] - first[0], GROWTH_AT_LEAST)
     return max((last[1] - first[1]) * SECOND // took, 0)
 

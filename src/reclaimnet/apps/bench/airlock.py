@@ -14,8 +14,11 @@ import ssl
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -67,6 +70,7 @@ SIM_NODES: Final = 1000
 QUICK_SIM_NODES: Final = 4
 SIM_ZONE: Final = 4
 """Nodes that hear each other."""
+ZONES_AT_ONCE: Final = 5
 SIM_WINDOW: Final = MINUTE
 SIM_NODE_BYTES: Final = 64 << 30
 SIM_STATE_BYTES: Final = 32 * MIB
@@ -244,7 +248,7 @@ def note(
         tally.decided(now, event.job)
     if isinstance(event, ev.ProcessStarted):
         tally.running(now, event.job)
-    for job in kinds.get("Unsuspend", set()) - mind.airlock.holds.keys():
+    for job in sorted(kinds.get("Unsuspend", set()) - mind.airlock.holds.keys()):
         tally.running(now, job)
 
 
@@ -584,8 +588,7 @@ def _simulated(survive: Survive, seed: int, nodes: int) -> dict[str, Any]:
     total = Tally(ranks={})
     filled = capacity = 0.0
     kills = 0
-    for zone in range(nodes // SIM_ZONE):
-        tally, share, size, ended = _zone(survive, seed * 100_003 + zone)
+    for tally, share, size, ended in _zones(survive, seed, nodes // SIM_ZONE):
         filled += share
         capacity += size
         kills += ended
@@ -609,6 +612,17 @@ def _simulated(survive: Survive, seed: int, nodes: int) -> dict[str, Any]:
         "jobs": len(total.started),
         "kernel_kills": kills,
     }
+
+
+def _zones(survive: Survive, seed: int, count: int) -> Iterator[tuple[Tally, float, float, int]]:
+    """Each by itself, so that all cores can work on them; the results do not depend on it."""
+    seeds = [seed * 100_003 + zone for zone in range(count)]
+    if count <= 1:
+        yield from (_zone(survive, one) for one in seeds)
+        return
+    workers = min(os.cpu_count() or 1, count)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_zone, repeat(survive), seeds, chunksize=ZONES_AT_ONCE)
 
 
 def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -54,6 +55,7 @@ OUTPUT: Final = Path(".rn-output")
 """Where a checkpoint holds what the job had written into its output directory."""
 LOADED_PATIENCE_S: Final = 10.0
 """How long a job that was started ahead may take to read what is laid out for it."""
+SWITCH_S: Final = 0.001
 TELLING_RATE_BYTES: Final = 1 << 20
 """Less than this says nothing about a path's rate."""
 
@@ -140,6 +142,8 @@ class LiveWorld:
         self._spawn(self._send_logs())
         protect_self()
         hurry(NICE)
+        # A worker in no hurry must not keep the interpreter from who is.
+        sys.setswitchinterval(SWITCH_S)
         self._sensor = Sensor(guests, clock.now)
         self._pressure_due = False
         self.watch = Watch(

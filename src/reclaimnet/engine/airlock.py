@@ -36,7 +36,7 @@ from reclaimnet.model.units import MILLISECOND, SECOND, show_duration, show_size
 from reclaimnet.model.work import Decision, Saving, shape_of
 from reclaimnet.policy.place import Need
 from reclaimnet.policy.suite import Suite
-from reclaimnet.policy.survive import ADMIT, Resident, Scene, Verdict
+from reclaimnet.policy.survive import Resident, Scene, Verdict
 
 SUSPEND_FOR: Final = 10 * SECOND
 """How long a job waits for room in place."""
@@ -450,7 +450,8 @@ class Airlock:
         if verdict.closed:
             return verdict.closed
         need = self._need(probe, reading)
-        room = int(reading.limit * ADMIT) - reading.used - self._promised() - self._unused(reading)
+        kept = self._promised() + self._unused(reading)
+        room = int(reading.limit * verdict.admit) - reading.used - kept
         if need > room:
             said = "it asked for" if probe.shape.memory_bytes else "it is expected to need"
             return f"{said} {show_size(need)} of memory, and {show_size(max(room, 0))} are free"

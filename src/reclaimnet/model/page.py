@@ -64,6 +64,9 @@ class Word(IntEnum):
     DUMPING_UNTIL = 42
     """Monotonic; until then somebody else stops the processes to save them, and would wait for ever
     if the minder froze them meanwhile. 0: nobody does."""
+    THAWS = 43
+    """How often the airlock has let the attempt go on. It is stopped without waiting for the
+    minder, which may therefore not know that there is something to undo."""
 
     # Written by the job.
     STATE = 16

@@ -190,7 +190,9 @@ class Minder:
         self._main = 0
         self._status: int | None = None
         self._alone = False
-        self._still = False
+        self._still: bool | None = False
+        """None if we cannot know: somebody else has stopped them."""
+        self._thaws = self._page[self._word["THAWS"]]
         self._log_checked = time.monotonic()
         self._end_due = Due()
         self._lease_due = Due()
@@ -313,6 +315,8 @@ class Minder:
             hold = page[word["HOLD"]]
             suspended = page[word["SUSPENDED_AT"]] != 0
             dumping = now < page[word["DUMPING_UNTIL"]]
+            if page[word["THAWS"]] != self._thaws:
+                self._thaws, self._still = page[word["THAWS"]], None
             if self._keep_still(
                 (now >= lease_until or hold != 0 or suspended) and (self._still or not dumping)
             ):

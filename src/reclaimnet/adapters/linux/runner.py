@@ -370,28 +370,37 @@ class Runner:
 
     def suspend(self, job: JobId, epoch: int, *, push_out: bool = False) -> None:
         """Every process stands still, whatever the lease, until `unsuspend`; if `push_out`, its
-        memory is moved to swap."""
+        memory is moved to swap. A job with a group of its own is stopped when this returns: memory
+        does not wait until our thread and the minder have their turn."""
 
-        def stop(attempt: _Attempt) -> None:
-            if not attempt.words[Word.SUSPENDED_AT]:
-                attempt.words[Word.SUSPENDED_AT] = time.monotonic_ns()
-                self._nudge(attempt)
+        def see_to_it(attempt: _Attempt) -> None:
+            self._nudge(attempt)
             if push_out and attempt.memory is not None:
                 self._copier.submit(MemoryGroup(attempt.memory).push_out)
 
-        self._do_for(job, epoch, stop)
+        attempt = self._attempts.get((job, epoch))
+        if attempt is not None and not attempt.over and not attempt.words[Word.SUSPENDED_AT]:
+            attempt.words[Word.SUSPENDED_AT] = time.monotonic_ns()
+            if attempt.group is not None and not attempt.words[Word.DUMPING_UNTIL]:
+                minder.Group(str(attempt.group)).stop(True)
+        self._do_for(job, epoch, see_to_it)
 
     def unsuspend(self, job: JobId, epoch: int) -> None:
-        def go_on(attempt: _Attempt) -> None:
+        attempt = self._attempts.get((job, epoch))
+        if attempt is not None and not attempt.over and attempt.words[Word.SUSPENDED_AT]:
             attempt.words[Word.SUSPENDED_AT] = 0
-            self._nudge(attempt)
-
-        self._do_for(job, epoch, go_on)
+            attempt.words[Word.THAWS] += 1
+        self._do_for(job, epoch, self._nudge)
 
     def still(self, job: JobId, epoch: int) -> bool:
         """Whether its processes are stopped."""
         attempt = self._attempts.get((job, epoch))
         return attempt is not None and attempt.words[Word.STILL] != 0
+
+    def group_of(self, job: JobId, epoch: int) -> Path | None:
+        """The group in which its processes are stopped, if it has one."""
+        attempt = self._attempts.get((job, epoch))
+        return attempt.group if attempt is not None else None
 
     def memory(self) -> dict[tuple[JobId, int], tuple[Path | None, int]]:
         """The memory group and the first process of each attempt that is not over."""

@@ -8,11 +8,13 @@ leaves it to the kernel. The same contest is then held in the simulator on many 
 import asyncio
 import contextlib
 import os
+import queue
 import random
 import signal
 import ssl
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from reclaimnet.adapters.linux.memory import MemoryGroup, find_memory, make_memory_group
+from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.adapters.nats.campus import Campus, Refused
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps.world import Clock, LiveWorld
@@ -32,7 +35,7 @@ from reclaimnet.engine.node import DISPATCHER, Body, Node
 from reclaimnet.errors import Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Offer, Terms
-from reclaimnet.model.orders import Order
+from reclaimnet.model.orders import Order, Suspend
 from reclaimnet.model.units import MIB, MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec
 from reclaimnet.policy.cadence import Due, Savable, Stage
@@ -65,6 +68,8 @@ QUICK_NODE_BYTES: Final = 1024 * MIB
 SATURATED: Final = 0.9
 """The average of memory in use begins when this share was reached for the first time."""
 SAMPLE_S: Final = 0.01
+STOP_POLL_S: Final = 0.0005
+STOP_PATIENCE_S: Final = 2.0
 END_PATIENCE_S: Final = 10.0
 SIM_NODES: Final = 1000
 QUICK_SIM_NODES: Final = 4
@@ -281,8 +286,9 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
             "survived": "never ended before its own end, not even after it was saved",
             "episode": "from the moment a job is stopped or ended until it runs again or has left",
             "away": "the same until it runs again, however long it waits in the queue",
-            "stop_ms": "from a reading to the moment the process stands still, seen every 10 ms",
+            "stop_ms": "from a reading to the moment the kernel says that the processes are frozen",
             "react_ms": "the same from the reading before, so an upper bound from the crossing on",
+            "first_ms": "react_ms of the first job stopped by a reading",
             "used_fraction": f"mean from the first moment above {SATURATED} on",
         },
         "results": results,
@@ -414,19 +420,20 @@ class NotedNode(Node):
     def __init__(self, body: Body, suite: Suite, tally: Tally) -> None:
         super().__init__(body, suite)
         self.tally = tally
-        self.stops: list[tuple[JobId, int, int, int]] = []
-        """Job, epoch, and the moments of the reading that stopped it and of the one before."""
+        self.stops: queue.SimpleQueue[tuple[JobId, int, int, int, bool] | None]
+        self.stops = queue.SimpleQueue()
+        """Job, epoch, the moments of the reading that stopped it and of the one before, and whether
+        it was the first."""
         self._last_read = 0
 
     def handle(self, event: ev.Event, now: int) -> list[Order]:
         orders = super().handle(event, now)
         note(self.tally, self, now, event, orders)
         if isinstance(event, ev.PressureRead):
-            for order in orders:
-                if type(order).__name__ == "Suspend":
-                    job: JobId = order.job  # type: ignore[union-attr]
-                    at = event.reading.at
-                    self.stops.append((job, self.attempts[job].epoch, at, self._last_read))
+            stops = [order for order in orders if isinstance(order, Suspend)]
+            for order in stops:
+                at, first = event.reading.at, order is stops[0]
+                self.stops.put((order.job, order.epoch, at, self._last_read, first))
             self._last_read = event.reading.at
         return orders
 
@@ -437,6 +444,35 @@ class _Samples:
     saturated: bool = False
     stop_ms: list[float] = field(default_factory=list)
     react_ms: list[float] = field(default_factory=list)
+    first_ms: list[float] = field(default_factory=list)
+
+    def see_stops(self, world: LiveWorld, mind: NotedNode) -> None:
+        """In a thread of its own: when is each that was to be stopped really frozen?"""
+        hurry(NICE)
+        while (stop := mind.stops.get()) is not None:
+            job, epoch, at, before, first = stop
+            group = world.runner.group_of(job, epoch)
+            give_up = time.monotonic() + STOP_PATIENCE_S
+            while not (seen := world.runner.still(job, epoch) or _frozen(group)):
+                if time.monotonic() > give_up:
+                    break
+                time.sleep(STOP_POLL_S)
+            if seen:
+                now = world.now()
+                self.stop_ms.append((now - at) / MILLISECOND)
+                self.react_ms.append((now - before) / MILLISECOND)
+                if first:
+                    self.first_ms.append((now - before) / MILLISECOND)
+
+
+def _frozen(group: Path | None) -> bool:
+    """The kernel's word, of either version."""
+    if group is None:
+        return False
+    for name, sign in (("cgroup.events", "frozen 1"), ("freezer.state", "FROZEN")):
+        with contextlib.suppress(OSError):
+            return sign in (group / name).read_text()
+    return False
 
 
 def _contest(
@@ -475,6 +511,8 @@ async def _held(
         )
         campus.world = world
         samples = _Samples()
+        watching = threading.Thread(target=samples.see_stops, args=(world, mind), daemon=True)
+        watching.start()
         try:
             world.deliver(ev.RoleWon(role=DISPATCHER))
             world.deliver(ev.LendAsked(request="bench", offer=_offer(SLOTS)))
@@ -482,13 +520,16 @@ async def _held(
             limit = root.limit()
             assert limit is not None, "we have just set it"
             async with asyncio.timeout(window_s + END_PATIENCE_S):
-                sampling = asyncio.ensure_future(_sample(world, mind, root, limit, samples))
+                sampling = asyncio.ensure_future(_sample(root, limit, samples))
                 score = 0 if survive is priority_ladder else KERNEL_SCORE
                 await _submit(campus, clock, folder, plan, window_s, score)
                 sampling.cancel()
                 await asyncio.wait([sampling])
+            mind.stops.put(None)
+            await asyncio.to_thread(watching.join)
             result = _result(tally, samples, clock.now())
         finally:
+            mind.stops.put(None)
             mind.tally = Tally(ranks=tally.ranks)
             await _end(world, mind)
             await world.close()
@@ -517,22 +558,12 @@ async def _submit(
     await asyncio.sleep(max(began + window_s - time.monotonic(), 0))
 
 
-async def _sample(
-    world: LiveWorld, mind: NotedNode, root: MemoryGroup, limit: int, samples: _Samples
-) -> None:
+async def _sample(root: MemoryGroup, limit: int, samples: _Samples) -> None:
     while True:
         share = root.usage() / limit
         samples.saturated = samples.saturated or share >= SATURATED
         if samples.saturated:
             samples.used.append(share)
-        waiting = []
-        for job, epoch, at, before in mind.stops:
-            if world.runner.still(job, epoch):
-                samples.stop_ms.append((world.now() - at) / MILLISECOND)
-                samples.react_ms.append((world.now() - before) / MILLISECOND)
-            elif job in mind.airlock.holds and mind.airlock.holds[job].still:
-                waiting.append((job, epoch, at, before))
-        mind.stops = waiting
         await asyncio.sleep(SAMPLE_S)
 
 
@@ -551,6 +582,7 @@ def _result(tally: Tally, samples: _Samples, now: int) -> dict[str, Any]:
         "jobs": len(tally.started),
         "stop_ms": _spread(samples.stop_ms),
         "react_ms": _spread(samples.react_ms),
+        "first_ms": _spread(samples.first_ms),
     }
 
 
@@ -702,7 +734,12 @@ def _mark(world: SimWorld, saturated: dict[int, int], marks: list[float]) -> Non
 
 def _spread(values: list[float]) -> dict[str, float]:
     middle = sorted(values)[len(values) // 2] if values else 0.0
-    return {"p50": round(middle, 1), "p99": round(_p99(values), 1)}
+    return {
+        "p50": round(middle, 1),
+        "p99": round(_p99(values), 1),
+        "max": round(max(values, default=0.0), 1),
+        "count": len(values),
+    }
 
 
 def _p99(values: list[float]) -> float:

@@ -59,6 +59,7 @@ NEEDS: Final[dict[str, Callable[[], str]]] = {
     "chromium": _program("chromium"),
     "slurm": _program("slurmctld"),
     "torch": _package("torch"),
+    "pynvml": _package("pynvml"),
     "numba": _package("numba"),
     "scipy": _package("scipy"),
     "matplotlib": _package("matplotlib"),

@@ -14,11 +14,12 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, assert_never
 
 from reclaimnet import journal
+from reclaimnet.adapters.gpu.memory import Meter
 from reclaimnet.adapters.linux import runner as rn
 from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
 from reclaimnet.adapters.linux.minder import NICE, hurry
@@ -145,6 +146,7 @@ class LiveWorld:
         # A worker in no hurry must not keep the interpreter from who is.
         sys.setswitchinterval(SWITCH_S)
         self._sensor = Sensor(guests, clock.now)
+        self._gpus = Meter(clock.now)
         self._pressure_due = False
         self.watch = Watch(
             self._read_memory,
@@ -470,7 +472,9 @@ class LiveWorld:
                 assert_never(report)
 
     def _read_memory(self) -> Pressure:
-        return self._sensor.read(self.runner.memory())
+        reading = self._sensor.read(self.runner.memory())
+        vram = self._gpus.read()
+        return replace(reading, vram=vram) if vram else reading
 
     def _on_pressure_from_thread(self, reading: Pressure) -> None:
         if not self._pressure_due:
@@ -803,6 +807,7 @@ class LiveWorld:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._preparing.values(), return_exceptions=True)
         await asyncio.to_thread(self.watch.close)
+        self._gpus.close()
         await asyncio.to_thread(self.runner.close)
         await asyncio.to_thread(self._pool.shutdown)
 

@@ -579,7 +579,11 @@ class Airlock:
         if reading is None:
             return None
         return Gauge(
-            limit=reading.limit, used=reading.used, stall=reading.stall, held=self.suspensions()
+            limit=reading.limit,
+            used=reading.used,
+            stall=reading.stall,
+            held=self.suspensions(),
+            vram=reading.vram,
         )
 
     def suspensions(self) -> tuple[Suspension, ...]:

@@ -186,6 +186,17 @@ class Suspension:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Vram:
+    """One GPU's own memory, whoever uses it."""
+
+    gpu: GpuId
+    at: int
+    """When it was read."""
+    total: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge:
     """A node's memory as it was when the card was sent, and who waits for some."""
 
@@ -193,6 +204,8 @@ class Gauge:
     used: int
     stall: float = 0.0
     held: tuple[Suspension, ...] = ()
+    vram: tuple[Vram, ...] = ()
+    """Of the GPUs that NVML sees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from reclaimnet.model.market import JobId
+from reclaimnet.model.market import JobId, Vram
 from reclaimnet.model.units import MILLISECOND, SECOND
 
 MAX_AGE: Final = 250 * MILLISECOND
@@ -34,6 +34,7 @@ class Pressure:
     """Bytes that stopped jobs can still be pushed out to."""
     stall: float = 0.0
     """The share of the last moments in which somebody waited for memory."""
+    vram: tuple[Vram, ...] = ()
 
     @property
     def share(self) -> float:

@@ -48,7 +48,7 @@ LOOK_NEAR: Final = 100 * MILLISECOND
 NEAR: Final = 0.8
 LOOK_CLOSE: Final = 25 * MILLISECOND
 """Where the next moment may be the one at which somebody has to stop."""
-CLOSE: Final = 0.965
+CLOSE: Final = 0.95
 LOOKS_BEFORE: Final = 8
 """So many times memory is looked at before it could run out, if it grew on as it does."""
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -69,7 +69,6 @@ SATURATED: Final = 0.9
 """The average of memory in use begins when this share was reached for the first time."""
 SAMPLE_S: Final = 0.01
 STOP_POLL_S: Final = 0.0005
-STOP_PATIENCE_S: Final = 2.0
 END_PATIENCE_S: Final = 10.0
 SIM_NODES: Final = 1000
 QUICK_SIM_NODES: Final = 4
@@ -414,16 +413,27 @@ class OneNode:
         pass
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stop:
+    """A job that was to be stopped."""
+
+    job: JobId
+    group: Path | None
+    at: int
+    """When memory was read that stopped it."""
+    before: int
+    """When it was read before that, and nobody had to be stopped."""
+    first: bool
+
+
 class NotedNode(Node):
     """The same mind; what it was told and ordered is counted as well."""
 
     def __init__(self, body: Body, suite: Suite, tally: Tally) -> None:
         super().__init__(body, suite)
         self.tally = tally
-        self.stops: queue.SimpleQueue[tuple[JobId, int, int, int, bool] | None]
-        self.stops = queue.SimpleQueue()
-        """Job, epoch, the moments of the reading that stopped it and of the one before, and whether
-        it was the first."""
+        self.stops: queue.SimpleQueue[_Stop | None] = queue.SimpleQueue()
+        self.group_of: Callable[[JobId, int], Path | None] = lambda job, epoch: None
         self._last_read = 0
 
     def handle(self, event: ev.Event, now: int) -> list[Order]:
@@ -432,8 +442,14 @@ class NotedNode(Node):
         if isinstance(event, ev.PressureRead):
             stops = [order for order in orders if isinstance(order, Suspend)]
             for order in stops:
-                at, first = event.reading.at, order is stops[0]
-                self.stops.put((order.job, order.epoch, at, self._last_read, first))
+                stop = _Stop(
+                    job=order.job,
+                    group=self.group_of(order.job, order.epoch),
+                    at=event.reading.at,
+                    before=self._last_read,
+                    first=order is stops[0],
+                )
+                self.stops.put(stop)
             self._last_read = event.reading.at
         return orders
 
@@ -449,20 +465,31 @@ class _Samples:
     def see_stops(self, world: LiveWorld, mind: NotedNode) -> None:
         """In a thread of its own: when is each that was to be stopped really frozen?"""
         hurry(NICE)
-        while (stop := mind.stops.get()) is not None:
-            job, epoch, at, before, first = stop
-            group = world.runner.group_of(job, epoch)
-            give_up = time.monotonic() + STOP_PATIENCE_S
-            while not (seen := world.runner.still(job, epoch) or _frozen(group)):
-                if time.monotonic() > give_up:
-                    break
-                time.sleep(STOP_POLL_S)
-            if seen:
-                now = world.now()
-                self.stop_ms.append((now - at) / MILLISECOND)
-                self.react_ms.append((now - before) / MILLISECOND)
-                if first:
-                    self.first_ms.append((now - before) / MILLISECOND)
+        waiting: list[_Stop] = []
+        while True:
+            try:
+                stop = mind.stops.get(timeout=STOP_POLL_S if waiting else None)
+            except queue.Empty:
+                pass
+            else:
+                if stop is None:
+                    return
+                waiting.append(stop)
+            now = world.now()
+            frozen = [stop for stop in waiting if _frozen(stop.group)]
+            for stop in frozen:
+                self.stop_ms.append((now - stop.at) / MILLISECOND)
+                self.react_ms.append((now - stop.before) / MILLISECOND)
+                if stop.first:
+                    self.first_ms.append((now - stop.before) / MILLISECOND)
+            # Who was let go on at once to save itself is never seen frozen.
+            waiting = [
+                stop
+                for stop in waiting
+                if stop not in frozen
+                and (hold := mind.airlock.holds.get(stop.job)) is not None
+                and hold.still
+            ]
 
 
 def _frozen(group: Path | None) -> bool:
@@ -511,6 +538,7 @@ async def _held(
         )
         campus.world = world
         samples = _Samples()
+        mind.group_of = world.runner.group_of
         watching = threading.Thread(target=samples.see_stops, args=(world, mind), daemon=True)
         watching.start()
         try:

@@ -75,6 +75,7 @@ NEEDS: Final[dict[str, Callable[[], str]]] = {
     "kubernetes": _kubernetes,
     "slurmdbd": _program("slurmdbd"),
     "torch": _package("torch"),
+    "pynvml": _package("pynvml"),
     "numba": _package("numba"),
     "scipy": _package("scipy"),
     "matplotlib": _package("matplotlib"),

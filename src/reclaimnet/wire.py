@@ -99,13 +99,21 @@ def _speaker(event: Told) -> str | None:
             | events.HandoverFailed()
             | events.CopyHeld()
             | events.CopyRefused()
+            | events.SeatTold()
         ):
             return event.node
+        case events.SeatTaken():
+            return event.lead
         case events.HandoverOffered() | events.HandoverWithdrawn() | events.CopyAsked():
             return event.source
         case events.CancelAsked():
             return GATEWAY
-        case events.WorkForwarded() | events.TicketRedeemed() | events.TicketReturned():
+        case (
+            events.WorkForwarded()
+            | events.TicketRedeemed()
+            | events.TicketReturned()
+            | events.SeatGranted()
+        ):
             return None
         case _:
             typing.assert_never(event)

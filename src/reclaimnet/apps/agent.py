@@ -19,6 +19,7 @@ import msgspec
 
 from reclaimnet import wire
 from reclaimnet.adapters.gpu import find
+from reclaimnet.adapters.linux import criu
 from reclaimnet.adapters.nats.access import NEWCOMER, Key, new_key
 from reclaimnet.adapters.nats.campus import Campus, EnrolmentAsked
 from reclaimnet.adapters.tls import ca
@@ -51,6 +52,7 @@ from reclaimnet.model.asking import (
 )
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
 from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.model.work import Saving
 from reclaimnet.policy.suite import SUITES
 from reclaimnet.policy.topology import Topology, parse_topology
 
@@ -196,7 +198,7 @@ def _plan_in(file: Path) -> Topology:
 
 def _zone_of(node: NodeId, name: str | None, plan: Topology | None) -> str:
     zone = name if name is not None else plan.zone(node) if plan is not None else WHOLE
-    if not _NAME.fullmatch(zone):
+    if not NODE_NAME.fullmatch(zone):
         raise UsageError(f"{zone!r} cannot be a zone's name; use letters, digits, dots and dashes")
     return zone
 
@@ -313,6 +315,7 @@ class Agent:
             guard = _guard(settings)
             if guard is not None:
                 stack.callback(guard.close)
+            obstacle = await asyncio.to_thread(criu.obstacle)
             gate = _Gate()
             server = stack.enter_context(
                 ChunkServer(
@@ -332,6 +335,8 @@ class Agent:
                     shelf_bytes=vault.room(),
                     timing=settings.timing,
                     topology=settings.topology,
+                    abilities=() if obstacle else (str(Saving.CRIU),),
+                    obstacles=(f"{Saving.CRIU}: {obstacle}",) if obstacle else (),
                 ),
                 SUITES[settings.suite],
             )

@@ -1,4 +1,4 @@
-"""What operators type: up, down, guard, doctor, config, completion."""
+"""What operators type: up, page, down, guard, doctor, config, completion."""
 
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from reclaimnet.apps.cli_base import (
     json_option,
     print_json,
 )
+from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import DEFAULT_GATEWAY_PORT
-from reclaimnet.errors import Unavailable
+from reclaimnet.errors import Unavailable, UsageError
 
 
 @command("rn up\nrn up --listen 0.0.0.0 --gateway-port 7460")
@@ -33,16 +34,49 @@ from reclaimnet.errors import Unavailable
     show_default=True,
     help="0 takes any free one.",
 )
+@click.option("--read-only", is_flag=True, help="Let everybody look, and nobody change anything.")
 @click.option("--foreground", is_flag=True, help="Stay here and log, as under systemd.")
-def up(listen: str, gateway_port: int, foreground: bool) -> Any:
+def up(listen: str, gateway_port: int, read_only: bool, foreground: bool) -> Any:
     """Start the campus here: NATS and the gateway.
 
     The address and the token are written into your configuration, so that every other command
     finds them.
     """
     return app("up", "up")(
-        config=configured(), listen=listen, gateway_port=gateway_port, foreground=foreground
+        config=configured(),
+        listen=listen,
+        gateway_port=gateway_port,
+        foreground=foreground,
+        read_only=read_only,
     )
+
+
+@command("rn page\nrn page --look")
+@click.option("--look", is_flag=True, help="A link for someone who may only look.")
+@click.option("opened", "--open", is_flag=True, help="Open it in this machine's browser as well.")
+def page(look: bool, opened: bool) -> None:
+    """Print the link of the campus's web page.
+
+    The link carries the token: whoever has it may do what you may do.
+    """
+    loaded = configured()
+    url = Gateway(loaded).url
+    token = loaded.gateway_token
+    if look:
+        try:
+            token = (loaded.state / "look-token").read_text().strip()
+        except OSError as error:
+            raise Unavailable(
+                "the token for looking is kept where `rn up` runs; ask for the link there"
+            ) from error
+    if not token:
+        raise UsageError("no token is known; set RECLAIMNET_GATEWAY__TOKEN")
+    link = f"{url}/#token={token}"
+    click.echo(link)
+    if opened:
+        import webbrowser
+
+        webbrowser.open(link)
 
 
 @command("rn down")

@@ -126,6 +126,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     now: int
     """The clock here, in nanoseconds since 1970: deadlines are told by it."""
+    recording: bool = False
+    """Whether there is a recording to look at instead of a campus."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ from reclaimnet.adapters.nats.server import (
 )
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
-from reclaimnet.apps import daemon, gateway
+from reclaimnet.apps import daemon, gateway, gateway_page
 from reclaimnet.apps.config import Config, remember_gateway
 from reclaimnet.apps.gateway_output import Fetcher
 from reclaimnet.apps.world import SCRATCH
@@ -43,7 +43,9 @@ AGENT_END_S: Final = 15.0
 _log = logging.getLogger("reclaimnet.up")
 
 
-def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> int:
+def up(
+    *, config: Config, listen: str, gateway_port: int, foreground: bool, read_only: bool = False
+) -> int:
     config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     pid_file = config.state / "up.pid"
     running = daemon.running(pid_file)
@@ -55,9 +57,10 @@ def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> i
         )
     if foreground:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        return asyncio.run(_serve(config, listen, gateway_port))
+        return asyncio.run(_serve(config, listen, gateway_port, read_only=read_only))
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "up"]
     argv += ["--foreground", "--listen", listen, "--gateway-port", str(gateway_port)]
+    argv += ["--read-only"] if read_only else []
     daemon.spawn(
         argv,
         log=config.state / "up.log",
@@ -67,8 +70,10 @@ def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> i
     )
     left = _left(config)
     token_file = config.state / "join-token"
+    link = page_link(left["gateway_url"], _secret(config.state / "gateway-token"))
     sys.stderr.write(
         f"The campus is up at {left['gateway_url']}; `rn down` ends it.\n"
+        f"See it in a browser:   {link}\n"
         f"Lend this machine:     rn agent --detach && rn lend\n"
         + (
             "Lend another machine:  start the campus with `rn up --listen ADDRESS` instead\n"
@@ -138,7 +143,7 @@ def _end_guests(run: Path) -> bool:
     return bool(left)
 
 
-async def _serve(config: Config, listen: str, gateway_port: int) -> int:
+async def _serve(config: Config, listen: str, gateway_port: int, *, read_only: bool) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -156,6 +161,7 @@ async def _serve(config: Config, listen: str, gateway_port: int) -> int:
             campus = await Campus.connect(server.url, nats_token, "gateway")
             stack.push_async_callback(campus.close)
             token = _secret(config.state / "gateway-token")
+            look_token = _secret(config.state / "look-token")
             vault = stack.enter_context(
                 Vault(config.state / "gateway-vault", quota_bytes=FETCH_QUOTA)
             )
@@ -173,11 +179,19 @@ async def _serve(config: Config, listen: str, gateway_port: int) -> int:
                 campus,
                 token,
                 stop,
+                look_token=look_token,
+                read_only=read_only,
                 on_ready=ready,
                 sign=lambda request: _signed(authority, request),
                 fetcher=fetcher,
+                more=gateway_page.handlers(),
             )
     return 0
+
+
+def page_link(url: str, token: str) -> str:
+    """Behind # the token stays in the browser: it is not sent, logged or kept in the address."""
+    return f"{url}/#token={token}"
 
 
 class _Nats:

@@ -156,6 +156,8 @@ class Progress:
     step: int
     at: int | None
     """When that step was done."""
+    gpus: tuple[GpuId, ...] = ()
+    """The GPUs it runs on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

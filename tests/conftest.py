@@ -58,6 +58,7 @@ NEEDS: Final[dict[str, Callable[[], str]]] = {
     "openssl": _program("openssl"),
     "chromium": _program("chromium"),
     "slurm": _program("slurmctld"),
+    "playwright": _package("playwright"),
     "torch": _package("torch"),
     "numba": _package("numba"),
     "scipy": _package("scipy"),

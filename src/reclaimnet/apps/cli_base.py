@@ -112,7 +112,7 @@ SECTIONS: Final = {
     "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
     "Owners": ("lend", "reclaim", "nodes", "top", "agent"),
     "Operators": ("up", "page", "down", "guard", "doctor", "config", "completion"),
-    "Researchers": ("demo", "bench", "sim", "chain", "testbed"),
+    "Researchers": ("demo", "bench", "sim", "journal", "replay", "chain", "testbed"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What operators type: up, page, down, guard, doctor, config, completion."""
+"""What operators type: up, down, guard, doctor, config, completion."""
 
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ from reclaimnet.apps.cli_base import (
     json_option,
     print_json,
 )
-from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import DEFAULT_GATEWAY_PORT
-from reclaimnet.errors import Unavailable, UsageError
+from reclaimnet.errors import Unavailable
 
 
 @command("rn up\nrn up --listen 0.0.0.0 --gateway-port 7460")
@@ -49,34 +48,6 @@ def up(listen: str, gateway_port: int, read_only: bool, foreground: bool) -> Any
         foreground=foreground,
         read_only=read_only,
     )
-
-
-@command("rn page\nrn page --look")
-@click.option("--look", is_flag=True, help="A link for someone who may only look.")
-@click.option("opened", "--open", is_flag=True, help="Open it in this machine's browser as well.")
-def page(look: bool, opened: bool) -> None:
-    """Print the link of the campus's web page.
-
-    The link carries the token: whoever has it may do what you may do.
-    """
-    loaded = configured()
-    url = Gateway(loaded).url
-    token = loaded.gateway_token
-    if look:
-        try:
-            token = (loaded.state / "look-token").read_text().strip()
-        except OSError as error:
-            raise Unavailable(
-                "the token for looking is kept where `rn up` runs; ask for the link there"
-            ) from error
-    if not token:
-        raise UsageError("no token is known; set RECLAIMNET_GATEWAY__TOKEN")
-    link = f"{url}/#token={token}"
-    click.echo(link)
-    if opened:
-        import webbrowser
-
-        webbrowser.open(link)
 
 
 @command("rn down")

@@ -23,7 +23,7 @@ from litestar.openapi.spec import Components, OpenAPIType, Schema, SecuritySchem
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
 from litestar.response import ServerSentEvent, Stream
 from litestar.response.sse import ServerSentEventMessage
-from litestar.types import ControllerRouterHandler
+from litestar.types import ControllerRouterHandler, Guard
 from msgspec import Meta
 
 from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus, Enrolment
@@ -178,8 +178,7 @@ def build(
     further handlers, such as the web page's; one that carries `opt={"public": True}` needs no
     token."""
     kept_view = view or View()
-    version = _version()
-    desk = Desk(campus, kept_view, version)
+    desk = Desk(campus, kept_view, version())
     keys = Keys(act=token, look=look_token, read_only=read_only)
     api = Router(
         path="/api/v1",
@@ -221,20 +220,37 @@ def build(
             finally:
                 tidying.cancel()
 
-    app = Litestar(
-        route_handlers=[api, *more],
+    app = application(
+        [api, *more],
         guards=[guard(keys)],
         lifespan=[following],
-        state=State(
-            {
-                "campus": campus,
-                "view": kept_view,
-                "desk": desk,
-                "access": keys,
-                "version": version,
-                "outputs": Outputs(fetcher, kept_view) if fetcher is not None else None,
-            }
-        ),
+        state={
+            "campus": campus,
+            "view": kept_view,
+            "desk": desk,
+            "access": keys,
+            "version": version(),
+            "recording": False,
+            "outputs": Outputs(fetcher, kept_view) if fetcher is not None else None,
+        },
+    )
+    _tell_bounds(app)
+    return app
+
+
+def application(
+    handlers: Sequence[ControllerRouterHandler],
+    *,
+    guards: Sequence[Guard],
+    state: dict[str, Any],
+    lifespan: Sequence[Callable[[Litestar], contextlib.AbstractAsyncContextManager[None]]] = (),
+) -> Litestar:
+    """Anything of ours that speaks HTTP: problems as sentences, bounded bodies, a schema."""
+    return Litestar(
+        route_handlers=handlers,
+        guards=guards,
+        lifespan=list(lifespan),
+        state=State(state),
         exception_handlers={
             ReclaimNetError: _problem_of_ours,
             HTTPException: _problem_of_http,
@@ -244,7 +260,7 @@ def build(
         logging_config=None,
         openapi_config=OpenAPIConfig(
             title="ReclaimNet",
-            version=version,
+            version=version(),
             path="/schema",
             render_plugins=[JsonRenderPlugin(path=["/", "/openapi.json"])],
             components=Components(
@@ -258,8 +274,6 @@ def build(
             security=[{"token": []}, {"session": []}],
         ),
     )
-    _tell_bounds(app)
-    return app
 
 
 def _tell_bounds(app: Litestar) -> None:
@@ -290,18 +304,33 @@ async def serve(
 ) -> None:
     """Serve until `stop` is set. `on_ready` is told the port; port 0 lets the system choose."""
     view = View()
+    app = build(
+        campus,
+        token,
+        look_token=look_token,
+        read_only=read_only,
+        view=view,
+        sign=sign,
+        fetcher=fetcher,
+        more=more,
+    )
+    # First those who listen hang up by themselves; else each shutdown waits for them.
+    await run(app, host, port, stop, on_ready=on_ready, on_stop=view.close)
+
+
+async def run(
+    app: Litestar,
+    host: str,
+    port: int,
+    stop: asyncio.Event,
+    *,
+    on_ready: Callable[[int], None],
+    on_stop: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve the application until `stop` is set."""
     with _listening(host, port) as listener:
         config = uvicorn.Config(
-            build(
-                campus,
-                token,
-                look_token=look_token,
-                read_only=read_only,
-                view=view,
-                sign=sign,
-                fetcher=fetcher,
-                more=more,
-            ),
+            app,
             lifespan="on",
             log_config=None,
             access_log=False,
@@ -313,8 +342,7 @@ async def serve(
 
         async def end() -> None:
             await stop.wait()
-            # First those who listen hang up by themselves; else each shutdown waits for them.
-            view.close()
+            on_stop()
             server.should_exit = True
 
         async with asyncio.TaskGroup() as group:
@@ -408,6 +436,7 @@ def _session(state: State, access: Access) -> Session:
         read_only=state.access.read_only,
         version=state.version,
         now=time.time_ns(),
+        recording=state.recording,
     )
 
 
@@ -665,7 +694,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _version() -> str:
+def version() -> str:
     try:
         return importlib.metadata.version("reclaimnet")
     except importlib.metadata.PackageNotFoundError:

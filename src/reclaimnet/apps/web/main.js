@@ -19,7 +19,7 @@ const VIEWS = [
 const TICK_MS = 1000;
 const THEMES = ["auto", "light", "dark"];
 
-const campus = new Campus();
+export const campus = new Campus();
 const main = document.getElementById("main");
 let lastPath = null;
 

@@ -25,8 +25,9 @@ export class Reclaims {
     return this.all.filter((each) => !each.over);
   }
 
-  sawNode(seen) {
+  sawNode(seen, before) {
     const card = seen.card;
+    this.sawVanish(seen, before);
     let current = this.all.find((each) => each.node === card.node && !each.over);
     if (card.leaving.length && card.deadline) {
       const known = this.all.find((each) => each.node === card.node);
@@ -55,13 +56,32 @@ export class Reclaims {
     }
   }
 
+  /** Taken back at once, between two beats: there was no notice to be seen. */
+  sawVanish(seen, before) {
+    const was = before ? before.card : { gpus: [], leaving: [], jobs: [] };
+    const offered = new Set(seen.card.gpus.map((gpu) => gpu.id));
+    const gone = was.gpus.map((gpu) => gpu.id).filter((gpu) => !offered.has(gpu));
+    const known = this.all.filter((each) => each.node === seen.card.node).slice(0, 2);
+    const fresh = gone.filter(
+      (gpu) => !was.leaving.includes(gpu) && !known.some((each) => !each.over && each.gpus.includes(gpu)),
+    );
+    if (!fresh.length) return;
+    const now = this.campus.now();
+    const card = { ...seen.card, gpus: was.gpus, leaving: fresh, deadline: now };
+    const reclaim = this.begin({ ...seen, card }, true);
+    for (const progress of was.jobs) {
+      if (this.mustLeave(reclaim, card, progress)) this.depart(reclaim, progress.job);
+    }
+    this.look(reclaim);
+  }
+
   mustLeave(reclaim, card, progress) {
     const gpus = progress.gpus || [];
     if (gpus.length) return gpus.some((gpu) => reclaim.gpus.includes(gpu));
     return card.leaving.length === card.gpus.length;
   }
 
-  begin(seen) {
+  begin(seen, atOnce = false) {
     const now = this.campus.now();
     const card = seen.card;
     const reclaim = {
@@ -75,10 +95,11 @@ export class Reclaims {
       jobs: [],
       over: null,
       freedAt: null,
+      atOnce,
     };
     this.all.unshift(reclaim);
     if (this.all.length > MAX_KEPT) this.all.length = MAX_KEPT;
-    if (this.campus.isCurrent) {
+    if (this.campus.isCurrent && !atOnce) {
       const left = duration(card.deadline - now);
       announce(`${card.node} is taken back: ${count(reclaim.gpus.length, "GPU")} within ${left}.`);
     }
@@ -171,7 +192,9 @@ export class Reclaims {
     announce(
       how === "withdrawn"
         ? `${reclaim.node} stays lent: the notice was taken back.`
-        : `${reclaim.node} is its owner's again, ${duration(Math.max(0, early))} before the deadline.`,
+        : reclaim.atOnce
+          ? `${reclaim.node} is its owner's again, at once.`
+          : `${reclaim.node} is its owner's again, ${duration(Math.max(0, early))} before the deadline.`,
     );
   }
 }

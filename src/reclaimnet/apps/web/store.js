@@ -74,9 +74,7 @@ export class Campus {
         break;
       case "node":
         data.heard = this.now() - data.age_s * SECOND;
-        this.nodes.set(data.card.node, data);
-        this.sample(data);
-        this.reclaims.sawNode(data);
+        this.sawNode(data);
         break;
       case "link":
         this.links.set(data.id, data);
@@ -92,6 +90,13 @@ export class Campus {
         this.isCurrent = true;
         break;
     }
+  }
+
+  sawNode(seen) {
+    const before = this.nodes.get(seen.card.node);
+    this.nodes.set(seen.card.node, seen);
+    this.sample(seen);
+    this.reclaims.sawNode(seen, before);
   }
 
   mapOf(kind) {

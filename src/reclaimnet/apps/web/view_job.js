@@ -23,7 +23,7 @@ export function jobView(campus, { id }) {
   }
   if (!shown || shown.id !== id) enter(campus, id);
   if (shown.revision !== record.revision) loadStory(campus, record);
-  const story = shown.story;
+  const story = upTo(shown.story, campus);
   return h(
     "div",
     { class: "job", key: id },
@@ -36,6 +36,25 @@ export function jobView(campus, { id }) {
     why(story),
     log(campus, record),
   );
+}
+
+/** A recording is told only as far as it has been played. */
+function upTo(story, campus) {
+  if (!story || campus.at === null) return story;
+  const now = campus.now();
+  const past = (list) => list.filter((each) => each.at <= now);
+  const { attempts, saves, transfers, notices } = story.history;
+  return {
+    passages: past(story.passages),
+    history: {
+      attempts: attempts
+        .filter((each) => each.began <= now)
+        .map((each) => (each.ended > now ? { ...each, ended: null, outcome: "" } : each)),
+      saves: past(saves),
+      transfers: past(transfers),
+      notices: past(notices),
+    },
+  };
 }
 
 function where(record) {
@@ -226,9 +245,7 @@ async function loadStory(campus, record) {
   mine.loading = true;
   mine.revision = record.revision;
   try {
-    mine.story = campus.recording
-      ? campus.recording.story(record.id)
-      : await ask("GET", `/jobs/${record.id}/story`);
+    mine.story = await ask("GET", `/jobs/${record.id}/story`);
   } catch (error) {
     mine.revision = -1;
     if (!error.message) throw error;

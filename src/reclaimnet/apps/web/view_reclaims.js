@@ -58,9 +58,11 @@ function race(campus, reclaim) {
 }
 
 function verdict(reclaim, now) {
+  if (reclaim.atOnce && !reclaim.over) return "at once";
   if (reclaim.over === "withdrawn") return "taken back: the loan goes on";
   if (reclaim.over) {
     const early = reclaim.deadline - reclaim.freedAt;
+    if (reclaim.atOnce) return [h("b", { class: "done" }, "done"), ` free at once · ${clock(reclaim.freedAt)}`];
     const saved = early >= 0 ? `${duration(early)} before the deadline` : "at the deadline";
     return [h("b", { class: "done" }, "done"), ` free ${saved} · ${clock(reclaim.freedAt)}`];
   }
@@ -99,7 +101,7 @@ function row(campus, reclaim, departure, now) {
         ),
       ),
     ),
-    track(reclaim, departure, now),
+    reclaim.atOnce ? null : track(reclaim, departure, now),
     h("p", { class: "bytes" }, bytes(record, departure, now)),
   );
 }
@@ -135,7 +137,9 @@ function bytes(record, departure, now) {
   if (departure.doneAt) {
     const lost = record ? record.steps_lost - departure.lost : 0;
     const early = reclaim.deadline - departure.doneAt;
-    const when = early >= 0 ? `${duration(early)} to spare` : "after the deadline";
+    const when = reclaim.atOnce
+      ? `${duration(departure.doneAt - reclaim.began)} later`
+      : early >= 0 ? `${duration(early)} to spare` : "after the deadline";
     return `running at ${departure.to}, ${when}, ${lost ? count(lost, "step") + " lost" : "no step lost"}`;
   }
   const transfer = departure.transfer;

@@ -49,7 +49,9 @@ def journal() -> None:
         out.write(piece)
 
 
-@command("rn journal > campus.jsonl; rn replay campus.jsonl\nrn sim --quick; rn replay out/sim-journal.jsonl")
+@command(
+    "rn journal > campus.jsonl; rn replay campus.jsonl\nrn sim --quick; rn replay out/sim-journal.jsonl"
+)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.option(
     "--port",

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +141,34 @@ def test_an_owner_takes_a_gpu_back_by_clicking_and_the_job_goes_on(place: Place)
         place.visit(page, "owner")
         machine.get_by_role("button", name="Lend it again").click()
         machine.locator(".own-gpus .vacant").nth(1).wait_for()
+
+
+def test_the_campus_so_far_can_be_replayed(place: Place, tmp_path: Path) -> None:
+    """After the test above there is a reclaim in the journal."""
+    file = tmp_path / "campus.jsonl"
+    file.write_text(place.campus.rn("journal").stdout)
+    argv = [sys.executable, "-m", "reclaimnet.apps.cli", "replay", str(file)]
+    with subprocess.Popen(argv, env=place.campus.env, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            link = server.stdout.readline().strip()
+            context = place.browser.new_context()
+            page = context.new_page()
+            page.goto(link)
+            page.get_by_label("Time").fill("1000")
+            page.get_by_role("link", name="Reclaims").click()
+            page.get_by_text("done", exact=True).first.wait_for()
+            page.get_by_role("link", name="vision").first.click()
+            page.locator(".story").get_by_text("a deadline of my own").first.wait_for()
+            page.get_by_role("link", name="Campus", exact=True).click()
+            page.get_by_label("Time").fill("0")
+            page.wait_for_function("document.querySelectorAll('.guest').length === 0")
+            page.get_by_role("button", name="Play").click()
+            page.get_by_role("button", name="Pause").wait_for()
+            page.locator(".node").first.wait_for()
+            context.close()
+        finally:
+            server.terminate()
 
 
 def test_the_page_fits_a_phone_and_the_dark(place: Place) -> None:

@@ -111,7 +111,7 @@ def configured(ctx: click.Context | None = None, *, state: str | None = None) ->
 SECTIONS: Final = {
     "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
     "Owners": ("lend", "reclaim", "nodes", "top", "agent"),
-    "Operators": ("up", "down", "guard", "doctor", "config", "completion"),
+    "Operators": ("up", "page", "down", "guard", "doctor", "config", "completion"),
     "Researchers": ("demo", "bench", "sim", "journal", "replay", "swarm", "chain", "testbed"),
 }
 

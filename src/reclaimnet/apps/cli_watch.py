@@ -1,6 +1,7 @@
 """What those type who want to see: page, watch, journal, replay."""
 
 import secrets
+import sys
 from pathlib import Path
 
 import click
@@ -44,14 +45,11 @@ def journal() -> None:
 
     It holds what every node was told and what it ordered; `rn replay` plays it.
     """
-    out = click.get_binary_stream("stdout")
     for piece in Gateway(configured()).journal():
-        out.write(piece)
+        sys.stdout.buffer.write(piece)
 
 
-@command(
-    "rn journal > campus.jsonl; rn replay campus.jsonl\nrn sim --quick; rn replay out/sim-journal.jsonl"
-)
+@command("rn replay campus.jsonl\nrn replay out/sim-journal.jsonl")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.option(
     "--port",

@@ -4,6 +4,7 @@ import { h } from "./dom.js";
 import { count, duration, percent, rate, size } from "./format.js";
 import { TERMINAL, useOf } from "./store.js";
 
+const FOLD_FROM = 4; // GPUs; above, vacant ones share a line
 const COMPACT_FROM = 60; // nodes; above, names of guests give way to an overview
 
 export function campusView(campus) {
@@ -133,29 +134,39 @@ function pip(seen) {
 
 function gpus(seen, guests) {
   if (!seen.card.gpus.length) return h("p", { class: "none" }, "lends nothing now");
+  const ranked = [...seen.card.gpus].sort((a, b) => a.index - b.index);
+  const folded = ranked.length > FOLD_FROM ? ranked.filter((gpu) => useOf(seen, gpu) === "vacant") : [];
   return h(
     "ul",
     { class: "gpus" },
-    [...seen.card.gpus]
-      .sort((a, b) => a.index - b.index)
-      .map((gpu) => {
-        const use = useOf(seen, gpu);
-        const guest = guests.find((each) => (each.progress.gpus || []).includes(gpu.id));
-        return h(
+    ranked.filter((gpu) => !folded.includes(gpu)).map((gpu) => one(seen, gpu, guests)),
+    folded.length
+      ? h(
           "li",
-          { key: gpu.id, title: `${gpu.model} ${gpu.memory_bytes ? size(gpu.memory_bytes) : ""}` },
-          h("i", { class: `gpu ${use}`, "aria-hidden": "true" }),
-          h("span", { class: "index" }, gpu.index),
-          guest
-            ? h(
-                "a",
-                { href: `#/job/${guest.record.id}`, class: "guest" },
-                guest.record.spec.name,
-                h("small", null, guest.record.spec.user),
-              )
-            : h("span", { class: "use" }, use),
-        );
-      }),
+          { key: "vacant", class: "folded" },
+          folded.map((gpu) => h("i", { key: gpu.id, class: "gpu vacant", "aria-hidden": "true" })),
+          h("span", { class: "use" }, `${folded.length} vacant`),
+        )
+      : null,
+  );
+}
+
+function one(seen, gpu, guests) {
+  const use = useOf(seen, gpu);
+  const guest = guests.find((each) => (each.progress.gpus || []).includes(gpu.id));
+  return h(
+    "li",
+    { key: gpu.id, title: `${gpu.model} ${gpu.memory_bytes ? size(gpu.memory_bytes) : ""}` },
+    h("i", { class: `gpu ${use}`, "aria-hidden": "true" }),
+    h("span", { class: "index" }, gpu.index),
+    guest
+      ? h(
+          "a",
+          { href: `#/job/${guest.record.id}`, class: "guest" },
+          guest.record.spec.name,
+          h("small", null, guest.record.spec.user),
+        )
+      : h("span", { class: "use" }, use),
   );
 }
 

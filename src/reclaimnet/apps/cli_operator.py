@@ -1,21 +1,28 @@
 """What operators type: up, down, guard, doctor, config, completion."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
+from reclaimnet.apps import cli_tables
 from reclaimnet.apps.cli_base import (
+    agreed,
     app,
+    asks,
     cli,
     command,
     complain,
     configured,
     json_option,
     print_json,
+    width,
+    yes_option,
 )
 from reclaimnet.apps.config import DEFAULT_GATEWAY_PORT
 from reclaimnet.errors import Unavailable
+from reclaimnet.model.work import JobRecord
 
 
 @command("rn up\nrn up --listen 0.0.0.0 --gateway-port 7460")
@@ -50,13 +57,23 @@ def up(listen: str, gateway_port: int, read_only: bool, foreground: bool) -> Any
     )
 
 
-@command("rn down")
-def down() -> Any:
+@command("rn down\nrn down -y")
+@yes_option
+def down(yes: bool) -> Any:
     """Stop what `rn up` and `rn agent --detach` started.
 
     Jobs keep their checkpoints, and go on after the next `rn up`.
     """
-    return app("up", "down")(config=configured())
+
+    def sure(jobs: list[JobRecord]) -> bool:
+        if yes or not asks():
+            return True
+        for line in cli_tables.job_table(jobs, now=time.time_ns(), width=width()):
+            click.echo(line, err=True)
+        noun = "This job stops" if len(jobs) == 1 else f"These {len(jobs)} jobs stop"
+        return agreed(f"{noun} until the next `rn up`, and what is not saved is lost")
+
+    return app("up", "down")(config=configured(), sure=sure)
 
 
 @command("rn guard /etc/reclaimnet/guard.toml")
@@ -97,6 +114,9 @@ def config(as_json: bool) -> None:
         "gateway.token": "(set)" if loaded.gateway_token else None,
         "nats.url": loaded.nats_url,
         "nats.token": "(set)" if loaded.nats_token else None,
+        "notify.webhook": "(set)" if loaded.notify_webhook else None,
+        "notify.command": loaded.notify_command,
+        "notify.events": loaded.notify_events,
         "state": str(loaded.state),
     }
     settings = [
@@ -107,7 +127,7 @@ def config(as_json: bool) -> None:
         print_json(settings=settings)
         return
     for setting in settings:
-        click.echo(f"{setting['key']:13}  {setting['value'] or '-'}  ({setting['origin']})")
+        click.echo(f"{setting['key']:14}  {setting['value'] or '-'}  ({setting['origin']})")
 
 
 @command("rn completion bash > ~/.local/share/bash-completion/completions/rn")

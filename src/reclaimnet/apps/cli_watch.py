@@ -1,14 +1,35 @@
-"""What those type who want to see: page, watch, journal, replay."""
+"""What those type who want to see: page, watch, rehearse, journal, replay."""
 
 import secrets
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import click
 
-from reclaimnet.apps.cli_base import app, command, configured, say
-from reclaimnet.apps.client import Gateway
+from reclaimnet.apps.cli_base import (
+    DURATION,
+    agreed,
+    app,
+    asks,
+    command,
+    complain,
+    configured,
+    job_argument,
+    json_option,
+    print_json,
+    progress,
+    say,
+    yes_option,
+)
+from reclaimnet.apps.client import Gateway, Node
 from reclaimnet.errors import Unavailable, UsageError
+from reclaimnet.model.units import SECOND
+from reclaimnet.model.work import JobRecord
+
+MIN_PAUSE_S: Final = 0.2
 
 
 @command("rn page\nrn page --look")
@@ -76,3 +97,72 @@ def replay(file: Path, port: int, opened: bool) -> int:
         path=file, port=port, token=secrets.token_urlsafe(16), say=ready
     )
     return ended
+
+
+@command("rn watch\nrn watch | tee campus.log")
+@click.option("--every", type=DURATION, default="1s", show_default=True, help="How often to look.")
+def watch(every: int) -> None:
+    """Watch jobs, machines and reclaims until Ctrl-C.
+
+    Piped, it prints a line for each thing that changes.
+    """
+    from reclaimnet.apps import watch as watching
+
+    gateway = Gateway(configured())
+    pause = max(MIN_PAUSE_S, every / SECOND)
+
+    def look() -> tuple[list[JobRecord], list[Node]]:
+        return gateway.jobs(ended=True), gateway.nodes()
+
+    with suppress(KeyboardInterrupt):
+        if not sys.stdout.isatty():
+            before, nodes_before = look()
+            while True:
+                time.sleep(pause)
+                jobs, nodes = look()
+                clock = time.strftime("%H:%M:%S")
+                for line in watching.changes(before, jobs, nodes_before, nodes):
+                    click.echo(f"{clock}  {line}")
+                sys.stdout.flush()
+                before, nodes_before = jobs, nodes
+        from rich.live import Live
+
+        with Live(auto_refresh=False, screen=True) as live:
+            while True:
+                jobs, nodes = look()
+                live.update(watching.picture(jobs, nodes, now=time.time_ns()), refresh=True)
+                time.sleep(pause)
+
+
+@command("rn rehearse train\nrn rehearse train --notice 20s -y")
+@click.option("--notice", type=DURATION, help="How long it has; otherwise what its owner promises.")
+@yes_option
+@json_option
+@job_argument
+def rehearse(notice: int | None, yes: bool, as_json: bool, job: str) -> int:
+    """Practise a reclaim on a running job, and say what it cost.
+
+    Its GPUs are taken back as their owner would, it moves, and they are lent again.
+    """
+    from reclaimnet.apps import rehearse as rehearsal
+
+    gateway = Gateway(configured())
+    plan = rehearsal.plan(gateway, job, notice)
+    for line in rehearsal.lines(plan):
+        say(line)
+    if not yes:
+        if not asks():
+            raise UsageError("a rehearsal moves the job: say -y if nobody can be asked")
+        if not agreed("This really moves the job"):
+            return 1
+    with progress() as tell:
+        outcome = rehearsal.run(
+            gateway, plan, lambda record, share: tell(f"{record.spec.name} {record.state}", share)
+        )
+    if as_json:
+        print_json(outcome=outcome)
+    else:
+        click.echo(rehearsal.verdict(outcome))
+    if not outcome.lent_again:
+        complain(f"{outcome.source} could not be lent again; do it with `rn lend`.")
+    return 0 if outcome.destination is not None and outcome.lent_again else 75

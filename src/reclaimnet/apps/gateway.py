@@ -6,7 +6,14 @@ import importlib.metadata
 import logging
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
@@ -76,6 +83,7 @@ _STATUS: Final[dict[type[ReclaimNetError], int]] = {
 _log = logging.getLogger("reclaimnet.gateway")
 
 Req = Request[Any, Any, State]
+Watcher = Callable[[View], Coroutine[Any, Any, None]]
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,11 +180,12 @@ def build(
     sign: Callable[[str], Enrolment] | None = None,
     fetcher: Fetcher | None = None,
     more: Sequence[ControllerRouterHandler] = (),
+    watchers: Sequence[Watcher] = (),
 ) -> Litestar:
     """The application. `look_token` may only look, and with `read_only` so may everybody. `sign`
     answers agents that want a certificate, `fetcher` is what output is fetched with. `more` are
     further handlers, such as the web page's; one that carries `opt={"public": True}` needs no
-    token."""
+    token. `watchers` run beside it and may listen to what it knows."""
     kept_view = view or View()
     desk = Desk(campus, kept_view, version())
     keys = Keys(act=token, look=look_token, read_only=read_only)
@@ -214,11 +223,13 @@ def build(
         if sign is not None:
             await campus.serve_enrol(sign)
         async with kept_view.kept(campus), asyncio.TaskGroup() as group:
-            tidying = group.create_task(desk.keep_tidy())
+            beside = [group.create_task(desk.keep_tidy())]
+            beside += [group.create_task(watcher(kept_view)) for watcher in watchers]
             try:
                 yield
             finally:
-                tidying.cancel()
+                for task in beside:
+                    task.cancel()
 
     app = application(
         [api, *more],
@@ -301,6 +312,7 @@ async def serve(
     sign: Callable[[str], Enrolment] | None = None,
     fetcher: Fetcher | None = None,
     more: Sequence[ControllerRouterHandler] = (),
+    watchers: Sequence[Watcher] = (),
 ) -> None:
     """Serve until `stop` is set. `on_ready` is told the port; port 0 lets the system choose."""
     view = View()
@@ -313,6 +325,7 @@ async def serve(
         sign=sign,
         fetcher=fetcher,
         more=more,
+        watchers=watchers,
     )
     # First those who listen hang up by themselves; else each shutdown waits for them.
     await run(app, host, port, stop, on_ready=on_ready, on_stop=view.close)

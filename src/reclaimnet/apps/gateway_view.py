@@ -186,6 +186,9 @@ class View:
         self._tell(_record_change(record), "record", record.id)
 
     def see_card(self, heard: Heard) -> None:
+        if heard.card.parting:
+            self.forget_node(heard.card.node)
+            return
         self._cards[heard.card.node] = (heard.card, time.monotonic_ns() - heard.age)
         self._tell_node(heard.card.node)
 

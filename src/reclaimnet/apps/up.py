@@ -12,6 +12,7 @@ import shutil
 import signal
 import ssl
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,11 +28,14 @@ from reclaimnet.adapters.nats.server import (
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps import daemon, gateway, gateway_page
+from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import Config, remember_gateway
 from reclaimnet.apps.gateway_output import Fetcher
+from reclaimnet.apps.notify import Notifier
 from reclaimnet.apps.world import SCRATCH
-from reclaimnet.errors import Forbidden, Unavailable, UsageError
+from reclaimnet.errors import Forbidden, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.units import GIB
+from reclaimnet.model.work import JobRecord
 
 READY_S: Final = 30.0
 FETCH_QUOTA: Final = 64 * GIB
@@ -85,10 +89,32 @@ def up(
     return 0
 
 
-def down(*, config: Config) -> int:
+def down(*, config: Config, sure: Callable[[list[JobRecord]], bool] = lambda _jobs: True) -> int:
+    """`sure` is asked if jobs will stand still."""
+    jobs = _jobs_here(config)
+    if jobs and not sure(jobs):
+        return 1
     ended = end_all(config)
     sys.stderr.write(f"Ended {', '.join(ended)}.\n" if ended else "Nothing was running here.\n")
+    if jobs:
+        named = ", ".join(f"{job.spec.name} ({job.id})" for job in jobs)
+        sys.stderr.write(f"From their last checkpoint go on after the next `rn up`: {named}.\n")
     return 0
+
+
+def _jobs_here(config: Config) -> list[JobRecord]:
+    """What runs on agents that `down` would end; nothing if the gateway does not say."""
+    ours = {
+        pid_file.parent.name
+        for pid_file in config.agents.glob("*/agent.pid")
+        if daemon.running(pid_file) is not None
+    }
+    if not ours:
+        return []
+    try:
+        return [job for job in Gateway(config).jobs(ended=False) if job.holder in ours]
+    except ReclaimNetError:
+        return []
 
 
 def end_all(config: Config) -> list[str]:
@@ -165,6 +191,7 @@ async def _serve(config: Config, listen: str, gateway_port: int, *, read_only: b
             vault = stack.enter_context(
                 Vault(config.state / "gateway-vault", quota_bytes=FETCH_QUOTA)
             )
+            notifier = Notifier(config)
             fetcher = Fetcher(vault=vault, context=_own_context(config, authority))
 
             def ready(port: int) -> None:
@@ -185,6 +212,7 @@ async def _serve(config: Config, listen: str, gateway_port: int, *, read_only: b
                 sign=lambda request: _signed(authority, request),
                 fetcher=fetcher,
                 more=gateway_page.handlers(),
+                watchers=[notifier.run] if notifier.is_wanted else [],
             )
     return 0
 

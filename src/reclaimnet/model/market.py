@@ -233,3 +233,5 @@ class Card:
     memory: Gauge | None = None
     roles: tuple[str, ...] = ()
     """What the node does for others, so that they know whom to tell."""
+    parting: bool = False
+    """Its last word: the agent ends, and its guests have ended. It is not missed."""

@@ -43,7 +43,7 @@ def test_a_rehearsal_moves_the_job_and_gives_the_gpu_back(campus: LiveCampus) ->
         assert outcome["source"] == source
         assert outcome["destination"] in campus.others(source)
         assert (outcome["steps_lost"], outcome["lent_again"]) == (0, True)
-        assert 0 < outcome["downtime_s"] < outcome["took_s"]
+        assert outcome["downtime_s"] > 0
         assert "may go to" in done.stderr
         until(lambda: len(campus[source].card().gpus) == 2, "it lends as before")
         said = iter(watching.stdout.readline, "")
@@ -51,10 +51,10 @@ def test_a_rehearsal_moves_the_job_and_gives_the_gpu_back(campus: LiveCampus) ->
     finally:
         watching.terminate()
         watching.communicate()
-    with pytest.raises(AssertionError, match="only a running job"):
-        campus.gateway.cancel(job)
-        until(lambda: campus.job(job).state.terminal, "it is over")
-        campus.rn("rehearse", str(job), "-y")
+    campus.gateway.cancel(job)
+    until(lambda: campus.job(job).state.terminal, "it is over")
+    refused = campus.rn("rehearse", str(job), "-y", check=False)
+    assert "only a running job" in refused.stderr
 
 
 def test_down_names_the_jobs_it_stops_and_forgets_the_agents_it_ends(campus: LiveCampus) -> None:

@@ -17,6 +17,8 @@ from reclaimnet.model.work import JobRecord, JobState, Saving
 POLL_S: Final = 0.2
 AFTER_S: Final = 60.0
 """How long after the deadline the job may take to run again, before we stop waiting."""
+COUNT_S: Final = 30.0
+"""How long we wait to learn how long it stood still."""
 LEND_TRIES: Final = 50
 
 
@@ -38,8 +40,8 @@ class Outcome:
     destination: str | None
     """None if it found no other place."""
     steps_lost: int
-    downtime_s: float
-    """How long it took no step."""
+    downtime_s: float | None
+    """How long it took no step; None if nobody has counted it yet."""
     took_s: float
     """From the notice until it ran again."""
     notice_s: float
@@ -104,24 +106,38 @@ def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) 
             after = gateway.job(before.id)
             tell(after, min(1.0, spent * SECOND / max(1, plan.notice)))
             again = after.state is JobState.RUNNING and after.epoch > before.epoch
-            # The downtime is known with the first step that is done elsewhere.
-            if (again and after.step > before.step) or after.state.terminal:
+            if again or after.state.terminal:
                 break
             time.sleep(POLL_S)
         took = time.monotonic() - began
+        after = _counted(gateway, before, after)
     finally:
         lent = _lend_again(gateway, plan)
+    still = after.downtime - before.downtime
     return Outcome(
         job=before.id,
         name=before.spec.name,
         source=str(card.node),
         destination=after.holder if after.epoch > before.epoch else None,
         steps_lost=after.steps_lost - before.steps_lost,
-        downtime_s=round((after.downtime - before.downtime) / SECOND, 3),
+        downtime_s=round(still / SECOND, 3) if still else None,
         took_s=round(took, 2),
         notice_s=plan.notice / SECOND,
         lent_again=lent,
     )
+
+
+def _counted(gateway: Gateway, before: JobRecord, after: JobRecord) -> JobRecord:
+    """The record learns how long the job stood still with its next write, most often a save."""
+    until = time.monotonic() + COUNT_S
+    while (
+        after.state is JobState.RUNNING
+        and after.downtime == before.downtime
+        and time.monotonic() < until
+    ):
+        time.sleep(POLL_S)
+        after = gateway.job(before.id)
+    return after
 
 
 def _lend_again(gateway: Gateway, plan: Plan) -> bool:
@@ -147,9 +163,13 @@ def verdict(outcome: Outcome) -> str:
             "when there is one."
         )
     lost = f"{outcome.steps_lost} steps lost" if outcome.steps_lost else "no step lost"
+    still = (
+        f"stood still for {show_duration(round(outcome.downtime_s * SECOND))}"
+        if outcome.downtime_s is not None
+        else "how long it stood still is not known yet"
+    )
     late = "" if outcome.took_s <= outcome.notice_s else ", later than the deadline"
     return (
-        f"{outcome.name} moved from {outcome.source} to {outcome.destination}: {lost}, stood still "
-        f"for {show_duration(round(outcome.downtime_s * SECOND))}, ran again "
-        f"{show_duration(round(outcome.took_s * SECOND))} after the notice{late}."
+        f"{outcome.name} moved from {outcome.source} to {outcome.destination}: {lost}, {still}, "
+        f"ran again {show_duration(round(outcome.took_s * SECOND))} after the notice{late}."
     )

@@ -74,6 +74,7 @@ NEEDS: Final[dict[str, Callable[[], str]]] = {
     "slurm": _program("slurmctld"),
     "kubernetes": _kubernetes,
     "slurmdbd": _program("slurmdbd"),
+    "playwright": _package("playwright"),
     "torch": _package("torch"),
     "pynvml": _package("pynvml"),
     "numba": _package("numba"),

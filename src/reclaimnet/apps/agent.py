@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import getpass
 import json
 import logging
@@ -26,6 +27,7 @@ from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import daemon
+from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guarded import Guarded
@@ -63,6 +65,7 @@ SAFETY: Final = SECOND
 READY_S: Final = 30.0
 CONNECT_AGAIN_S: Final = 1.0
 REFUSALS_AFTER_ENROLMENT: Final = 10
+PART_S: Final = 2.0
 MAX_REQUEST_BYTES: Final = 1 << 16
 
 _log = logging.getLogger("reclaimnet.agent")
@@ -300,15 +303,19 @@ class Agent:
         self._mind: Node | None = None
         self._requests = 0
         self._watching: asyncio.Task[None] | None = None
+        self._parting = False
 
     # --- living ----------------------------------------------------------------------------
 
     async def live(self) -> None:
         settings = self.settings
-        campus, membership = await _joined(settings)
-        credentials = membership.credentials
         async with contextlib.AsyncExitStack() as stack:
+            # The owner's door opens first: while the campus is away, it says so.
+            await self._open_door(stack)
+            campus, membership = await _joined(settings)
+            credentials = membership.credentials
             stack.push_async_callback(campus.close)
+            stack.push_async_callback(self._part, campus)
             vault = stack.enter_context(
                 Vault(settings.folder / "vault", quota_bytes=settings.vault_quota)
             )
@@ -355,7 +362,7 @@ class Agent:
             gate.world, self._world, self._mind = world, world, mind
             world.after_owner_event = self._remember_provider
             await self._wake_up(campus, vault)
-            await self._serve(campus, stack)
+            await self._serve(campus)
 
     async def _wake_up(self, campus: Campus, vault: Vault) -> None:
         """Take up what the agent before us left: the owner's word first, then its guests."""
@@ -384,11 +391,7 @@ class Agent:
             await self.answer(self.settings.lend)
         world.deliver(ev.Woke())
 
-    async def _serve(self, campus: Campus, stack: contextlib.AsyncExitStack) -> None:
-        world, _ = self._running()
-        node = self.settings.node
-        await campus.listen(node, world.deliver)
-        await campus.serve_asks(node, self.answer)
+    async def _open_door(self, stack: contextlib.AsyncExitStack) -> None:
         path = self.settings.folder / "control.sock"
         path.unlink(missing_ok=True)
         control = await asyncio.start_unix_server(
@@ -397,6 +400,23 @@ class Agent:
         path.chmod(0o600)
         stack.callback(path.unlink, missing_ok=True)
         stack.callback(control.close)
+
+    async def _part(self, campus: Campus) -> None:
+        """The last word of an agent whose guests have ended: it will not be missed."""
+        if not self._parting or self._mind is None:
+            return
+        card = dataclasses.replace(
+            self._mind.card(), beat=self._clock.now(), gpus=(), vacant=(), jobs=(), parting=True
+        )
+        with contextlib.suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(PART_S):
+                await campus.beat(card)
+
+    async def _serve(self, campus: Campus) -> None:
+        world, _ = self._running()
+        node = self.settings.node
+        await campus.listen(node, world.deliver)
+        await campus.serve_asks(node, self.answer)
         _log.info("%s is ready, with %d GPUs", node, len(self.settings.gpus))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hear(campus))
@@ -604,10 +624,14 @@ class Agent:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await world.empty()
+        self._parting = True
 
     def _running(self) -> tuple[LiveWorld, Node]:
         if self._world is None or self._mind is None:
-            raise Unavailable(f"{self.settings.node} is still starting; ask again in a moment")
+            raise Unavailable(
+                f"{self.settings.node} has not reached the campus at {self.settings.url} yet; "
+                "guests that are left here stand still until then; its log says more"
+            )
         return self._world, self._mind
 
     def _mint(self) -> str:
@@ -806,10 +830,21 @@ def _detached(
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)
     pid = daemon.spawn(
-        argv, log=folder / "agent.log", ready=sock.exists, patience_s=READY_S, env=env
+        argv,
+        log=folder / "agent.log",
+        ready=lambda: _answers(config, node),
+        patience_s=READY_S,
+        env=env,
     )
     sys.stderr.write(f"The agent for {node} runs (pid {pid}); `rn down` ends it.\n")
     return 0
+
+
+def _answers(config: Config, node: NodeId) -> bool:
+    try:
+        return ask_local(config, node, StatusRequest()).ok
+    except ReclaimNetError:
+        return False
 
 
 def _boot_id() -> str:

@@ -166,6 +166,8 @@ class Progress:
     step: int
     at: int | None
     """When that step was done."""
+    gpus: tuple[GpuId, ...] = ()
+    """The GPUs it runs on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,3 +276,5 @@ class Card:
     """What not every node can do for a job, and this one can."""
     obstacles: tuple[str, ...] = ()
     """Why it cannot do what it might: one sentence each, which begins with the ability's name."""
+    parting: bool = False
+    """Its last word: the agent ends, and its guests have ended. It is not missed."""

@@ -21,11 +21,15 @@ _NO_NEWS: Final = (
     ev.RecordSeen,
     ev.PressureRead,
     ev.VacancyTold,
+    ev.BytesSent,
+    ev.TransfersTold,
+    ev.PacesTold,
     ev.Written,
     ev.ProbeArrived,
 )
 """Events that are only worth an entry if something was ordered because of them."""
-_NO_ORDER_OF_NOTE: Final = frozenset({"Beat", "HoldLease", "Read", "Check"})
+_NO_ORDER_OF_NOTE: Final = frozenset({"Beat", "HoldLease", "Read", "Check", "SetPace"})
+_ROUTINE_NEWS: Final = (ev.ProbeAnswered, ev.VacancyTold, ev.TransfersTold, ev.PacesTold)
 
 
 def entries(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> list[dict[str, Any]]:
@@ -54,7 +58,7 @@ def entries(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> li
 def _is_routine(order: Order) -> bool:
     """An answer to a probe is written down by the one who asked."""
     if isinstance(order, Tell):
-        return isinstance(order.event, (ev.ProbeAnswered, ev.VacancyTold))
+        return isinstance(order.event, _ROUTINE_NEWS)
     return type(order).__name__ in _NO_ORDER_OF_NOTE
 
 

@@ -41,7 +41,10 @@ from reclaimnet.model.asking import (
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
 from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.policy.suite import SUITES
+from reclaimnet.policy.topology import Topology, parse_rate, parse_topology
 
+ASSUMED_UPLINK: Final = 125_000_000
+"""Bytes a second: a gigabit, until somebody says or transfers show what it is."""
 LEAVE_AT_MOST: Final = 30 * SECOND
 """How long Ctrl-C waits for guests to leave."""
 READY_S: Final = 30.0
@@ -69,6 +72,10 @@ class Settings:
     timing: Timing = LIVELY
     suite: str = "standby"
     guard: Path | None = None
+    uplink_bps: int | None = None
+    """What the node's uplink carries, in bytes a second; None if nobody has said."""
+    topology: Topology | None = None
+    """The plan of the campus, if there is one."""
 
 
 def main(
@@ -85,6 +92,8 @@ def main(
     suite: str = "standby",
     guard: Path | None = None,
     address: str | None = None,
+    uplink: str | None = None,
+    topology: Path | None = None,
 ) -> int:
     """Behind `rn agent`."""
     if suite not in SUITES:
@@ -94,6 +103,7 @@ def main(
         raise UsageError(
             f"{node!r} cannot be a node's name; use letters, digits, dots and dashes: --name lab1"
         )
+    plan, uplink_bps = _network(node, uplink, topology)
     url, secret = _campus_of(config, join, token)
     folder = config.agents / node
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -117,6 +127,8 @@ def main(
             suite=suite,
             guard=guard,
             address=address,
+            uplink=uplink,
+            topology=topology,
         )
     found = find.declared(node, gpus) if gpus is not None else find.found()
     if not found:
@@ -134,6 +146,8 @@ def main(
         vault_quota=vault_quota,
         suite=suite,
         guard=guard,
+        uplink_bps=uplink_bps,
+        topology=plan,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     return asyncio.run(run(settings))
@@ -241,8 +255,11 @@ class Agent:
                     provider=getpass.getuser(),
                     zone=settings.zone,
                     address=server.address,
+                    uplink_bps=settings.uplink_bps or ASSUMED_UPLINK,
+                    uplink_assumed=settings.uplink_bps is None,
                     shelf_bytes=vault.room(),
                     timing=settings.timing,
+                    topology=settings.topology,
                 ),
                 SUITES[settings.suite],
             )
@@ -255,6 +272,7 @@ class Agent:
                 client=ca.client_context(credentials),
                 clock=self._clock,
                 guard=guard,
+                sendings=server.sendings,
             )
             stack.push_async_callback(world.close)
             stack.push_async_callback(world.flush)
@@ -290,7 +308,7 @@ class Agent:
         world.deliver(ev.Woke())
 
     async def _serve(self, campus: Campus, stack: contextlib.AsyncExitStack) -> None:
-        world, _ = self._running()
+        world, mind = self._running()
         node = self.settings.node
         await campus.listen(node, world.deliver)
         await campus.serve_asks(node, self.answer)
@@ -305,14 +323,15 @@ class Agent:
         _log.info("%s is ready, with %d GPUs", node, len(self.settings.gpus))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hear(campus))
-            group.create_task(
-                campus.hold_role(
-                    dispatcher_role(self.settings.zone),
-                    node,
-                    self.settings.timing.role,
-                    lambda event: self._role(event, campus, group),
+            for role in mind.roles():
+                group.create_task(
+                    campus.hold_role(
+                        role,
+                        node,
+                        self.settings.timing.role,
+                        lambda event: self._role(event, campus, group),
+                    )
                 )
-            )
 
     async def _hear(self, campus: Campus) -> None:
         world, mind = self._running()
@@ -326,6 +345,8 @@ class Agent:
     ) -> None:
         world, _ = self._running()
         world.deliver(event)
+        if event.role != dispatcher_role(self.settings.zone):
+            return
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
@@ -496,6 +517,28 @@ class Agent:
         return f"{self.settings.node}-{self._requests}"
 
 
+def _network(
+    node: NodeId, uplink: str | None, topology: Path | None
+) -> tuple[Topology | None, int | None]:
+    """The plan of the campus, and what this node's uplink carries, as far as they were given."""
+    plan = None
+    if topology is not None:
+        try:
+            plan = parse_topology(topology.read_text(), file=str(topology))
+        except OSError as error:
+            raise UsageError(f"{topology} cannot be read: {error.strerror}") from error
+    if uplink is None:
+        spot = plan.nodes.get(node) if plan is not None else None
+        return plan, spot.uplink_bps if spot is not None else None
+    try:
+        rate = parse_rate(uplink)
+    except ValueError as error:
+        raise UsageError(f"--uplink: {error}") from error
+    if rate <= 0:
+        raise UsageError("--uplink: an uplink carries more than nothing; for example 1G or 100M")
+    return plan, rate
+
+
 def _guard(settings: Settings) -> Guarded | None:
     """The one that was named must be there; the usual one is used if it is."""
     path = settings.guard or DEFAULT_SOCKET
@@ -637,6 +680,8 @@ def _detached(
     suite: str,
     guard: Path | None,
     address: str | None,
+    uplink: str | None,
+    topology: Path | None,
 ) -> int:
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
     argv += ["--join", url, "--name", node, "--notice", f"{notice / SECOND}s"]
@@ -646,6 +691,8 @@ def _detached(
     argv += ["--suite", suite]
     argv += ["--guard", str(guard)] if guard is not None else []
     argv += ["--address", address] if address is not None else []
+    argv += ["--uplink", uplink] if uplink is not None else []
+    argv += ["--topology", str(topology.absolute())] if topology is not None else []
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)

@@ -115,6 +115,14 @@ def nodes(as_json: bool) -> None:
     help="The guard's socket; otherwise the usual one, if a guard runs.",
 )
 @click.option("--address", help="Where others reach this node's checkpoints, if it is not obvious.")
+@click.option(
+    "--uplink", metavar="RATE", help="What this machine's network carries, in bits: 1G, 100M."
+)
+@click.option(
+    "--topology",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The plan of the campus: which links there are, and what they carry.",
+)
 def agent(
     join: str | None,
     token_file: Path | None,
@@ -128,6 +136,8 @@ def agent(
     suite: str,
     guard: Path | None,
     address: str | None,
+    uplink: str | None,
+    topology: Path | None,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = configured(state=state)
@@ -145,6 +155,8 @@ def agent(
         suite=suite,
         guard=guard,
         address=address,
+        uplink=uplink,
+        topology=topology,
     )
 
 

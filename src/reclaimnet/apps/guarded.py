@@ -4,16 +4,21 @@ Requests are sent in turn, by one thread. The guard needs none of them to keep a
 heard of; so one that fails is said in the log, and what it was for holds by the minder alone.
 """
 
+import hashlib
 import logging
 import socket
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from reclaimnet.apps.guard_client import GuardClient
 from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable
 from reclaimnet.model.market import JobId
+
+MOST: Final = 12_500_000_000
+"""100 Gbit/s in bytes a second: as good as no limit at all."""
 
 _log = logging.getLogger("reclaimnet.agent")
 
@@ -28,12 +33,17 @@ class Guarded:
         self._turn = ThreadPoolExecutor(1, "reclaimnet-guard")
         self._deadlines: dict[str, int] = {}
         self._guests: set[str] = set()
+        self._paced: set[str] = set()
+        self.lane = False
+        """Checkpoints are served from the guests' lane, where the guard can shape them."""
 
     def listen(self) -> socket.socket | None:
         """A listening socket in the guests' lane; None if this machine has no lane."""
         try:
             with GuardClient(self._path) as client:
-                return client.listen()
+                listener = client.listen()
+                self.lane = True
+                return listener
         except (ReclaimNetError, IndexError) as error:
             _log.info("checkpoints are served outside of a lane: %s", error)
             return None
@@ -79,6 +89,44 @@ class Guarded:
             self._guests.discard(guest)
             self._later("close", guest=guest)
 
+    def hold_to(
+        self,
+        transfer: str,
+        rate: int,
+        connections: Sequence[socket.socket],
+        otherwise: Callable[[], None],
+    ) -> None:
+        """A class of its own at the edge for a transfer, in bytes a second, and its sockets in it.
+        What the guard cannot do is done `otherwise`."""
+        name = _short(transfer)
+
+        def ask() -> None:
+            try:
+                self._ask("pace", transfer=name, rate=self._allowed(rate))
+                if connections:
+                    self._ask("mark", transfer=name, sockets=connections)
+                self._paced.add(name)
+            except (ReclaimNetError, OSError, ValueError) as error:
+                _log.info("%s is paced without the guard: %s", transfer, error)
+                otherwise()
+
+        if self.lane:
+            self._turn.submit(ask)
+        else:
+            otherwise()
+
+    def let_go(self, transfer: str) -> None:
+        """The transfer is over, and its class with it."""
+        name = _short(transfer)
+        if name in self._paced:
+            self._paced.discard(name)
+            self._later("pace", transfer=name, rate=0, guest=transfer)
+
+    def _allowed(self, rate: int) -> int:
+        """No more than the owner's terms: more would be refused, and the old rate stay."""
+        terms = self._ask("status")["terms"]["rate"]
+        return min(rate, MOST) if terms is None else min(rate, terms)
+
     def close(self) -> None:
         self._turn.shutdown()
         if self._client is not None:
@@ -110,6 +158,11 @@ class Guarded:
                     if attempt == 2:
                         raise
             raise AssertionError("the second try returns or raises")
+
+
+def _short(transfer: str) -> str:
+    """The guard's names are short, and of few letters."""
+    return f"t-{hashlib.blake2s(transfer.encode(), digest_size=12).hexdigest()}"
 
 
 def _name(job: JobId, epoch: int) -> str:

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import shutil
+import socket
 import ssl
 import threading
 import time
@@ -26,6 +27,7 @@ from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.campus import Campus, Refused
 from reclaimnet.adapters.tls.ca import GATEWAY, node_of
 from reclaimnet.adapters.vault.assembly import Assembly, changed_chunks
+from reclaimnet.adapters.vault.sending import Sending, Sendings
 from reclaimnet.adapters.vault.store import CHUNK_BYTES, Saved, Source, Vault
 from reclaimnet.adapters.vault.transfer import PullResult, pull
 from reclaimnet.apps import bundle
@@ -35,7 +37,9 @@ from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
+from reclaimnet.model.moving import UNLIMITED, TransferId
 from reclaimnet.model.pressure import MAX_AGE, Pressure
+from reclaimnet.model.rhythm import ExplainLink
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, Manifest, ManifestId, Saving
 from reclaimnet.sdk.image import IMAGE
@@ -54,6 +58,8 @@ OUTPUT: Final = Path(".rn-output")
 """Where a checkpoint holds what the job had written into its output directory."""
 LOADED_PATIENCE_S: Final = 10.0
 """How long a job that was started ahead may take to read what is laid out for it."""
+SENDING_EVERY_S: Final = 0.5
+"""How often it is looked how far transfers from here have come."""
 TELLING_RATE_BYTES: Final = 1 << 20
 """Less than this says nothing about a path's rate."""
 
@@ -91,6 +97,7 @@ class LiveWorld:
         clock: Clock,
         guard: Guarded | None = None,
         memory: Path | None = None,
+        sendings: Sendings | None = None,
     ) -> None:
         """`memory` is the group in which guests' memory is accounted; None means below our own."""
         self.node = node
@@ -142,6 +149,11 @@ class LiveWorld:
         hurry(NICE)
         self._sensor = Sensor(guests, clock.now)
         self._pressure_due = False
+        self._sendings = sendings or Sendings()
+        self._sendings.on_connection = self._on_connection_from_thread
+        self._paces: dict[TransferId, int] = {}
+        """What transfers from here are held to."""
+        self._watching_sendings = False
         self.watch = Watch(
             self._read_memory,
             self._on_pressure_from_thread,
@@ -266,7 +278,9 @@ class LiveWorld:
                 self._spawn(self._pull(order))
             case od.Forget():
                 self._spawn(self._forget(order))
-            case od.Explain():
+            case od.SetPace():
+                self._set_pace(order)
+            case od.Explain() | ExplainLink():
                 pass
             case _:
                 assert_never(order)
@@ -721,6 +735,54 @@ class LiveWorld:
         laid_out.note_changes(before)
         return result, laid_out.assembly.holds is not None
 
+    def _on_connection_from_thread(self, sending: Sending, connection: socket.socket) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._on_connection, sending, connection)
+
+    def _on_connection(self, sending: Sending, connection: socket.socket) -> None:
+        """Somebody fetches from here: the plan must know, and a further connection keep to it."""
+        transfer = _transfer_of(sending)
+        if transfer in self._paces and connection in sending.connections:
+            self._enforce(sending, self._paces[transfer], [connection])
+        self.deliver(_bytes_sent(sending))
+        if not self._watching_sendings:
+            self._watching_sendings = True
+            self._spawn(self._watch_sendings())
+
+    async def _watch_sendings(self) -> None:
+        """While something is on its way, look how far it is."""
+        while True:
+            await asyncio.sleep(SENDING_EVERY_S)
+            for sending in self._sendings.take_ended():
+                transfer = _transfer_of(sending)
+                self._paces.pop(transfer, None)
+                if self._guard is not None:
+                    self._guard.let_go(transfer)
+                self.deliver(ev.SendingEnded(transfer=transfer))
+            under_way = self._sendings.under_way()
+            for sending in under_way:
+                self.deliver(_bytes_sent(sending))
+            if not under_way:
+                self._watching_sendings = False
+                return
+
+    def _set_pace(self, order: od.SetPace) -> None:
+        self._paces[order.transfer] = order.rate
+        for sending in self._sendings.under_way():
+            if _transfer_of(sending) == order.transfer:
+                self._enforce(sending, order.rate, list(sending.connections))
+
+    def _enforce(self, sending: Sending, rate: int, connections: list[socket.socket]) -> None:
+        """At the node's edge if there is a guard with a lane, else where the bytes are written."""
+
+        def here() -> None:
+            sending.pace.change(None if rate >= UNLIMITED else rate)
+
+        if self._guard is None:
+            here()
+        else:
+            self._guard.hold_to(_transfer_of(sending), rate, connections, otherwise=here)
+
     async def _get_ready(self, key: tuple[JobId, int], laid_out: "_LaidOut") -> None:
         """The process that waits for this state reads what is there of it. The first time, whoever
         asked for the state is answered only then: it is what they wait for."""
@@ -834,6 +896,21 @@ class _LaidOut:
         if not self.told or self.changed is None:
             return None
         return [(index * CHUNK_BYTES, CHUNK_BYTES) for index in sorted(self.changed)]
+
+
+def _transfer_of(sending: Sending) -> TransferId:
+    to = node_of(sending.peer) or sending.peer
+    return TransferId(f"{sending.job}/{sending.manifest[:12]}/{to}")
+
+
+def _bytes_sent(sending: Sending) -> ev.BytesSent:
+    return ev.BytesSent(
+        transfer=_transfer_of(sending),
+        job=sending.job,
+        to=node_of(sending.peer) or NodeId(sending.peer),
+        size=sending.size,
+        left=sending.left,
+    )
 
 
 def _parts(folder: Path, prefix: Path = HERE) -> list[Source]:

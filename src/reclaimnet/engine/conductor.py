@@ -1,7 +1,8 @@
-"""The conductor: a role, one for each set of links; keeps the bursts on them from meeting.
+"""The conductor: a role, one for each stretch of the network; says who talks when, and how fast
+transfers go through the gaps that leaves.
 
-It decides nothing that it must remember: rhythms are told again by their nodes, and a conductor
-that takes over begins from where iterations begin at that moment.
+It decides nothing that it must remember: rhythms and transfers are told again by their nodes, and a
+conductor that takes over begins from where everybody is at that moment.
 """
 
 from collections import deque
@@ -11,8 +12,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Final, assert_never
 
+from reclaimnet.engine.convoy import Convoy, differs
+from reclaimnet.model.events import PacesTold, TransfersTold
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import Link, LinkId
+from reclaimnet.model.orders import Order, Tell
 from reclaimnet.model.rhythm import (
     Clock,
     ClockSampled,
@@ -35,7 +39,10 @@ from reclaimnet.model.rhythm import (
 )
 from reclaimnet.model.units import MICROSECOND, MILLISECOND
 from reclaimnet.policy.detect import at_period, changed
-from reclaimnet.policy.rotate import gaps, rotate
+from reclaimnet.policy.pace import PlanPaces, least_rate_first
+from reclaimnet.policy.rotate import beside_rhythms, gaps, rotate
+
+NOBODY: Final = NodeId("")
 
 SETTLE: Final = 20 * MILLISECOND
 """Jobs that come at once are planned for at once."""
@@ -95,8 +102,23 @@ class _Player:
 
 
 class Conductor:
-    def __init__(self, *, links: Iterable[Link], policy: Plan = rotate) -> None:
+    def __init__(
+        self,
+        *,
+        links: Iterable[Link],
+        policy: Plan = rotate,
+        pace: PlanPaces = least_rate_first,
+        node: NodeId = NOBODY,
+        stretch: str = "",
+    ) -> None:
+        """`node` is who conducts the `stretch`."""
         self.links = tuple(links)
+        self.node = node
+        self.stretch = stretch
+        self.convoy = Convoy(self.links, pace)
+        self._paced: dict[NodeId, PacesTold] = {}
+        """What each sender was told last."""
+        self._explained = ""
         self.plan = RotationPlan(rounds=())
         self.replans = 0
         self.clocks: dict[NodeId, Clock] = {}
@@ -132,6 +154,41 @@ class Conductor:
             return []
         self._replan_at = None
         return self._replan(now)
+
+    # --- transfers -------------------------------------------------------------------------
+
+    def transfers_told(self, event: TransfersTold, now: int) -> list[Order]:
+        """Who tells is answered, so that it knows that we are there; others if their pace is
+        another one now."""
+        self.convoy.told(event.node, event.transfers, now)
+        return self._pace(now, answer=event.node)
+
+    def _pace(self, now: int, *, answer: NodeId | None = None) -> list[Order]:
+        plan = self.convoy.make_plan(now, self._beside)
+        senders = self.convoy.senders()
+        self._paced = {node: told for node, told in self._paced.items() if node in senders}
+        orders: list[Order] = []
+        for node in senders if answer is None else sorted({*senders, answer}):
+            ours = {transfer.id for transfer in self.convoy.of(node)}
+            told = PacesTold(
+                stretch=self.stretch,
+                node=self.node,
+                paces=tuple(pace for pace in plan.paces if pace.transfer in ours),
+                shed=tuple(id_ for id_ in plan.shed if id_ in ours),
+            )
+            if node == answer or _other_paces(self._paced.get(node), told):
+                self._paced[node] = told
+                orders.append(Tell(to=node, event=told))
+        if plan.decision.chosen != self._explained and plan.until is not None:
+            self._explained = plan.decision.chosen
+            links = tuple(link.id for link in self.links if self.convoy.rate_on(link.id))
+            orders.append(ExplainLink(links=links, decision=plan.decision))
+        return orders
+
+    def _beside(self, link: Link) -> Link:
+        """Of a link, transfers have what the bursts leave."""
+        round_ = self.round_on(link)
+        return link if round_ is None else beside_rhythms(link, round_)
 
     def gaps(self, link: Link, *, now: int) -> tuple[tuple[Gap, ...], int, int]:
         """Where transfers fit between the bursts: gaps, the round's length, and when a round
@@ -395,6 +452,13 @@ def _correct(player: _Player) -> None:
     # Nobody makes way for a free job: that its iterations got longer says nothing.
     if other is not None and (player.rotation or other.period < player.rhythm.period):
         player.rhythm = other
+
+
+def _other_paces(before: PacesTold | None, told: PacesTold) -> bool:
+    if before is None or before.shed != told.shed:
+        return True
+    rates = {pace.transfer: pace.rate for pace in before.paces}
+    return any(differs(rates.get(pace.transfer), pace.rate) for pace in told.paces)
 
 
 def _aged(clock: Clock, now: int) -> int:

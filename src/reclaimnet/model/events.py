@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from reclaimnet.model.market import Card, Cause, GpuId, JobId, NodeId, NoticeId, Offer
+from reclaimnet.model.moving import Pace, Transfer, TransferId
 from reclaimnet.model.pressure import Pressure
 from reclaimnet.model.probing import Probe, ProbeId, Ticket
 from reclaimnet.model.work import JobRecord, ManifestId, Writer
@@ -303,6 +304,48 @@ class PullFailed:
     """The bytes were there but were not what was saved; another try is useless."""
 
 
+# --- what leaves this node, and who conducts its way ---------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BytesSent:
+    """A transfer from this node has begun, or has come so far."""
+
+    transfer: TransferId
+    job: JobId
+    to: NodeId
+    size: int
+    """All that it has to move."""
+    left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendingEnded:
+    """Nobody fetches it any more: it is there, or was broken off."""
+
+    transfer: TransferId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransfersTold:
+    """All that a node sends through a stretch of the network at this moment; told to who conducts
+    it, again and again, so that a message that is lost does no harm."""
+
+    stretch: str
+    node: NodeId
+    transfers: tuple[Transfer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacesTold:
+    """How fast each of a node's transfers may go through a stretch, says who conducts it."""
+
+    stretch: str
+    node: NodeId
+    paces: tuple[Pace, ...]
+    shed: tuple[TransferId, ...] = ()
+
+
 # --- the node itself -----------------------------------------------------------------------
 
 
@@ -337,7 +380,7 @@ class BeatAcked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleWon:
-    """This node now dispatches the queue of the zone."""
+    """This node now does something for others: dispatch the queue of a zone, conduct a stretch."""
 
     role: str
 
@@ -383,6 +426,10 @@ Event = (
     | CopiesFound
     | Pulled
     | PullFailed
+    | BytesSent
+    | SendingEnded
+    | TransfersTold
+    | PacesTold
     | PressureRead
     | BeatHeard
     | BeatChecked

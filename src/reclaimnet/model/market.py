@@ -159,6 +159,29 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """A checkpoint, or what a job left, on its way from this node to another."""
+
+    transfer: str
+    job: JobId
+    to: NodeId
+    size: int
+    bytes_left: int
+    rate: int
+    """What it reached of late, in bytes a second; 0 if it is not known yet."""
+    pace: int | None
+    """What it is held to; None if to nothing."""
+    eta: int | None
+    """When the last byte will be there at that rate."""
+    deadline: int | None
+    """When it must be there; None if whenever there is room."""
+    planned_by: str = ""
+    """Who conducts its links: a node for each stretch; empty if this one plans for itself."""
+    shed: bool = False
+    """Not all can arrive in time, and this one was given up for the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """When a node expects its provider to take GPUs back; enough for others to work out how long
     it will last. The declared hours are in its terms. See policy/hazard.py."""
@@ -231,3 +254,7 @@ class Card:
     memory: Gauge | None = None
     roles: tuple[str, ...] = ()
     """What the node does for others, so that they know whom to tell."""
+    conducts: tuple[str, ...] = ()
+    """The stretches of the network on which it says who goes how fast, and who talks when."""
+    sending: tuple[Sending, ...] = ()
+    """What is on its way from here to others."""

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from reclaimnet.model.events import Event
 from reclaimnet.model.market import Card, GpuId, JobId, NodeId, Notice
+from reclaimnet.model.moving import TransferId
+from reclaimnet.model.rhythm import ExplainLink
 from reclaimnet.model.work import Decision, JobRecord, JobSpec, ManifestId, Writer
 
 
@@ -164,6 +166,15 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetPace:
+    """Hold a transfer from this node to a rate in bytes a second, from now on."""
+
+    job: JobId
+    transfer: TransferId
+    rate: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
     """Drop the job's checkpoints from this node's vault, except the ones to keep."""
 
@@ -197,6 +208,8 @@ Order = (
     | Limit
     | End
     | Pull
+    | SetPace
     | Forget
     | Explain
+    | ExplainLink
 )

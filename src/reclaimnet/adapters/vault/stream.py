@@ -41,7 +41,7 @@ class Stream:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._stopped = stopped
-        self._pace = pace
+        self._paces: tuple[Pace, ...] = (pace,)
         self.stall_s = stall_s
         """A peer that moves nothing for so long is given up."""
         self._incoming = ssl.MemoryBIO()
@@ -50,6 +50,10 @@ class Stream:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self.sending_s = 0.0
         """Time spent on the socket and in keeping the pace: how slow the way to the peer is."""
+
+    def hold_to(self, pace: Pace) -> None:
+        """From now on, what is sent keeps this pace, too."""
+        self._paces = (*self._paces, pace)
 
     def handshake(self) -> None:
         while True:
@@ -122,7 +126,7 @@ class Stream:
         if count == 0:
             raise ConnectionError("the peer closed the connection")
         self._incoming.write(self._piece[:count])
-        self._pace.spend(count, self._stopped)
+        self._paces[0].spend(count, self._stopped)
 
     def _receive_piece(self) -> int:
         started = time.monotonic()
@@ -135,7 +139,8 @@ class Stream:
     def _flush(self) -> None:
         data = memoryview(self._outgoing.read())
         begun = moved = time.monotonic()
-        self._pace.spend(len(data), self._stopped)
+        for pace in self._paces:
+            pace.spend(len(data), self._stopped)
         while data:
             try:
                 sent = self._socket.send(data)

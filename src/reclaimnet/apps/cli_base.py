@@ -112,7 +112,7 @@ SECTIONS: Final = {
     "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
     "Owners": ("lend", "reclaim", "nodes", "top", "agent"),
     "Operators": ("up", "down", "guard", "doctor", "config", "completion"),
-    "Researchers": ("demo", "bench", "sim", "chain", "testbed"),
+    "Researchers": ("demo", "bench", "sim", "swarm", "chain", "testbed"),
 }
 
 

@@ -1,11 +1,20 @@
-"""What researchers type: demo, bench, sim, testbed."""
+"""What researchers type: demo, bench, sim, swarm, testbed."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from reclaimnet.apps.cli_base import app, cli, command, json_option, say
+from reclaimnet.apps.cli_base import (
+    app,
+    cli,
+    command,
+    json_option,
+    print_json,
+    progress,
+    say,
+    width,
+)
 
 
 @command("rn demo\nrn demo --json > result.json")
@@ -75,6 +84,38 @@ def sim(
         days=days,
         compare=compare,
     )
+
+
+@command("rn swarm --seed 7\nrn swarm --seeds 100")
+@json_option
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--seeds", type=click.IntRange(1), help="So many from there on, as a count.")
+def swarm(as_json: bool, seed: int, seeds: int | None) -> int:
+    """Play misfortune on simulated campuses and check every promise.
+
+    One seed is told as a story. The exit code is 1 if a promise was broken.
+    """
+    if seeds is None:
+        outcome, lines = app("swarm", "story")(seed, width=width() or 100)
+        outcomes = [outcome]
+    else:
+        with progress() as tell:
+            outcomes = app("swarm", "many")(range(seed, seed + seeds), tell)
+        lines = []
+    told = app("swarm", "summary")(outcomes)
+    commit = app("swarm", "commit")()
+    if as_json:
+        print_json(commit=commit, seed=seed, **told)
+    else:
+        for line in lines:
+            click.echo(line)
+        for broken, text in told["broken"].items():
+            click.echo(f"seed {broken} at {commit}: {text}")
+        say(
+            f"{told['runs']} campuses, {told['jobs']} jobs, {told['faults']} faults: "
+            f"{told['violations']} broken promises."
+        )
+    return 1 if told["violations"] else 0
 
 
 @cli.group(epilog="\b\nExample:\n  rn testbed up campus.toml\n  rn testbed down")

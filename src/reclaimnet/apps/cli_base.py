@@ -110,7 +110,7 @@ def configured(ctx: click.Context | None = None, *, state: str | None = None) ->
 
 SECTIONS: Final = {
     "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
-    "Owners": ("lend", "reclaim", "nodes", "top", "agent"),
+    "Owners": ("lend", "reclaim", "nodes", "top", "links", "agent"),
     "Operators": ("up", "down", "guard", "doctor", "config", "completion"),
     "Researchers": ("demo", "bench", "sim", "swarm", "chain", "testbed"),
 }

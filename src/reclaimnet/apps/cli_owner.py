@@ -160,6 +160,23 @@ def agent(
     )
 
 
+@command("rn links\nrn links --json")
+@json_option
+def links(as_json: bool) -> None:
+    """Show the network: what is on its way, who talks when, who conducts.
+
+    Transfers with a deadline say when they will be there, and when they must be.
+    """
+    from reclaimnet.apps import links as network
+
+    cards = [node.card for node in Gateway(configured()).nodes()]
+    if as_json:
+        print_json(**network.data(cards))
+        return
+    for line in network.lines(cards, now=time.time_ns()):
+        click.echo(cli_tables.printable(line))
+
+
 @command("rn top")
 @json_option
 def top(as_json: bool) -> None:

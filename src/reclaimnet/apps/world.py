@@ -910,6 +910,7 @@ def _bytes_sent(sending: Sending) -> ev.BytesSent:
         to=node_of(sending.peer) or NodeId(sending.peer),
         size=sending.size,
         left=sending.left,
+        busy=sending.busy(),
     )
 
 

@@ -7,14 +7,14 @@ conductor that takes over begins from where everybody is at that moment.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Final, assert_never
 
 from reclaimnet.engine.convoy import Convoy, differs
 from reclaimnet.model.events import PacesTold, TransfersTold
-from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.market import JobId, LinkSeen, NodeId
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.orders import Order, Tell
 from reclaimnet.model.rhythm import (
@@ -41,6 +41,7 @@ from reclaimnet.model.units import MICROSECOND, MILLISECOND
 from reclaimnet.policy.detect import at_period, changed
 from reclaimnet.policy.pace import PlanPaces, least_rate_first
 from reclaimnet.policy.rotate import beside_rhythms, gaps, rotate
+from reclaimnet.policy.view import view
 
 NOBODY: Final = NodeId("")
 
@@ -68,6 +69,10 @@ KEPT_SAMPLES: Final = 8
 CLOCK_DRIFT: Final = 50e-6
 """By how much two clocks may go apart: an old measurement is worth so much less."""
 MAX_JOBS: Final = 1024
+MAX_SEEN: Final = 16
+"""Links that a card tells of, the fullest first."""
+MAX_VOICES: Final = 32
+"""Jobs on a link that a card tells of."""
 
 Plan = Callable[..., RotationPlan]
 
@@ -181,9 +186,28 @@ class Conductor:
                 orders.append(Tell(to=node, event=told))
         if plan.decision.chosen != self._explained and plan.until is not None:
             self._explained = plan.decision.chosen
-            links = tuple(link.id for link in self.links if self.convoy.rate_on(link.id))
+            links = tuple(link.id for link in self.links if self.convoy.on(link.id))
             orders.append(ExplainLink(links=links, decision=plan.decision))
         return orders
+
+    def seen(self) -> tuple[LinkSeen, ...]:
+        """Those of our links on which something moves, as far as a card has room for them."""
+        found = []
+        shed = set(self.convoy.plan.shed)
+        for one in view(self.plan, self.links):
+            on = self.convoy.on(LinkId(one.link))
+            if on or one.voices:
+                found.append(
+                    replace(
+                        one,
+                        carries=self.convoy.carries.get(LinkId(one.link)),
+                        sending=len(on),
+                        reached=self.convoy.rate_on(LinkId(one.link)),
+                        shed=sum(transfer.id in shed for transfer in on),
+                        voices=one.voices[:MAX_VOICES],
+                    )
+                )
+        return tuple(sorted(found, key=lambda one: (-one.use, -one.reached, one.link))[:MAX_SEEN])
 
     def _beside(self, link: Link) -> Link:
         """Of a link, transfers have what the bursts leave."""

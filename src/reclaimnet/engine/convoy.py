@@ -24,8 +24,8 @@ TOLD_FOR: Final = 10 * SECOND
 """A sender that has said nothing for so long sends nothing any more."""
 MAX_TRANSFERS: Final = 1024
 """More than this on one stretch are not planned for; their senders plan alone."""
-WINDOW: Final = SECOND // 2
-"""The shortest stretch of time over which a rate is measured."""
+WINDOW: Final = 2 * SECOND
+"""The shortest stretch of time over which a rate is measured: progress comes in whole chunks."""
 FULL: Final = 0.9
 """A link is asked for all it has if the rates on it are this part of it."""
 FALLEN: Final = 0.75
@@ -34,6 +34,9 @@ NOTEWORTHY: Final = 0.05
 """By less than this part a rate is not changed."""
 WITNESSES: Final = 2
 """Measurements in a row that have to say so."""
+LEAST_SHARE: Final = 0.05
+"""A link is never taken to carry less than this part of what was said of it: something else is
+wrong then."""
 
 NO_PLAN: Final = PacePlan(
     paces=(), shed=(), until=None, decision=Decision(question="pace", chosen="nothing moves")
@@ -149,6 +152,9 @@ class Convoy:
         sender = self._senders.get(node)
         return [moving.transfer for moving in sender.moving.values()] if sender else []
 
+    def on(self, link: LinkId) -> list[Transfer]:
+        return [m.transfer for m in self._moving() if link in m.transfer.path]
+
     def rate_on(self, link: LinkId) -> int:
         """What the transfers on a link reach together, as far as it was measured."""
         return sum(m.rate or 0 for m in self._moving() if link in m.transfer.path)
@@ -174,17 +180,20 @@ class Convoy:
         """Has a link become slower than was planned with, or is it faster again?"""
         for link in self.links.values():
             on = [m for m in self._moving() if link.id in m.transfer.path]
-            if not on or any(m.rate is None for m in on):
+            if not on or any(m.rate is None or not m.transfer.busy for m in on):
                 continue
             reached = sum(m.rate or 0 for m in on)
             planned_with = self.carries.get(link.id, link.rate)
-            asked = sum(self._rates.get(m.transfer.id, 0) for m in on)
+            # One that is held to less, because of another link, does not ask us for more.
+            asked = sum(
+                min(self._rates.get(m.transfer.id, 0), m.transfer.pace or UNLIMITED) for m in on
+            )
             if reached > planned_with and (link.assumed or link.id in self.carries):
                 self.carries[link.id] = reached if link.assumed else min(reached, link.rate)
                 self._fallen.pop(link.id, None)
             elif asked >= FULL * planned_with and reached < FALLEN * min(asked, planned_with):
                 self._fallen[link.id] = self._fallen.get(link.id, 0) + 1
                 if self._fallen[link.id] >= WITNESSES:
-                    self.carries[link.id] = max(reached, 1)
+                    self.carries[link.id] = max(reached, round(link.rate * LEAST_SHARE))
             else:
                 self._fallen.pop(link.id, None)

@@ -813,6 +813,9 @@ class Node:
                 beat=now,
                 jobs=self._progress(),
                 memory=memory,
+                links=tuple(
+                    link for _, one in sorted(self.conductors.items()) for link in one.seen()
+                ),
                 sending=self.outbound.sending(now),
             )
             return [Beat(card=card)]
@@ -834,6 +837,7 @@ class Node:
             self.airlock.short,
             self.dispatcher is not None,
             tuple(self.conductors),
+            self.outbound.pressing(),
         )
 
     def _tell_vacancy(self, vacant: int, now: int) -> list[Order]:

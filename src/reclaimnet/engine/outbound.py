@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from reclaimnet.engine.convoy import WINDOW, Convoy, differs
+from reclaimnet.engine.convoy import Convoy, differs
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import JobId, NodeId, Sending
 from reclaimnet.model.moving import UNLIMITED, Link, LinkId, Transfer, TransferId
@@ -27,6 +27,8 @@ MAX_SENDING: Final = 256
 """Transfers that are planned for; more than these go as they like."""
 MAX_TOLD: Final = 16
 """Transfers that a card tells of."""
+MEASURED_OVER: Final = SECOND // 2
+"""The shortest time over which a transfer's own rate is worth showing."""
 SMOOTHING: Final = 0.5
 """The weight of the newest measurement of a transfer's rate."""
 
@@ -124,8 +126,8 @@ class Outbound:
             going = _Going(transfer, event.to, event.size, now, event.left)
             self._going[event.transfer] = going
         going.size = event.size
-        going.transfer = replace(going.transfer, left=event.left)
-        if now - going.measured_at >= WINDOW:
+        going.transfer = replace(going.transfer, left=event.left, busy=event.busy)
+        if now - going.measured_at >= MEASURED_OVER:
             newest = max(0, going.measured_left - event.left) * SECOND // (now - going.measured_at)
             going.rate = (
                 round(going.rate + SMOOTHING * (newest - going.rate)) if going.rate else newest
@@ -154,6 +156,7 @@ class Outbound:
                 deadline=at_stake.deadline,
                 unsaved=at_stake.unsaved,
                 awaited=at_stake.awaited,
+                pace=going.pace,
             )
         on: dict[str, list[Transfer]] = {stretch: [] for stretch in sorted(self._told)}
         for transfer in self._transfers():
@@ -170,6 +173,8 @@ class Outbound:
         alone = self._plan_alone(now)
         orders: list[Order] = []
         for id_, going in sorted(self._going.items()):
+            if not going.transfer.left:
+                continue
             words = {s: w for s in self._stretches(going) if (w := self._word(s, now)) is not None}
             rates = [w.paces[id_] for w in words.values() if id_ in w.paces]
             going.shed = any(id_ in word.shed for word in words.values())
@@ -185,7 +190,7 @@ class Outbound:
     def sending(self, now: int) -> tuple[Sending, ...]:
         """For the card: the most pressing first."""
         ranked = sorted(
-            self._going.values(),
+            (going for going in self._going.values() if going.transfer.left),
             key=lambda g: (g.transfer.deadline is None, g.transfer.deadline or 0, g.transfer.id),
         )
         return tuple(
@@ -205,6 +210,12 @@ class Outbound:
                 shed=going.shed,
             )
             for going in ranked[:MAX_TOLD]
+        )
+
+    def pressing(self) -> tuple[TransferId, ...]:
+        """What has to be somewhere in time."""
+        return tuple(
+            id_ for id_, going in sorted(self._going.items()) if going.transfer.deadline is not None
         )
 
     def _plan_alone(self, now: int) -> dict[TransferId, int]:

@@ -317,6 +317,8 @@ class BytesSent:
     size: int
     """All that it has to move."""
     left: int
+    busy: bool = True
+    """It is the network that it waits for, and not whoever fetches it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

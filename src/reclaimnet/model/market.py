@@ -182,6 +182,53 @@ class Sending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Voice:
+    """One job's part on a link."""
+
+    job: JobId
+    priority: int
+    period: int
+    shift: int | None
+    """None if it runs free."""
+    padding: float
+    talks: tuple[tuple[int, int], ...]
+    """Start and length of its bursts within the round; empty if it runs free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSeen:
+    """A link as its conductor sees it."""
+
+    link: str
+    rate: int
+    """What it carries, in bytes a second, as was said of it."""
+    carries: int | None = None
+    """What it was seen to carry, where that is something else."""
+    assumed: bool = False
+    """Nobody has said what it carries: the rate is a guess."""
+    sending: int = 0
+    """Transfers on it."""
+    reached: int = 0
+    """Bytes a second that they reach together."""
+    shed: int = 0
+    """Those of them that were given up, so that the others arrive in time."""
+    round: int = 0
+    """Nanoseconds; 0 if nobody is conducted."""
+    use: float = 0.0
+    """The mean demand of rhythms, as a share of what it carries."""
+    score: float = 1.0
+    slack: int = 0
+    voices: tuple[Voice, ...] = ()
+    left: int = 0
+    """What the bursts leave for migrations and checkpoints, in bytes a second, on average."""
+    met_before: float = 0.0
+    """The share of each job's bursts that would meet others if nobody conducted, on average."""
+    meets_now: float = 0.0
+    """The share that still does by plan."""
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """When a node expects its provider to take GPUs back; enough for others to work out how long
     it will last. The declared hours are in its terms. See policy/hazard.py."""
@@ -256,5 +303,7 @@ class Card:
     """What the node does for others, so that they know whom to tell."""
     conducts: tuple[str, ...] = ()
     """The stretches of the network on which it says who goes how fast, and who talks when."""
+    links: tuple[LinkSeen, ...] = ()
+    """Those of the links it conducts on which something moves."""
     sending: tuple[Sending, ...] = ()
     """What is on its way from here to others."""

@@ -47,6 +47,10 @@ class Transfer:
     """Nanoseconds of work that are lost if it does not arrive."""
     awaited: bool = False
     """A job stands still until it is there, so it goes before what nobody waits for."""
+    pace: int | None = None
+    """What its sender holds it to now, in bytes a second; None if to nothing."""
+    busy: bool = True
+    """It is the network that it waits for, and not whoever fetches it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

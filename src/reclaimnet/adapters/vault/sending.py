@@ -16,6 +16,9 @@ from reclaimnet.model.work import ManifestId
 LINGER: Final = SECOND
 """A transfer without any connection is over after so long; until then it may only be broken."""
 
+BUSY: Final = 0.5
+"""The share of its time that a connection sends, from which on it is the network that is slow."""
+
 
 @dataclass(slots=True, eq=False)
 class Sending:
@@ -33,16 +36,35 @@ class Sending:
     """Monotonic; when the last connection ended."""
     _places: set[int] = field(default_factory=set)
     _sent: int = 0
+    _busy: int = 0
+    _begun: dict[int, int] = field(default_factory=dict)
+    _looked: tuple[int, int] = (0, 0)
 
     @property
     def left(self) -> int:
-        return max(0, self.size - self._sent)
+        """Nothing while nobody fetches it: whoever comes back says so."""
+        return max(0, self.size - self._sent) if self.connections else 0
 
-    def sent(self, place: int, size: int) -> None:
-        """A chunk is on its way, whether whole or as a delta: it need not go again."""
-        if place not in self._places:
-            self._places.add(place)
-            self._sent += size
+    @contextmanager
+    def chunk(self, place: int, size: int) -> Iterator[None]:
+        """A chunk is being sent, whether whole or as a delta: afterwards it need not go again."""
+        me = threading.get_ident()
+        self._begun[me] = time.monotonic_ns()
+        try:
+            yield
+            if place not in self._places:
+                self._places.add(place)
+                self._sent += size
+        finally:
+            self._busy += time.monotonic_ns() - self._begun.pop(me)
+
+    def busy(self) -> bool:
+        """Whether it has mostly waited for the network since the last look, and not for the peer to
+        ask for more."""
+        now = time.monotonic_ns()
+        spent = self._busy + sum(now - begun for begun in list(self._begun.values()))
+        (before, at), self._looked = self._looked, (spent, now)
+        return spent - before > BUSY * (now - at) * max(1, len(self.connections))
 
 
 def _nobody_asks(_sending: Sending, _connection: socket.socket) -> None:

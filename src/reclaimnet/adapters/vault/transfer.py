@@ -295,8 +295,8 @@ class ChunkServer:
                 place, verify = _WANT_BODY.unpack(stream.receive(length))
                 if place >= len(places):
                     raise Damaged("a request is for a chunk that the checkpoint does not have")
-                sender.send(places[place], verify=verify)
-                sending.sent(place, sizes[places[place]])
+                with sending.chunk(place, sizes[places[place]]):
+                    sender.send(places[place], verify=verify)
 
     def _open(self, peer: str, opening: _Opening) -> tuple[Manifest, bytes]:
         job = JobId(opening.job)

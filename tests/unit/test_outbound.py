@@ -1,5 +1,7 @@
 """Transfers under a plan: the convoy, who conducts it, and a node that nobody conducts."""
 
+from dataclasses import replace
+
 from reclaimnet.engine.conductor import Conductor
 from reclaimnet.engine.convoy import TOLD_FOR, WITNESSES, Convoy
 from reclaimnet.engine.node import CONDUCTOR, Body, Node
@@ -102,7 +104,7 @@ def test_who_tells_is_answered_and_others_hear_only_what_is_new() -> None:
     conductor = Conductor(links=[LINK], node=C, stretch="s")
 
     def told(node: NodeId, *transfers: Transfer) -> dict[NodeId, ev.PacesTold]:
-        event = ev.TransfersTold(stretch="s", node=node, transfers=transfers)
+        event = ev.TransfersTold(stretch="s", node=node, at=0, transfers=transfers)
         tells = [o for o in conductor.transfers_told(event, 0) if isinstance(o, Tell)]
         return {t.to: t.event for t in tells if isinstance(t.event, ev.PacesTold)}
 
@@ -111,6 +113,11 @@ def test_who_tells_is_answered_and_others_hear_only_what_is_new() -> None:
     assert set(told(A, x)) == {A}
     assert set(told(B, y)) == {A, B}
     assert set(told(B, y)) == {B}
+    # Another clock, the same time left: the plan is the same.
+    late = ev.TransfersTold(
+        stretch="s", node=B, at=90 * SECOND, transfers=(replace(y, deadline=100 * SECOND),)
+    )
+    assert [o.to for o in conductor.transfers_told(late, 0) if isinstance(o, Tell)] == [B]
     # Not all can arrive: the one that saves least is given up, and told so.
     big = transfer("z", 900 * MB, 10 * SECOND, unsaved=1)
     assert told(C, big)[C].shed == ("z",)

@@ -165,7 +165,14 @@ class Conductor:
     def transfers_told(self, event: TransfersTold, now: int) -> list[Order]:
         """Who tells is answered, so that it knows that we are there; others if their pace is
         another one now."""
-        self.convoy.told(event.node, event.transfers, now)
+        # Deadlines are by the sender's clock; what is left until then is the same by ours.
+        transfers = [
+            transfer
+            if transfer.deadline is None
+            else replace(transfer, deadline=transfer.deadline - event.at + now)
+            for transfer in event.transfers
+        ]
+        self.convoy.told(event.node, transfers, now)
         return self._pace(now, answer=event.node)
 
     def _pace(self, now: int, *, answer: NodeId | None = None) -> list[Order]:

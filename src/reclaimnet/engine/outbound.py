@@ -164,7 +164,7 @@ class Outbound:
                 on.setdefault(stretch, []).append(transfer)
         self._told = {stretch for stretch, transfers in on.items() if transfers}
         return [
-            ev.TransfersTold(stretch=stretch, node=self.node, transfers=tuple(transfers))
+            ev.TransfersTold(stretch=stretch, node=self.node, at=now, transfers=tuple(transfers))
             for stretch, transfers in on.items()
         ]
 

@@ -335,6 +335,8 @@ class TransfersTold:
 
     stretch: str
     node: NodeId
+    at: int
+    """By the clock of the node, as their deadlines are."""
     transfers: tuple[Transfer, ...]
 
 

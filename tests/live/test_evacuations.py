@@ -14,6 +14,7 @@ import pytest
 from reclaimnet.apps import bundle, testbed, up
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
+from reclaimnet.apps.guard_client import GuardClient
 from reclaimnet.model.asking import ReclaimRequest
 from reclaimnet.model.market import JobId, Sending
 from reclaimnet.model.units import SECOND
@@ -128,6 +129,8 @@ def test_evacuations_that_share_an_uplink_are_planned_together_and_arrive_in_tim
         "somebody to conduct the narrow uplink",
     )
 
+    guard = testbed.RUN_DIR / campus.bed.mark / "a1" / "guard.sock"
+    shaped: set[str] = set()
     seen: dict[JobId, list[Sending]] = {}
     together: list[dict[JobId, Sending]] = []
 
@@ -135,6 +138,8 @@ def test_evacuations_that_share_an_uplink_are_planned_together_and_arrive_in_tim
         now = campus.sending("a1")
         if now and (not together or together[-1] != now):
             together.append(now)
+            with GuardClient(guard) as client:
+                shaped.update(client.ask("status")["transfers"])
             for job, sent in now.items():
                 seen.setdefault(job, []).append(sent)
         return now
@@ -160,6 +165,7 @@ def test_evacuations_that_share_an_uplink_are_planned_together_and_arrive_in_tim
         paces = [s.pace for s in both.values()]
         assert all(pace is not None for pace in paces)
         assert sum(pace or 0 for pace in paces) <= 1.06 * UPLINK + len(paces) * (1 << 16)
+    assert len(shaped) >= 3, "each has a class of its own at the edge"
     # Progress was seen, and the last to come changed the pace of those that were there before.
     assert any(s.bytes_left < s.size for sents in seen.values() for s in sents)
     assert any(len({s.pace for s in sents}) > 1 for sents in seen.values())

@@ -11,6 +11,7 @@ from reclaimnet.model import events as ev
 from reclaimnet.model.events import Event
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import Order, Tell, Write
+from reclaimnet.model.rhythm import IterationSeen, RhythmSeen
 from reclaimnet.wire import event_to_dict, order_to_dict
 
 _NO_NEWS: Final = (
@@ -22,14 +23,28 @@ _NO_NEWS: Final = (
     ev.PressureRead,
     ev.VacancyTold,
     ev.BytesSent,
+    IterationSeen,
+    ev.TrafficSampled,
+    RhythmSeen,
+    ev.ClockAsked,
+    ev.ClockTold,
     ev.TransfersTold,
     ev.PacesTold,
     ev.Written,
     ev.ProbeArrived,
 )
 """Events that are only worth an entry if something was ordered because of them."""
-_NO_ORDER_OF_NOTE: Final = frozenset({"Beat", "HoldLease", "Read", "Check", "SetPace"})
-_ROUTINE_NEWS: Final = (ev.ProbeAnswered, ev.VacancyTold, ev.TransfersTold, ev.PacesTold)
+_NO_ORDER_OF_NOTE: Final = frozenset({"Beat", "HoldLease", "Read", "Check", "SetPace", "Listen"})
+_ROUTINE_NEWS: Final = (
+    ev.ProbeAnswered,
+    ev.VacancyTold,
+    ev.TransfersTold,
+    ev.PacesTold,
+    IterationSeen,
+    RhythmSeen,
+    ev.ClockAsked,
+    ev.ClockTold,
+)
 
 
 def entries(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> list[dict[str, Any]]:

@@ -115,6 +115,14 @@ class Guarded:
         else:
             otherwise()
 
+    def sent(self, job: JobId, epoch: int) -> int:
+        """Bytes that the guest has sent, by the kill switch's own count."""
+        name = _name(job, epoch)
+        for guest in self._ask("status")["guests"]:
+            if guest["guest"] == name:
+                return int(guest["counts"]["out_passed"]["bytes"])
+        raise NotFound(f"the guard knows no guest {name}")
+
     def let_go(self, transfer: str) -> None:
         """The transfer is over, and its class with it."""
         name = _short(transfer)

@@ -20,6 +20,7 @@ from typing import Any, Final, assert_never
 
 from reclaimnet import journal
 from reclaimnet.adapters.linux import runner as rn
+from reclaimnet.adapters.linux.counters import Samples, listen
 from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
 from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.adapters.linux.pressure import Watch
@@ -39,8 +40,8 @@ from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
 from reclaimnet.model.moving import UNLIMITED, TransferId
 from reclaimnet.model.pressure import MAX_AGE, Pressure
-from reclaimnet.model.rhythm import ExplainLink
-from reclaimnet.model.units import SECOND
+from reclaimnet.model.rhythm import ExplainLink, IterationSeen
+from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, Manifest, ManifestId, Saving
 from reclaimnet.sdk.image import IMAGE
 
@@ -58,6 +59,10 @@ OUTPUT: Final = Path(".rn-output")
 """Where a checkpoint holds what the job had written into its output directory."""
 LOADED_PATIENCE_S: Final = 10.0
 """How long a job that was started ahead may take to read what is laid out for it."""
+LISTEN_EVERY: Final = 5 * MILLISECOND
+"""How often a byte counter is read while a job is listened to."""
+GUARD_EVERY: Final = 15 * MILLISECOND
+"""The same where the guard has to be asked, who has other things to do."""
 SENDING_EVERY_S: Final = 0.5
 """How often it is looked how far transfers from here have come."""
 TELLING_RATE_BYTES: Final = 1 << 20
@@ -154,6 +159,7 @@ class LiveWorld:
         self._paces: dict[TransferId, int] = {}
         """What transfers from here are held to."""
         self._watching_sendings = False
+        self._listening = ThreadPoolExecutor(1, "reclaimnet-listen")
         self.watch = Watch(
             self._read_memory,
             self._on_pressure_from_thread,
@@ -280,6 +286,16 @@ class LiveWorld:
                 self._spawn(self._forget(order))
             case od.SetPace():
                 self._set_pace(order)
+            case od.Listen():
+                self._spawn(self._listen(order))
+            case od.Rotate():
+                self.runner.rotate(
+                    order.job,
+                    order.epoch,
+                    anchor_monotonic_ns=self._clock.monotonic(order.anchor),
+                    period=order.period,
+                    bound=order.bound,
+                )
             case od.Explain() | ExplainLink():
                 pass
             case _:
@@ -464,6 +480,15 @@ class LiveWorld:
                 at = self._clock.wall(report.at)
                 self.deliver(
                     ev.StepDone(job=report.job, epoch=report.epoch, step=report.step, at=at)
+                )
+            case rn.Iterated():
+                self.deliver(
+                    IterationSeen(
+                        job=report.job,
+                        count=report.count,
+                        ready_at=self._clock.wall(report.ready_at),
+                        began_at=self._clock.wall(report.began_at),
+                    )
                 )
             case rn.Snapshot():
                 key = (report.job, report.epoch)
@@ -783,6 +808,47 @@ class LiveWorld:
         else:
             self._guard.hold_to(_transfer_of(sending), rate, connections, otherwise=here)
 
+    async def _listen(self, order: od.Listen) -> None:
+        """One job at a time: it is a thread that does little but look at the clock."""
+        minder = self.runner.minder_of(order.job, order.epoch)
+        if minder is None:
+            return
+        try:
+            samples: Samples = await self._loop.run_in_executor(
+                self._listening, self._heard, minder, order
+            )
+        except (ReclaimNetError, OSError) as error:
+            _log.info("the traffic of %s cannot be counted: %s", order.job, error)
+            return
+        self.deliver(
+            ev.TrafficSampled(
+                job=order.job,
+                epoch=order.epoch,
+                times=tuple(self._clock.wall(at) for at in samples.times),
+                counts=samples.counts,
+            )
+        )
+
+    def _heard(self, minder: int, order: od.Listen) -> Samples:
+        """By the sockets themselves; where they cannot be looked at, by what the guard counts."""
+
+        def stopped() -> bool:
+            return self._closed
+
+        try:
+            return listen(minder, lasts=order.lasts, every=LISTEN_EVERY, stopped=stopped)
+        except Unavailable:
+            if self._guard is None:
+                raise
+        times: list[int] = []
+        counts: list[int] = []
+        end = time.monotonic_ns() + order.lasts
+        while time.monotonic_ns() < end and not stopped():
+            counts.append(self._guard.sent(order.job, order.epoch))
+            times.append(time.monotonic_ns())
+            time.sleep(GUARD_EVERY / SECOND)
+        return Samples(times=tuple(times), counts=tuple(counts))
+
     async def _get_ready(self, key: tuple[JobId, int], laid_out: "_LaidOut") -> None:
         """The process that waits for this state reads what is there of it. The first time, whoever
         asked for the state is answered only then: it is what they wait for."""
@@ -842,6 +908,7 @@ class LiveWorld:
         await asyncio.to_thread(self.watch.close)
         await asyncio.to_thread(self.runner.close)
         await asyncio.to_thread(self._pool.shutdown)
+        await asyncio.to_thread(self._listening.shutdown)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await self._loop.run_in_executor(self._pool, function, *arguments)

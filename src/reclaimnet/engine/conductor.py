@@ -37,7 +37,7 @@ from reclaimnet.model.rhythm import (
     Unleash,
     Yield,
 )
-from reclaimnet.model.units import MICROSECOND, MILLISECOND
+from reclaimnet.model.units import MICROSECOND, MILLISECOND, SECOND
 from reclaimnet.policy.detect import at_period, changed
 from reclaimnet.policy.pace import PlanPaces, least_rate_first
 from reclaimnet.policy.rotate import beside_rhythms, gaps, rotate
@@ -69,6 +69,10 @@ KEPT_SAMPLES: Final = 8
 CLOCK_DRIFT: Final = 50e-6
 """By how much two clocks may go apart: an old measurement is worth so much less."""
 MAX_JOBS: Final = 1024
+SILENT_FOR: Final = 30 * SECOND
+"""A job whose node tells nothing of it for so long is not on our links any more."""
+ASK_CLOCK: Final = 10 * SECOND
+"""How often a node whose jobs are conducted is asked for its time."""
 MAX_SEEN: Final = 16
 """Links that a card tells of, the fullest first."""
 MAX_VOICES: Final = 32
@@ -104,6 +108,7 @@ class _Player:
     """The iteration from which on lateness counts again."""
     told: Shift | Shape | None = None
     yields: bool = False
+    heard: int = 0
 
 
 class Conductor:
@@ -124,6 +129,7 @@ class Conductor:
         self._paced: dict[NodeId, PacesTold] = {}
         """What each sender was told last."""
         self._explained = ""
+        self._ask_at: dict[NodeId, int] = {}
         self.plan = RotationPlan(rounds=())
         self.replans = 0
         self.clocks: dict[NodeId, Clock] = {}
@@ -216,6 +222,10 @@ class Conductor:
                 )
         return tuple(sorted(found, key=lambda one: (-one.use, -one.reached, one.link))[:MAX_SEEN])
 
+    def replanned(self, now: int) -> list[Order]:
+        """The bursts lie elsewhere now, so transfers have other gaps."""
+        return self._pace(now) if self.convoy.senders() else []
+
     def _beside(self, link: Link) -> Link:
         """Of a link, transfers have what the bursts leave."""
         round_ = self.round_on(link)
@@ -245,6 +255,7 @@ class Conductor:
 
     def _seen(self, event: RhythmSeen, now: int) -> None:
         rhythm = event.rhythm
+        self._forget_silent(now)
         player = self._players.get(rhythm.job)
         if player is None:
             if len(self._players) < MAX_JOBS:
@@ -260,6 +271,21 @@ class Conductor:
             self._soon(player.rhythm, now)
             player.rhythm = rhythm
             self._soon(rhythm, now)
+        if rhythm.job in self._players:
+            self._players[rhythm.job].heard = now
+
+    def _forget_silent(self, now: int) -> None:
+        for job, player in list(self._players.items()):
+            if now - player.heard > SILENT_FOR and player.heard:
+                del self._players[job]
+                self._soon(player.rhythm, now)
+
+    def clock_due(self, node: NodeId, now: int) -> bool:
+        """Whether the node is to be asked for its time."""
+        if node == self.node or now < self._ask_at.get(node, 0):
+            return False
+        self._ask_at[node] = now + ASK_CLOCK
+        return True
 
     def _gone(self, job: JobId, now: int) -> list[RhythmOrder]:
         player = self._players.pop(job, None)
@@ -285,6 +311,7 @@ class Conductor:
                 return
             player.marks.clear()
         player.marks.append(mark)
+        player.heard = now
         if self._replan_at is None and event.count >= player.quiet_until:
             self._judge(player, now)
 

@@ -17,6 +17,7 @@ from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood, Timing
 from reclaimnet.engine.outbound import Outbound, Stakes
 from reclaimnet.engine.provider import HOURS_REQUEST, Provider
 from reclaimnet.engine.shelf import Shelf
+from reclaimnet.engine.tempo import Tempo
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import (
     Address,
@@ -32,6 +33,17 @@ from reclaimnet.model.market import (
 from reclaimnet.model.moving import Link
 from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Read, Tell, Write
 from reclaimnet.model.probing import Ticket
+from reclaimnet.model.rhythm import (
+    ClockSampled,
+    ExplainLink,
+    IterationSeen,
+    RhythmEvent,
+    RhythmGone,
+    RhythmOrder,
+    RhythmSeen,
+    Shift,
+    Unleash,
+)
 from reclaimnet.model.units import HOUR, MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobState, Writer, shape_of
 from reclaimnet.policy.arbitrate import Denied
@@ -104,6 +116,7 @@ class Node:
             policy=suite.pace,
             stakes=self._stakes,
         )
+        self.tempo = Tempo(body.node, self.outbound.links_out(), assumed=body.uplink_assumed)
         self._beat_at = 0
         self.lease_until = 0
         self._leases: dict[JobId, int] = {}
@@ -305,6 +318,23 @@ class Node:
             case ev.PacesTold():
                 self.outbound.heard(event, now)
                 return self.outbound.hold(now)
+            case IterationSeen():
+                return self._iteration_seen(event, now)
+            case ev.TrafficSampled():
+                orders, news = self.tempo.sampled(event, now)
+                return orders + [o for told in news for o in self._tell_conductor(told, now)]
+            case RhythmSeen() | RhythmGone():
+                return self._conduct(event, now)
+            case ev.RotationTold():
+                return self.tempo.rotation_told(event)
+            case ev.ClockAsked():
+                told = ev.ClockTold(node=self.body.node, asked=event.asked, told=now)
+                return [Tell(to=event.node, event=told)]
+            case ev.ClockTold():
+                sampled = ClockSampled(
+                    node=event.node, asked=event.asked, told=event.told, heard=now
+                )
+                return self._conduct(sampled, now)
             case ev.PressureRead():
                 return self.airlock.read(event.reading, self.attempts, now)
             case ev.BeatHeard():
@@ -554,6 +584,56 @@ class Node:
                 links=links, pace=self.suite.pace, node=self.body.node, stretch=stretch
             )
 
+    # --- who talks when ----------------------------------------------------------------------
+
+    def _iteration_seen(self, event: IterationSeen, now: int) -> list[Order]:
+        attempt = self.attempts.get(event.job)
+        if attempt is None or attempt.phase == Phase.BOOKED:
+            return self._conduct(event, now)
+        orders, news = self.tempo.iteration(
+            event, epoch=attempt.epoch, priority=attempt.record.spec.priority, now=now
+        )
+        return orders + [order for told in news for order in self._tell_conductor(told, now)]
+
+    def _tell_conductor(
+        self, told: RhythmSeen | RhythmGone | IterationSeen, now: int
+    ) -> list[Order]:
+        """All that this node's jobs say crosses links of one stretch."""
+        stretch = self.outbound.own_stretch
+        if stretch in self.conductors:
+            return self._conduct(told, now)
+        conductor = self.around.conductor(stretch, now)
+        return [Tell(to=conductor, event=told)] if conductor is not None else []
+
+    def _conduct(self, event: RhythmEvent, now: int) -> list[Order]:
+        """For the conductors here; one that does not know the job makes nothing of it."""
+        orders: list[Order] = []
+        for conductor in self.conductors.values():
+            if isinstance(event, RhythmSeen):
+                ours = {link.id for link in conductor.links}
+                if not ours.issuperset(event.rhythm.links):
+                    continue
+                if conductor.clock_due(event.node, now):
+                    asked = ev.ClockAsked(node=self.body.node, asked=now)
+                    orders.append(Tell(to=event.node, event=asked))
+            orders += self._rotated(conductor.handle(event, now))
+        return orders
+
+    def _rotated(self, orders: Sequence[RhythmOrder]) -> list[Order]:
+        """Tell the nodes of the jobs. That some jobs yield to others needs marks on their packets,
+        which nobody here can set: priorities are kept by the plan alone."""
+        found: list[Order] = []
+        for order in orders:
+            if isinstance(order, ExplainLink):
+                found.append(order)
+            elif isinstance(order, Shift | Unleash):
+                told = _rotation(order)
+                if order.node == self.body.node:
+                    found += self.tempo.rotation_told(told)
+                else:
+                    found.append(Tell(to=order.node, event=told))
+        return found
+
     def _hold_paces(self, now: int) -> list[Order]:
         """Tell the conductors what is on its way, and hold it to what they say."""
         orders: list[Order] = []
@@ -749,7 +829,12 @@ class Node:
             orders += self.attempts[job].woke(now)
         if self.dispatcher is not None:
             orders += self.dispatcher.woke(now)
-        return orders
+        for conductor in self.conductors.values():
+            rotated = conductor.woke(now)
+            if rotated:
+                orders += self._rotated(rotated)
+                orders += self._conducted(conductor.replanned(now), now)
+        return orders + (self.outbound.hold(now) if self.conductors else [])
 
     def _sweep(self, now: int) -> list[Order]:
         """What follows from the new state, whatever the event was."""
@@ -762,6 +847,8 @@ class Node:
                 # Not at this very moment: the attempt may have ended because time passed.
                 self.shelf.found((job,), now + EARLY_BEAT)
         orders = self.airlock.sweep(self.attempts, now)
+        for gone in self.tempo.gone(j for j in self.tempo.players() if j not in self.attempts):
+            orders += self._tell_conductor(gone, now)
         return orders + self._hold_leases() + self._plan_saves(now)
 
     def _plan_saves(self, now: int) -> list[Order]:
@@ -857,6 +944,18 @@ class Node:
     def _running(self, job: JobId, epoch: int) -> Attempt | None:
         attempt = self.attempts.get(job)
         return attempt if attempt is not None and attempt.epoch == epoch else None
+
+
+def _rotation(order: Shift | Unleash) -> ev.RotationTold:
+    if isinstance(order, Unleash):
+        return ev.RotationTold(job=order.job, anchor=0, period=0, bound=0)
+    return ev.RotationTold(
+        job=order.job,
+        anchor=order.anchor,
+        period=order.period,
+        bound=order.bound,
+        error=order.error,
+    )
 
 
 def dispatcher_role(zone: str) -> str:

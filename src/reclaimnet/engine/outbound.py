@@ -109,6 +109,10 @@ class Outbound:
         """What everything that is said on this node crosses."""
         return (self.uplink.id,) if self._topology is None else self._topology.out_of(self.node)
 
+    @property
+    def own_stretch(self) -> str:
+        return self._stretch_of[self.uplink.id]
+
     def _path(self, to: NodeId) -> tuple[LinkId, ...]:
         way = self._topology.path(self.node, to) if self._topology is not None else ()
         return tuple(LinkId(link) for link, _ in way) or self.links_out()
@@ -178,7 +182,7 @@ class Outbound:
             words = {s: w for s in self._stretches(going) if (w := self._word(s, now)) is not None}
             rates = [w.paces[id_] for w in words.values() if id_ in w.paces]
             going.shed = any(id_ in word.shed for word in words.values())
-            if self._stretch_of[self.uplink.id] not in words:
+            if self.own_stretch not in words:
                 rates.append(alone.get(id_, 0))
             rate = TRICKLE if going.shed else max(min(rates, default=UNLIMITED), TRICKLE)
             if differs(going.pace, rate):

@@ -6,6 +6,7 @@ from reclaimnet.model.market import Card, Cause, GpuId, JobId, NodeId, NoticeId,
 from reclaimnet.model.moving import Pace, Transfer, TransferId
 from reclaimnet.model.pressure import Pressure
 from reclaimnet.model.probing import Probe, ProbeId, Ticket
+from reclaimnet.model.rhythm import IterationSeen, RhythmGone, RhythmSeen
 from reclaimnet.model.work import JobRecord, ManifestId, Writer
 
 # --- the provider speaks -------------------------------------------------------------------
@@ -350,6 +351,51 @@ class PacesTold:
     shed: tuple[TransferId, ...] = ()
 
 
+# --- who talks when ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficSampled:
+    """What a job has sent, as its byte counter was read again and again. Times are the node's."""
+
+    job: JobId
+    epoch: int
+    times: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotationTold:
+    """Iterations of a job here are to begin at anchor + k · period, says who conducts its links."""
+
+    job: JobId
+    anchor: int
+    """By the clock of the node that is told."""
+    period: int
+    """0: whenever they like."""
+    bound: int
+    """What one iteration waits at most."""
+    error: int = 0
+    """How far off the node's clock may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockAsked:
+    """Who conducts wants to know the time here."""
+
+    node: NodeId
+    asked: int
+    """By the clock of the asker; echoed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockTold:
+    node: NodeId
+    asked: int
+    told: int
+    """By the clock of the node that was asked."""
+
+
 # --- the node itself -----------------------------------------------------------------------
 
 
@@ -434,6 +480,13 @@ Event = (
     | SendingEnded
     | TransfersTold
     | PacesTold
+    | IterationSeen
+    | TrafficSampled
+    | RhythmSeen
+    | RhythmGone
+    | RotationTold
+    | ClockAsked
+    | ClockTold
     | PressureRead
     | BeatHeard
     | BeatChecked

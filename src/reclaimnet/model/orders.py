@@ -175,6 +175,28 @@ class SetPace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Read the byte counter of what the job sends, for so long. Answered by TrafficSampled, or not
+    at all where it cannot be read."""
+
+    job: JobId
+    epoch: int
+    lasts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotate:
+    """Let the job's iterations begin at anchor + k · period; each waits at most `bound` for that.
+    A period of 0: whenever they like."""
+
+    job: JobId
+    epoch: int
+    anchor: int
+    period: int
+    bound: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
     """Drop the job's checkpoints from this node's vault, except the ones to keep."""
 
@@ -209,6 +231,8 @@ Order = (
     | End
     | Pull
     | SetPace
+    | Listen
+    | Rotate
     | Forget
     | Explain
     | ExplainLink

@@ -3,7 +3,6 @@ conductor hears and orders to keep them there."""
 
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import LinkId
@@ -53,11 +52,15 @@ class Rhythm:
     confidence: float = 1.0
 
     def __post_init__(self) -> None:
-        assert self.period > 0, "a rhythm has a period"
-        assert all(burst.length > 0 for burst in self.bursts), "a burst takes time"
-        assert all(a.end <= b.start for a, b in pairwise(self.bursts)), "bursts do not overlap"
-        assert not self.bursts or self.bursts[0].start >= 0, "a burst is inside its iteration"
-        assert not self.bursts or self.bursts[-1].end <= self.period, "and ends with it"
+        """Rhythms come from other nodes, too: one that is none is refused, whoever sent it."""
+        ends = (0, *(burst.end for burst in self.bursts))
+        starts = (*(burst.start for burst in self.bursts), self.period)
+        if self.period <= 0:
+            raise ValueError("a rhythm has a period")
+        if any(burst.length <= 0 for burst in self.bursts):
+            raise ValueError("a burst takes time")
+        if any(end > start for end, start in zip(ends, starts, strict=True)):
+            raise ValueError("bursts follow each other inside of their iteration")
 
     @property
     def duty(self) -> float:

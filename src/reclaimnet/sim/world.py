@@ -12,7 +12,7 @@ from reclaimnet.model import orders as od
 from reclaimnet.model.market import Card, JobId, NodeId, Offer
 from reclaimnet.model.moving import TransferId
 from reclaimnet.model.pressure import Pressure
-from reclaimnet.model.rhythm import ExplainLink
+from reclaimnet.model.rhythm import ExplainLink, IterationSeen
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, ManifestId, Saving
 from reclaimnet.policy.suite import Suite
@@ -22,6 +22,7 @@ from reclaimnet.sim.links import Links
 from reclaimnet.sim.memory import Footprint, Memory
 from reclaimnet.sim.process import Mode, Process, Work
 from reclaimnet.sim.store import Store
+from reclaimnet.sim.talk import Band, Talk
 
 MINDER_POLL: Final = 20 * MILLISECOND
 """The live minder looks at its limits at least this often; here it is exact, but the promise
@@ -139,6 +140,9 @@ class SimWorld:
         self.conductors: dict[str, NodeId] = {}
         """Who has each of these roles."""
         self._contenders: dict[str, list[NodeId]] = {}
+        self.talks: dict[JobId, Talk] = {}
+        """Jobs that talk, iteration by iteration."""
+        self.bands: dict[tuple[JobId, int], Band] = {}
         self._sending: dict[TransferId, int] = {}
         """The flow of each transfer, for whom its pace is set."""
         self._minted = 0
@@ -494,6 +498,12 @@ class SimWorld:
             case od.SetPace():
                 if order.transfer in self._sending:
                     self.links.set_pace(self._sending[order.transfer], order.rate)
+            case od.Listen():
+                self._listen(machine, order)
+            case od.Rotate():
+                band = self.bands.get((order.job, order.epoch))
+                if band is not None:
+                    band.rotation = (order.anchor, order.period, order.bound)
             case od.Warn() | od.Explain() | ExplainLink():
                 pass
             case _:
@@ -655,8 +665,57 @@ class SimWorld:
                 self._end(machine, process, code=process.work.exit_code, killed=False)
 
         self.kernel.at(process.finishes_at(), finish)
+        if process.job in self.talks:
+            key = (process.job, process.epoch)
+            band = self.bands.setdefault(key, Band(talk=self.talks[process.job]))
+            self._iterate(machine, process, band, generation)
         if self.report_every is not None:
             self._schedule_report(machine, process, generation)
+
+    def _iterate(self, machine: Machine, process: Process, band: Band, generation: int) -> None:
+        """The next iteration is ready; it begins at its place."""
+        ready = self.now
+        wait = band.wait(ready + machine.clock)
+
+        def begin() -> None:
+            if process.generation != generation:
+                return
+            band.count += 1
+            band.began.append(self.now)
+            seen = IterationSeen(
+                job=process.job,
+                count=band.count,
+                ready_at=ready + machine.clock,
+                began_at=self.now + machine.clock,
+            )
+            self._report(machine, seen)
+            self.kernel.after(band.talk.period, end)
+
+        def end() -> None:
+            if process.generation == generation:
+                self._iterate(machine, process, band, generation)
+
+        self.kernel.after(wait, begin)
+
+    def _listen(self, machine: Machine, order: od.Listen) -> None:
+        band = self.bands.get((order.job, order.epoch))
+        if band is None:
+            return
+        begin = self.now
+
+        def heard() -> None:
+            times, counts = band.samples(begin, self.now)
+            self._deliver(
+                machine.body.node,
+                ev.TrafficSampled(
+                    job=order.job,
+                    epoch=order.epoch,
+                    times=tuple(at + machine.clock for at in times),
+                    counts=counts,
+                ),
+            )
+
+        self.kernel.after(order.lasts, heard)
 
     def _schedule_report(self, machine: Machine, process: Process, generation: int) -> None:
         assert self.report_every is not None, "reports are on"

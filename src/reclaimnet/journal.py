@@ -23,6 +23,7 @@ _NO_NEWS: Final = (
     ev.PressureRead,
     ev.VacancyTold,
     ev.BytesSent,
+    ev.Iterated,
     IterationSeen,
     ev.TrafficSampled,
     RhythmSeen,
@@ -32,12 +33,16 @@ _NO_NEWS: Final = (
     ev.PacesTold,
     ev.Written,
     ev.ProbeArrived,
+    ev.SeatTold,
+    ev.SeatGranted,
 )
 """Events that are only worth an entry if something was ordered because of them."""
 _NO_ORDER_OF_NOTE: Final = frozenset({"Beat", "HoldLease", "Read", "Check", "SetPace", "Listen"})
 _ROUTINE_NEWS: Final = (
     ev.ProbeAnswered,
     ev.VacancyTold,
+    ev.SeatTold,
+    ev.SeatGranted,
     ev.TransfersTold,
     ev.PacesTold,
     IterationSeen,

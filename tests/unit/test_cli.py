@@ -506,6 +506,7 @@ class FakeApp:
                     "guard": None,
                     "address": None,
                     "uplink": None,
+                    "zone": None,
                     "topology": None,
                 },
             ),

@@ -35,8 +35,8 @@ def job_table(
             ids[job.id],
             job.spec.name,
             job.state.code,
-            job.holder or "-",
-            str(job.spec.gpus),
+            _where(job),
+            str(job.spec.gpus) if job.spec.nodes == 1 else f"{job.spec.nodes}x{job.spec.gpus}",
             str(job.step),
             str(job.moves),
             _lost(job),
@@ -60,6 +60,11 @@ def _way(sent: Sending, now: int) -> str:
     if sent.deadline is not None:
         words += f" of {show_duration(max(0, sent.deadline - now))}"
     return f"{words}; "
+
+
+def _where(job: JobRecord) -> str:
+    others = f" +{len(job.seats) - 1}" if len(job.seats) > 1 else ""
+    return f"{job.holder}{others}" if job.holder else "-"
 
 
 def reason_of(job: JobRecord) -> str:

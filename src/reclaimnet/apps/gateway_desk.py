@@ -26,11 +26,13 @@ from reclaimnet.errors import NotFound, Unavailable, UsageError
 from reclaimnet.model.asking import Reply, Request
 from reclaimnet.model.events import CancelAsked
 from reclaimnet.model.market import JobId, NodeId
-from reclaimnet.model.units import DAY, KIB
+from reclaimnet.model.units import DAY, KIB, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, Saving
 from reclaimnet.wire import encode_json
 
 MAX_GPUS: Final = 64
+MAX_NODES: Final = 64
+MAX_LASTS_S: Final = 366 * 86_400.0
 MAX_PRIORITY: Final = 100
 MAX_WORDS: Final = 4096
 MAX_TEXT: Final = 32_768
@@ -65,6 +67,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     name: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
     user: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] = "campus"
     gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS)] = 1
+    nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)] = 1
+    lasts_s: Annotated[float, Meta(gt=0, le=MAX_LASTS_S)] | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     saving: Saving = Saving.SDK
     env: Annotated[dict[EnvName, Word], Meta(max_length=MAX_ENV)] = {}
@@ -218,6 +222,11 @@ class Desk:
             raise UsageError("commands and variables cannot hold a zero byte")
         if key is not None and len(key) > MAX_KEY:
             raise UsageError(f"an Idempotency-Key has at most {MAX_KEY} letters")
+        if submission.nodes > 1 and submission.saving is Saving.SIGNAL:
+            raise UsageError(
+                "a job over several nodes is saved by all at one step, which only the SDK can do;"
+                " use it, or submit the job with --saving none"
+            )
         bundle = submission.bundle
         if bundle is not None and not await self._campus.has_bundle(bundle):
             raise UsageError(f"there is no bundle {bundle}; send it first")
@@ -226,6 +235,8 @@ class Desk:
             user=submission.user,
             command=submission.command,
             gpus=submission.gpus,
+            nodes=submission.nodes,
+            lasts=None if submission.lasts_s is None else round(submission.lasts_s * SECOND),
             priority=submission.priority,
             saving=submission.saving,
             env=tuple(sorted(submission.env.items())),
@@ -274,9 +285,28 @@ class _Measured(Collector):
             "Messages dropped because they could not be read.",
             value=float(self._campus.bad_messages),
         )
+        yield from self._edge()
         build = GaugeMetricFamily("reclaimnet_build_info", "Version.", labels=["version"])
         build.add_metric([self._version], 1.0)
         yield build
+
+    def _edge(self) -> Iterator[Metric]:
+        """What the guards count, all nodes together."""
+        sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+        for seen in self._view.nodes():
+            for count in seen.card.edge:
+                labels = (count.kind, count.way, count.verdict)
+                packets, size = sums.get(labels, (0, 0))
+                sums[labels] = (packets + count.packets, size + count.bytes)
+        for index, unit in enumerate(("packets", "bytes")):
+            family = CounterMetricFamily(
+                f"reclaimnet_edge_{unit}",
+                f"Guests' {unit} at the guards.",
+                labels=["class", "direction", "verdict"],
+            )
+            for labels, both in sorted(sums.items()):
+                family.add_metric(list(labels), float(both[index]))
+            yield family
 
 
 def _gauge(name: str, text: str, values: dict[Any, int]) -> GaugeMetricFamily:

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Any, Final
 
 from reclaimnet.apps.guard_client import GuardClient
 from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable
-from reclaimnet.model.market import JobId
+from reclaimnet.model.market import EdgeCount, JobId
+
+COUNT_EVERY_S: Final = 10.0
 
 MOST: Final = 12_500_000_000
 """100 Gbit/s in bytes a second: as good as no limit at all."""
@@ -36,6 +39,8 @@ class Guarded:
         self._paced: set[str] = set()
         self.lane = False
         """Checkpoints are served from the guests' lane, where the guard can shape them."""
+        self._counted: tuple[EdgeCount, ...] = ()
+        self._counted_at = -COUNT_EVERY_S
 
     def listen(self) -> socket.socket | None:
         """A listening socket in the guests' lane; None if this machine has no lane."""
@@ -57,7 +62,7 @@ class Guarded:
         nearer = self._deadlines.get(guest)
         if nearer is not None and nearer != deadline:
             # It was set while the guard was opening the door.
-            self._ask("shorten", guest=guest, deadline=nearer)
+            self._ask("deadline", guest=guest, deadline=nearer)
 
     def limit(self, job: JobId, epoch: int, at: int | None) -> None:
         """Packets and processes end by then, even if we and the guard are gone."""
@@ -66,11 +71,11 @@ class Guarded:
             # Only the owner may give time back; a guard that does not take us for one refuses.
             known = self._deadlines.pop(guest, None)
             if known is not None and guest in self._guests:
-                self._later("lengthen", guest=guest, deadline=None)
+                self._later("deadline", guest=guest, deadline=None)
             return
         self._deadlines[guest] = at
         if guest in self._guests:
-            self._later("shorten", guest=guest, deadline=at)
+            self._later("deadline", guest=guest, deadline=at)
 
     def renew(self, jobs: tuple[JobId, ...], until: int) -> None:
         names = {guest for guest in self._guests if guest.rpartition(".")[0] in jobs}
@@ -87,7 +92,26 @@ class Guarded:
         self._deadlines.pop(guest, None)
         if guest in self._guests:
             self._guests.discard(guest)
-            self._later("close", guest=guest)
+            self._later("stop", guest=guest)
+
+    def edge(self) -> tuple[EdgeCount, ...]:
+        """What the guard counted when it was last asked, which is not long ago."""
+        if time.monotonic() - self._counted_at > COUNT_EVERY_S:
+            self._counted_at = time.monotonic()
+            self._turn.submit(self._count)
+        return self._counted
+
+    def _count(self) -> None:
+        try:
+            counts = self._ask("counts")["counts"]
+        except ReclaimNetError as error:
+            _log.warning("the guard's counters could not be read: %s", error)
+            return
+        self._counted = tuple(
+            EdgeCount(kind=kind, way=key.split("_")[0], verdict=key.split("_")[1], **count)
+            for kind, by_key in sorted(counts.items())
+            for key, count in by_key.items()
+        )
 
     def hold_to(
         self,

@@ -340,9 +340,11 @@ class Attempt:
             kept = kept[kept.index(checkpoint) :]
             held = replace(checkpoint, holders=_with(checkpoint.holders, self.node))
             kept = (held, *kept[1:])
-        orders = self._change(
-            now, checkpoints=kept, step=step, steps_lost=self.record.steps_lost + lost
-        )
+        orders: list[Order] = []
+        if kept != self.record.checkpoints or step != self.record.step:
+            orders += self._change(
+                now, checkpoints=kept, step=step, steps_lost=self.record.steps_lost + lost
+            )
         orders.append(
             self._explain(
                 "from where does it go on?",
@@ -413,6 +415,11 @@ class Attempt:
         # Steps travel with the node's beats; the record learns of them with its next write.
         self.record = replace(self.record, **changes)
         return []
+
+    @property
+    def leaves_state(self) -> bool:
+        """Whether something of it may be in this node's vault."""
+        return bool(self.record.checkpoints or self.record.output or self._saving)
 
     def progress(self) -> Progress | None:
         if self.phase != Phase.RUNNING:

@@ -151,7 +151,7 @@ class Conductor:
                 self._seen(event, now)
                 return []
             case RhythmGone():
-                return self._gone(event.job, now)
+                return self._gone(event, now)
             case IterationSeen():
                 self._iteration(event, now)
                 return []
@@ -287,16 +287,18 @@ class Conductor:
         self._ask_at[node] = now + ASK_CLOCK
         return True
 
-    def _gone(self, job: JobId, now: int) -> list[RhythmOrder]:
-        player = self._players.pop(job, None)
-        if player is None:
+    def _gone(self, event: RhythmGone, now: int) -> list[RhythmOrder]:
+        job = event.job
+        player = self._players.get(job)
+        if player is None or event.node not in (None, player.node):
             return []
+        del self._players[job]
         self._soon(player.rhythm, now)
         return [] if player.told is None else [Unleash(node=player.node, job=job)]
 
     def _iteration(self, event: IterationSeen, now: int) -> None:
         player = self._players.get(event.job)
-        if player is None:
+        if player is None or event.node not in (None, player.node):
             return
         offset = self._offset(player.node)
         mark = _Mark(

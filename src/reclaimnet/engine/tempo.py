@@ -41,7 +41,7 @@ AGREE: Final = 0.06
 class _Player:
     epoch: int
     priority: int
-    marks: deque[IterationSeen] = field(default_factory=lambda: deque(maxlen=KEPT_MARKS))
+    marks: deque[ev.Iterated] = field(default_factory=lambda: deque(maxlen=KEPT_MARKS))
     listen_at: int = 0
     listen_wait: int = LISTEN_AGAIN
     rhythm: Rhythm | None = None
@@ -62,14 +62,14 @@ class Tempo:
         return job in self._players
 
     def iteration(
-        self, event: IterationSeen, *, epoch: int, priority: int, now: int
+        self, event: ev.Iterated, *, priority: int, now: int
     ) -> tuple[list[Order], list[RhythmSeen | IterationSeen]]:
         """What to do about it here, and what to tell who conducts."""
         if self._assumed:
             return [], []
         player = self._players.get(event.job)
-        if player is None or player.epoch != epoch:
-            player = self._players[event.job] = _Player(epoch=epoch, priority=priority)
+        if player is None or player.epoch != event.epoch:
+            player = self._players[event.job] = _Player(epoch=event.epoch, priority=priority)
         player.marks.append(event)
         orders: list[Order] = []
         if len(player.marks) >= STEADY and now >= player.listen_at:
@@ -78,13 +78,21 @@ class Tempo:
                 lasts = min(max(LISTENED * took, SHORTEST), LONGEST)
                 player.listen_at = now + lasts + player.listen_wait
                 player.listen_wait = min(2 * player.listen_wait, LISTEN_SELDOM)
-                orders.append(Listen(job=event.job, epoch=epoch, lasts=lasts))
+                orders.append(Listen(job=event.job, epoch=event.epoch, lasts=lasts))
         news: list[RhythmSeen | IterationSeen] = []
         if player.rhythm is not None:
             if now >= player.tell_at:
                 player.tell_at = now + TELL_EVERY
                 news.append(RhythmSeen(node=self.node, rhythm=player.rhythm))
-            news.append(event)
+            news.append(
+                IterationSeen(
+                    node=self.node,
+                    job=event.job,
+                    count=event.count,
+                    ready_at=event.ready_at,
+                    began_at=event.began_at,
+                )
+            )
         return orders, news
 
     def sampled(
@@ -102,7 +110,7 @@ class Tempo:
                 why = found.reasons
             told: list[RhythmSeen | RhythmGone] = []
             if known is not None:
-                told.append(RhythmGone(job=event.job))
+                told.append(RhythmGone(job=event.job, node=self.node))
             return [self._explain(event.job, "none", why)], told
         player.tell_at = now + TELL_EVERY
         talk = sum(burst.length for burst in rhythm.bursts)
@@ -136,7 +144,7 @@ class Tempo:
         for job in jobs:
             player = self._players.pop(job, None)
             if player is not None and player.rhythm is not None:
-                found.append(RhythmGone(job=job))
+                found.append(RhythmGone(job=job, node=self.node))
         return found
 
     def players(self) -> list[JobId]:

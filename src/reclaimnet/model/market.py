@@ -56,9 +56,18 @@ class Terms:
     utc_offset: int = 0
     """What local time is ahead of UTC, in nanoseconds."""
     maintenance: tuple[Maintenance, ...] = ()
+    ends: int | None = None
+    """When the loan is over for good: the end of a batch allocation, say."""
+
+    @property
+    def declared(self) -> bool:
+        """Whether anything is known ahead about when the GPUs must be back."""
+        return bool(self.hours or self.maintenance) or self.ends is not None
 
     def lends_at(self, now: int) -> bool:
         """Whether the declared hours and maintenance allow lending at this moment."""
+        if self.ends is not None and now >= self.ends:
+            return False
         if any(window.begins <= now < window.ends for window in self.maintenance):
             return False
         if not self.hours:
@@ -77,6 +86,7 @@ class Terms:
 
     def _changes(self, now: int) -> list[int]:
         times = {t for window in self.maintenance for t in (window.begins, window.ends)}
+        times |= set() if self.ends is None else {self.ends}
         midnight = (now + self.utc_offset) // DAY * DAY - self.utc_offset
         for day in range(9 if self.hours else 0):
             for hours in self.hours:
@@ -266,6 +276,20 @@ class Gauge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeCount:
+    """Traffic that a node's guard has counted since the machine started."""
+
+    kind: str
+    """Of guests, of the lane on their behalf, or of guests that had gone."""
+    way: str
+    """Out of the machine, or in."""
+    verdict: str
+    """Passed or dropped."""
+    packets: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """What a node tells the campus about itself with every beat; slightly stale by nature."""
 
@@ -307,3 +331,5 @@ class Card:
     """Those of the links it conducts on which something moves."""
     sending: tuple[Sending, ...] = ()
     """What is on its way from here to others."""
+    edge: tuple[EdgeCount, ...] = ()
+    """What its guard has let pass and what not; nothing if it has none."""

@@ -164,6 +164,8 @@ class RhythmGone:
     """The job has ended, has moved away, or talks without any rhythm now."""
 
     job: JobId
+    node: NodeId | None = None
+    """Where it was; None if whoever says so is believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +181,8 @@ class IterationSeen:
     talked_at: int | None = None
     """When the first burst of the one before began, from the job's byte counters; None if nobody
     looked. It tells computing that takes longer from talking that meets others."""
+    node: NodeId | None = None
+    """Where it runs; None if whoever says so is believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

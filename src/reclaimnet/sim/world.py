@@ -12,7 +12,7 @@ from reclaimnet.model import orders as od
 from reclaimnet.model.market import Card, JobId, NodeId, Offer
 from reclaimnet.model.moving import TransferId
 from reclaimnet.model.pressure import Pressure
-from reclaimnet.model.rhythm import ExplainLink, IterationSeen
+from reclaimnet.model.rhythm import ExplainLink
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, ManifestId, Saving
 from reclaimnet.policy.suite import Suite
@@ -171,7 +171,7 @@ class SimWorld:
         self, job: JobId, spec: JobSpec, work: Work, footprint: Footprint | None = None
     ) -> None:
         self.works[job] = work
-        self.ledger.submitted(job, gpus=spec.gpus, step_s=work.step_time / SECOND)
+        self.ledger.submitted(job, gpus=spec.all_gpus, step_s=work.step_time / SECOND)
         if footprint is not None:
             self.footprints[job] = footprint
         record = JobRecord(id=job, spec=spec, submitted_at=self.now)
@@ -235,7 +235,7 @@ class SimWorld:
             self._deliver(node, replace(asked, grace=max(deadline - self.now, 0)))
         for (job, epoch), (process, exited) in sorted(machine.exits.items()):
             record = self.store.records[job]
-            if record.epoch == epoch and record.holder == node:
+            if record.epoch == epoch and node in (record.holder, *record.seats):
                 self._deliver(node, ev.ProcessFound(record=record, gpus=process.gpus))
                 self._deliver(node, exited)
         machine.exits.clear()
@@ -682,8 +682,9 @@ class SimWorld:
                 return
             band.count += 1
             band.began.append(self.now)
-            seen = IterationSeen(
+            seen = ev.Iterated(
                 job=process.job,
+                epoch=process.epoch,
                 count=band.count,
                 ready_at=ready + machine.clock,
                 began_at=self.now + machine.clock,
@@ -746,7 +747,6 @@ class SimWorld:
             return
         work = process.work
         save_time = work.save_time * machine.slowness
-        process.pause(self.now, save_time)
 
         def take() -> None:
             if process.mode != Mode.RUNNING:
@@ -773,7 +773,37 @@ class SimWorld:
             )
             self._report(machine, taken)
 
-        self.kernel.after(save_time, take)
+        def begin() -> None:
+            process.pause(self.now, save_time)
+            self.kernel.after(save_time, take)
+
+        if order.at is None:
+            begin()
+        else:
+            self._once_at(machine, process, order.at, begin)
+
+    def _once_at(
+        self, machine: Machine, process: Process, step: int, then: Callable[[], None]
+    ) -> None:
+        """At the end of this very step, unless it has passed or never comes."""
+        asked = process.save_asked = process.save_asked + 1
+
+        def look() -> None:
+            if process.mode != Mode.RUNNING or process.save_asked != asked:
+                return
+            if process.step(self.now) == step:
+                then()
+            elif process.frozen:
+                self.kernel.after(SECOND, look)
+            else:
+                self.kernel.at(max(process.reaches(step), self.now + 1), look)
+
+        if process.step(self.now) >= step:
+            reason = f"step {step} has passed"
+            failed = ev.SaveFailed(job=process.job, epoch=process.epoch, reason=reason)
+            self._later(machine, MILLISECOND, failed)
+            return
+        look()
 
     def _limit(self, machine: Machine, process: Process, at: int | None) -> None:
         process.limit = at

@@ -106,16 +106,24 @@ def _speaker(event: Told) -> str | None:
             | events.RotationTold()
             | events.ClockAsked()
             | events.ClockTold()
+            | events.SeatTold()
         ):
             return event.node
         case IterationSeen() | RhythmGone():
             # Between nodes it has to say whose it is.
             return event.node or ""
+        case events.SeatTaken():
+            return event.lead
         case events.HandoverOffered() | events.HandoverWithdrawn() | events.CopyAsked():
             return event.source
         case events.CancelAsked():
             return GATEWAY
-        case events.WorkForwarded() | events.TicketRedeemed() | events.TicketReturned():
+        case (
+            events.WorkForwarded()
+            | events.TicketRedeemed()
+            | events.TicketReturned()
+            | events.SeatGranted()
+        ):
             return None
         case _:
             typing.assert_never(event)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import getpass
 import json
 import logging
@@ -19,12 +20,14 @@ import msgspec
 
 from reclaimnet import wire
 from reclaimnet.adapters.gpu import find
+from reclaimnet.adapters.linux import criu
 from reclaimnet.adapters.nats.access import NEWCOMER, Key, new_key
 from reclaimnet.adapters.nats.campus import Campus, EnrolmentAsked
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import daemon
+from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guarded import Guarded
@@ -51,6 +54,7 @@ from reclaimnet.model.asking import (
 )
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
 from reclaimnet.model.units import SECOND, parse_rate, show_duration
+from reclaimnet.model.work import Saving
 from reclaimnet.policy.suite import SUITES
 from reclaimnet.policy.topology import Topology, parse_topology
 
@@ -63,6 +67,7 @@ SAFETY: Final = SECOND
 READY_S: Final = 30.0
 CONNECT_AGAIN_S: Final = 1.0
 REFUSALS_AFTER_ENROLMENT: Final = 10
+PART_S: Final = 2.0
 MAX_REQUEST_BYTES: Final = 1 << 16
 
 _log = logging.getLogger("reclaimnet.agent")
@@ -306,21 +311,26 @@ class Agent:
         self._mind: Node | None = None
         self._requests = 0
         self._watching: asyncio.Task[None] | None = None
+        self._parting = False
 
     # --- living ----------------------------------------------------------------------------
 
     async def live(self) -> None:
         settings = self.settings
-        campus, membership = await _joined(settings)
-        credentials = membership.credentials
         async with contextlib.AsyncExitStack() as stack:
+            # The owner's door opens first: while the campus is away, it says so.
+            await self._open_door(stack)
+            campus, membership = await _joined(settings)
+            credentials = membership.credentials
             stack.push_async_callback(campus.close)
+            stack.push_async_callback(self._part, campus)
             vault = stack.enter_context(
                 Vault(settings.folder / "vault", quota_bytes=settings.vault_quota)
             )
             guard = _guard(settings)
             if guard is not None:
                 stack.callback(guard.close)
+            obstacle = await asyncio.to_thread(criu.obstacle)
             gate = _Gate()
             server = stack.enter_context(
                 ChunkServer(
@@ -342,6 +352,8 @@ class Agent:
                     shelf_bytes=vault.room(),
                     timing=settings.timing,
                     topology=settings.topology,
+                    abilities=() if obstacle else (str(Saving.CRIU),),
+                    obstacles=(f"{Saving.CRIU}: {obstacle}",) if obstacle else (),
                 ),
                 SUITES[settings.suite],
             )
@@ -361,7 +373,7 @@ class Agent:
             gate.world, self._world, self._mind = world, world, mind
             world.after_owner_event = self._remember_provider
             await self._wake_up(campus, vault)
-            await self._serve(campus, stack)
+            await self._serve(campus)
 
     async def _wake_up(self, campus: Campus, vault: Vault) -> None:
         """Take up what the agent before us left: the owner's word first, then its guests."""
@@ -390,11 +402,7 @@ class Agent:
             await self.answer(self.settings.lend)
         world.deliver(ev.Woke())
 
-    async def _serve(self, campus: Campus, stack: contextlib.AsyncExitStack) -> None:
-        world, mind = self._running()
-        node = self.settings.node
-        await campus.listen(node, world.deliver)
-        await campus.serve_asks(node, self.answer)
+    async def _open_door(self, stack: contextlib.AsyncExitStack) -> None:
         path = self.settings.folder / "control.sock"
         path.unlink(missing_ok=True)
         control = await asyncio.start_unix_server(
@@ -403,6 +411,23 @@ class Agent:
         path.chmod(0o600)
         stack.callback(path.unlink, missing_ok=True)
         stack.callback(control.close)
+
+    async def _part(self, campus: Campus) -> None:
+        """The last word of an agent whose guests have ended: it will not be missed."""
+        if not self._parting or self._mind is None:
+            return
+        card = dataclasses.replace(
+            self._mind.card(), beat=self._clock.now(), gpus=(), vacant=(), jobs=(), parting=True
+        )
+        with contextlib.suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(PART_S):
+                await campus.beat(card)
+
+    async def _serve(self, campus: Campus) -> None:
+        world, mind = self._running()
+        node = self.settings.node
+        await campus.listen(node, world.deliver)
+        await campus.serve_asks(node, self.answer)
         _log.info("%s is ready, with %d GPUs", node, len(self.settings.gpus))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hear(campus))
@@ -613,10 +638,14 @@ class Agent:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await world.empty()
+        self._parting = True
 
     def _running(self) -> tuple[LiveWorld, Node]:
         if self._world is None or self._mind is None:
-            raise Unavailable(f"{self.settings.node} is still starting; ask again in a moment")
+            raise Unavailable(
+                f"{self.settings.node} has not reached the campus at {self.settings.url} yet; "
+                "guests that are left here stand still until then; its log says more"
+            )
         return self._world, self._mind
 
     def _mint(self) -> str:
@@ -834,10 +863,21 @@ def _detached(
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)
     pid = daemon.spawn(
-        argv, log=folder / "agent.log", ready=sock.exists, patience_s=READY_S, env=env
+        argv,
+        log=folder / "agent.log",
+        ready=lambda: _answers(config, node),
+        patience_s=READY_S,
+        env=env,
     )
     sys.stderr.write(f"The agent for {node} runs (pid {pid}); `rn down` ends it.\n")
     return 0
+
+
+def _answers(config: Config, node: NodeId) -> bool:
+    try:
+        return ask_local(config, node, StatusRequest()).ok
+    except ReclaimNetError:
+        return False
 
 
 def _boot_id() -> str:

@@ -166,6 +166,8 @@ class Progress:
     step: int
     at: int | None
     """When that step was done."""
+    gpus: tuple[GpuId, ...] = ()
+    """The GPUs it runs on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +268,17 @@ class Suspension:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Vram:
+    """One GPU's own memory, whoever uses it."""
+
+    gpu: GpuId
+    at: int
+    """When it was read."""
+    total: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge:
     """A node's memory as it was when the card was sent, and who waits for some."""
 
@@ -273,6 +286,8 @@ class Gauge:
     used: int
     stall: float = 0.0
     held: tuple[Suspension, ...] = ()
+    vram: tuple[Vram, ...] = ()
+    """Of the GPUs that NVML sees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,3 +348,9 @@ class Card:
     """What is on its way from here to others."""
     edge: tuple[EdgeCount, ...] = ()
     """What its guard has let pass and what not; nothing if it has none."""
+    abilities: tuple[str, ...] = ()
+    """What not every node can do for a job, and this one can."""
+    obstacles: tuple[str, ...] = ()
+    """Why it cannot do what it might: one sentence each, which begins with the ability's name."""
+    parting: bool = False
+    """Its last word: the agent ends, and its guests have ended. It is not missed."""

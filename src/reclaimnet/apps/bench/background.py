@@ -366,18 +366,22 @@ def _plan(
 ) -> dict[int, int]:
     """What the pace policy says, as rates on the wire."""
     uplink = Link(id=LinkId("uplink"), rate=round(LINK_RATE * GOODPUT), background=share)
-    early = round(_ARRIVAL_MARGIN_SECONDS * SECOND)
-    transfers = [
-        Transfer(
+    transfers = []
+    for i in active:
+        left, due = movers[i].left(), began + round(_MOVES[i][1] * SECOND)
+        aim = due - round(_ARRIVAL_MARGIN_SECONDS * SECOND)
+        # The margin is ours: for its sake nobody is given up who can still arrive in time.
+        if left * SECOND > (aim - moment) * uplink.rate * (1 - share):
+            aim = due
+        transfer = Transfer(
             id=TransferId(str(i)),
             job=JobId(str(i)),
-            left=movers[i].left(),
+            left=left,
             path=(uplink.id,),
-            deadline=began + round(_MOVES[i][1] * SECOND) - early,
+            deadline=aim,
             unsaved=SECOND,
         )
-        for i in active
-    ]
+        transfers.append(transfer)
     plan = least_rate_first([t for t in transfers if t.left > 0], [uplink], moment)
     # Whoever has to wait, or waits for its last bytes to be acknowledged, still trickles.
     return {i: max(TRICKLE, math.ceil(plan.rate_of(TransferId(str(i))) / GOODPUT)) for i in active}

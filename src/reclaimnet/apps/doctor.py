@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from reclaimnet.adapters.linux.criu import LEAST as LEAST_CRIU
+from reclaimnet.adapters.linux.criu import parse_version
 from reclaimnet.apps.client import Gateway, local_agents, status_of
 from reclaimnet.apps.config import Config
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET, GuardClient
@@ -153,7 +155,11 @@ def bubblewrap() -> str:
 
 
 def criu() -> str:
-    return _run("criu", "--version").splitlines()[0].strip()
+    version = parse_version(_run("criu", "--version"))
+    if version < LEAST_CRIU:
+        least = "{}.{}".format(*LEAST_CRIU)
+        raise Absent("{}.{} is too old for new kernels, {} is needed".format(*version, least))
+    return "criu {}.{}".format(*version)
 
 
 def clang() -> str:
@@ -280,7 +286,7 @@ _CHECKS: Final = (
         name="agents",
         probe=_agents,
         lost="this machine lends nothing",
-        mend="`rn agent --join URL --token-file FILE`",
+        mend="`rn agent --token-file FILE`",
     ),
     _Check(
         name="clock",
@@ -310,7 +316,7 @@ _CHECKS: Final = (
         name="criu",
         probe=lambda config: criu(),
         lost="programs that cannot save themselves start over when they move",
-        mend="apt-get install criu",
+        mend="scripts/get-criu, and run the agent as root",
     ),
     _Check(
         name="gpus",

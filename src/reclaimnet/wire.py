@@ -9,16 +9,20 @@ import msgspec
 from reclaimnet.errors import Damaged
 from reclaimnet.model import asking, events, orders
 from reclaimnet.model.asking import Reply, Request
-from reclaimnet.model.events import Event
-from reclaimnet.model.market import Card
+from reclaimnet.model.events import Event, Told
+from reclaimnet.model.market import Card, NodeId
 from reclaimnet.model.orders import Order, Tell
 from reclaimnet.model.work import JobRecord, Manifest
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
 """Nothing larger is ever sent or accepted; bulk bytes travel as chunks."""
 
+GATEWAY: Final = NodeId("_gateway")
+"""The name under which gateways speak; no node can have it."""
+
 Kinds = dict[str, type]
 _EVENTS: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(events.Event)}
+_TOLD: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(events.Told)}
 _ORDERS: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(orders.Order)}
 _REQUESTS: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(asking.Request)}
 T = typing.TypeVar("T")
@@ -48,7 +52,7 @@ def order_to_dict(order: Order) -> dict[str, Any]:
 
 def order_from_dict(fields: Mapping[str, Any]) -> Order:
     if fields.get("kind") == "Tell":
-        return Tell(to=fields["to"], event=event_from_dict(fields["event"]))
+        return Tell(to=fields["to"], event=_told_from_dict(fields["event"]))
     return typing.cast(Order, _from_dict(fields, _ORDERS))
 
 
@@ -67,6 +71,52 @@ def decode_event(data: bytes) -> Event:
         if kind is not None:
             return typing.cast(Event, _decode(data, kind))
     return event_from_dict(_decode_object(data))
+
+
+def decode_told(data: bytes, sender: str) -> Told:
+    """What another has told us. Raises Damaged also for what others have no business to tell, and
+    for what speaks in another's name than the sender's."""
+    event = _told_from_dict(_decode_object(data))
+    claimed = _speaker(event)
+    if claimed is not None and claimed != sender:
+        raise Damaged(f"{sender} told a {type(event).__name__} in the name of {claimed}")
+    return event
+
+
+def _told_from_dict(fields: Mapping[str, Any]) -> Told:
+    return typing.cast(Told, _from_dict(fields, _TOLD))
+
+
+def _speaker(event: Told) -> str | None:
+    """Who says so by the event's own words; None if it does not matter who brings it."""
+    match event:
+        case events.ProbeArrived():
+            return event.probe.asker
+        case (
+            events.ProbeAnswered()
+            | events.VacancyTold()
+            | events.HandoverDone()
+            | events.HandoverFailed()
+            | events.CopyHeld()
+            | events.CopyRefused()
+            | events.SeatTold()
+        ):
+            return event.node
+        case events.SeatTaken():
+            return event.lead
+        case events.HandoverOffered() | events.HandoverWithdrawn() | events.CopyAsked():
+            return event.source
+        case events.CancelAsked():
+            return GATEWAY
+        case (
+            events.WorkForwarded()
+            | events.TicketRedeemed()
+            | events.TicketReturned()
+            | events.SeatGranted()
+        ):
+            return None
+        case _:
+            typing.assert_never(event)
 
 
 def encode_request(request: Request) -> bytes:

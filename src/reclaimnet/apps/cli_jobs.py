@@ -15,6 +15,7 @@ from reclaimnet.apps import cli_tables
 from reclaimnet.apps.cli_base import (
     DURATION,
     PAIR,
+    SIZE,
     command,
     complete_job,
     configured,
@@ -62,11 +63,17 @@ MAX_NAME: Final = 64
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher goes first.")
 @click.option(
     "--saving",
+    "--save",
     type=click.Choice([str(way) for way in Saving]),
     default=str(Saving.SDK),
     show_default=True,
-    help="How it can be saved: by our SDK, by a signal, or not at all.",
+    help="How it can be saved: by our SDK, by a signal, by CRIU (programs that know nothing of "
+    "us, without GPUs or open network connections), or not at all.",
 )
+@click.option(
+    "--memory", type=SIZE, help="The most it may use, as in 2G; kept free for it where it runs."
+)
+@click.option("--group", default="", help="Jobs of one group wait, go on and move together.")
 @click.option("--env", type=PAIR, multiple=True, help="Set a variable in its environment.")
 @click.option(
     "--workdir",
@@ -85,6 +92,8 @@ def run(
     name: str | None,
     priority: int,
     saving: str,
+    memory: int | None,
+    group: str,
     env: tuple[tuple[str, str], ...],
     workdir: Path | None,
     no_ship: bool,
@@ -111,6 +120,8 @@ def run(
         "nodes": nodes,
         "priority": priority,
         "saving": saving,
+        "memory_bytes": memory or 0,
+        "group": group,
         "env": dict(env),
         "user": _user(),
         "bundle": None,

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 from reclaimnet import journal
+from reclaimnet.adapters.gpu.memory import Meter
 from reclaimnet.adapters.linux import runner as rn
 from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
 from reclaimnet.adapters.linux.minder import NICE, hurry
@@ -54,6 +56,7 @@ OUTPUT: Final = Path(".rn-output")
 """Where a checkpoint holds what the job had written into its output directory."""
 LOADED_PATIENCE_S: Final = 10.0
 """How long a job that was started ahead may take to read what is laid out for it."""
+SWITCH_S: Final = 0.001
 TELLING_RATE_BYTES: Final = 1 << 20
 """Less than this says nothing about a path's rate."""
 
@@ -141,7 +144,10 @@ class LiveWorld:
         self._spawn(self._send_logs())
         protect_self()
         hurry(NICE)
+        # A worker in no hurry must not keep the interpreter from who is.
+        sys.setswitchinterval(SWITCH_S)
         self._sensor = Sensor(guests, clock.now)
+        self._gpus = Meter(clock.now)
         self._pressure_due = False
         self.watch = Watch(
             self._read_memory,
@@ -320,6 +326,8 @@ class LiveWorld:
 
     async def _beat(self, card: Card) -> None:
         sent_at = self._clock.now()
+        if self._guard is not None:
+            card = replace(card, edge=self._guard.edge())
         with contextlib.suppress(Unavailable):
             await self._campus.beat(card)
             self.deliver(ev.BeatAcked(sent_at=sent_at))
@@ -479,7 +487,9 @@ class LiveWorld:
                 assert_never(report)
 
     def _read_memory(self) -> Pressure:
-        return self._sensor.read(self.runner.memory())
+        reading = self._sensor.read(self.runner.memory())
+        vram = self._gpus.read()
+        return replace(reading, vram=vram) if vram else reading
 
     def _on_pressure_from_thread(self, reading: Pressure) -> None:
         if not self._pressure_due:
@@ -558,6 +568,9 @@ class LiveWorld:
 
     def _state_and_output(self, report: rn.Snapshot) -> list[Source]:
         """What a job has written so far belongs to its state: it moves, and goes back, with it."""
+        if (report.path / OUTPUT).exists():
+            # CRIU needs its open files to be as they were when it was stopped.
+            return _parts(report.path)
         output = self.runner.output_of(report.job, report.epoch)
         return [*_parts(report.path), *_parts(output, prefix=OUTPUT)]
 
@@ -567,6 +580,10 @@ class LiveWorld:
     async def _exited(self, report: rn.Exited) -> None:
         """After its last snapshot, since that may be why it exited."""
         key = (report.job, report.epoch)
+        manifest = self._wanted.get(key)
+        if not report.restored and manifest is not None:
+            await self._not_restored(report, manifest)
+            return
         saving = self._saving.pop(key, None)
         if saving is not None:
             await asyncio.wait([saving])
@@ -583,6 +600,20 @@ class LiveWorld:
             )
         )
         await self.scrub(report.job, report.epoch)
+
+    async def _not_restored(self, report: rn.Exited, manifest: ManifestId) -> None:
+        """Nothing ran, and what was laid out for it may be half used: the next try begins anew."""
+        key = (report.job, report.epoch)
+        self.runner.scrub(*key)
+        if self._guard is not None:
+            self._guard.forget(*key)
+        preparing = self._preparing.pop(key, None)
+        if preparing is not None:
+            await asyncio.wait([preparing])
+        async with self._place(*key).lock:
+            await self._in_thread(_remove_folder, self._resume_dir(*key))
+        self._laid_out.pop(key, None)
+        self._pull_failed(report.job, manifest, Damaged(report.reason))
 
     async def _kept_output(self, report: rn.Exited) -> Saved | None:
         """What a completed job left for its user, if anything."""
@@ -791,6 +822,7 @@ class LiveWorld:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._preparing.values(), return_exceptions=True)
         await asyncio.to_thread(self.watch.close)
+        self._gpus.close()
         await asyncio.to_thread(self.runner.close)
         await asyncio.to_thread(self._pool.shutdown)
 

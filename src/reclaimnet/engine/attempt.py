@@ -425,7 +425,11 @@ class Attempt:
         if self.phase != Phase.RUNNING:
             return None
         return Progress(
-            job=self.job, epoch=self.epoch, step=self.record.step, at=self.record.last_step_at
+            job=self.job,
+            epoch=self.epoch,
+            step=self.record.step,
+            at=self.record.last_step_at,
+            gpus=self.gpus,
         )
 
     def snapshot_taken(self, event: SnapshotTaken, now: int) -> list[Order]:
@@ -847,20 +851,25 @@ class Attempt:
     # --- time ------------------------------------------------------------------------------
 
     def next_wake(self) -> int | None:
-        times = [self._write_at, self._fetch_at]
-        if self.phase == Phase.BOOKED:
+        times: list[int] = []
+        if self._write_at is not None:
+            times.append(self._write_at)
+        if self._fetch_at is not None:
+            times.append(self._fetch_at)
+        if self.phase == Phase.RUNNING:
+            if self.due_at is not None and self._may_save():
+                # A state that could not leave the node is worth little: one copy at a time.
+                due_at = max(self.due_at, self._save_after)
+                times.append(max(due_at, self._copy_by) if self._copying else due_at)
+        elif self.phase == Phase.BOOKED:
             times.append(min(self._booked_until, self._look_at))
-        if self.phase == Phase.FINISHING:
+        elif self.phase == Phase.FINISHING:
             times.append(self._finish_by)
-        if self._may_save() and self.due_at is not None:
-            # A state that could not leave the node is worth little: one copy at a time.
-            due_at = max(self.due_at, self._save_after)
-            times.append(max(due_at, self._copy_by) if self._copying else due_at)
-        if self.departure is not None:
-            times.append(self.departure.next_wake())
-        if self.notice is not None and self.phase == Phase.FETCHING:
+        elif self.notice is not None and self.phase == Phase.FETCHING:
             times.append(self.notice.deadline)
-        return min((time for time in times if time is not None), default=None)
+        if self.departure is not None and (wake := self.departure.next_wake()) is not None:
+            times.append(wake)
+        return min(times, default=None)
 
     def woke(self, now: int) -> list[Order]:
         if self.phase == Phase.BOOKED and now >= self._booked_until:

@@ -34,7 +34,7 @@ from reclaimnet.model.work import JobRecord, JobState, SeatPhase, Team, Writer, 
 from reclaimnet.policy.arbitrate import Denied
 from reclaimnet.policy.cadence import Due, Stage
 from reclaimnet.policy.hazard import Experience, Forecast, learn, observe, pooled
-from reclaimnet.policy.place import Need
+from reclaimnet.policy.place import Need, lacks
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import Topology
 
@@ -68,6 +68,9 @@ class Body:
     uplink_bps: int = 125_000_000
     shelf_bytes: int = 1 << 34
     timing: Timing = LIVELY
+    abilities: tuple[str, ...] = ()
+    """What not every node can do for a job, and this one can."""
+    obstacles: tuple[str, ...] = ()
     topology: Topology | None = None
     """The plan of the campus, if there is one; else rates are learned from transfers."""
 
@@ -176,6 +179,8 @@ class Node:
             roles=(DISPATCHER,) if self.dispatcher is not None else (),
             guest_bytes=self._guest_bytes(),
             short_of_memory=self.airlock.short,
+            abilities=self.body.abilities,
+            obstacles=self.body.obstacles,
         )
 
     def _guest_bytes(self) -> int:
@@ -410,7 +415,8 @@ class Node:
 
     def _answer_probe(self, event: ev.ProbeArrived, now: int) -> Tell:
         self.provider.expire(now)
-        objection = self.airlock.objection(event.probe, now)
+        missing = [a for a in event.probe.shape.abilities if a not in self.body.abilities]
+        objection = lacks(missing) if missing else self.airlock.objection(event.probe, now)
         verdict = (
             Denied(reasons=(objection,))
             if objection

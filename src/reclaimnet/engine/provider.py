@@ -133,7 +133,7 @@ class Provider:
 
     def _closes_after(self, now: int) -> int | None:
         terms = self.offer.terms if self.offer else None
-        return terms.closes_after(now) if terms and (terms.hours or terms.maintenance) else None
+        return terms.closes_after(now) if terms and terms.declared else None
 
     def keep_hours(self, now: int) -> ReclaimAsked | None:
         """What the declared hours ask for at this moment, in the provider's name. Whoever gets a
@@ -152,12 +152,13 @@ class Provider:
         if closes - self.offer.terms.notice > now:
             self._hours_at = closes - self.offer.terms.notice
             return None
+        over = closes == self.offer.terms.ends
         return ReclaimAsked(
             request=HOURS_REQUEST,
             gpus=lent,
             grace=closes - now,
-            cause=Cause.HOURS,
-            reason="the declared hours are over",
+            cause=Cause.WALLTIME if over else Cause.HOURS,
+            reason="the batch allocation ends" if over else "the declared hours are over",
         )
 
     def reclaim(self, event: ReclaimAsked, now: int) -> tuple[Answer, Notice | None]:

@@ -433,11 +433,8 @@ class Woke:
     """Time has passed: the moment `next_wake` asked for has come."""
 
 
-Event = (
-    LendAsked
-    | ReclaimAsked
-    | WithdrawAsked
-    | ProbeArrived
+Told = (
+    ProbeArrived
     | ProbeAnswered
     | VacancyTold
     | WorkForwarded
@@ -453,11 +450,20 @@ Event = (
     | CopyAsked
     | CopyHeld
     | CopyRefused
+    | CancelAsked
+)
+"""What others may tell a node. Nothing else is believed that comes from outside: whether GPUs are
+reclaimed, for example, only the owner says, and what a process did, only its minder."""
+
+Event = (
+    Told
+    | LendAsked
+    | ReclaimAsked
+    | WithdrawAsked
     | Written
     | WriteRefused
     | WriteFailed
     | RecordSeen
-    | CancelAsked
     | ProcessStarted
     | StepDone
     | SnapshotTaken

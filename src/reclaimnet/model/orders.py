@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from reclaimnet.model.events import Event
+from reclaimnet.model.events import Told
 from reclaimnet.model.market import Card, GpuId, JobId, NodeId, Notice
 from reclaimnet.model.work import Decision, JobRecord, JobSpec, ManifestId, Team, Writer
 
@@ -12,7 +12,7 @@ class Tell:
     """Deliver an event to another node, at most once."""
 
     to: NodeId
-    event: Event
+    event: Told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

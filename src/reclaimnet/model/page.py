@@ -63,6 +63,12 @@ class Word(IntEnum):
     agent's death lets the attempt run."""
     GATE = 41
     """0: the minder waits before it starts the command, so that the guard can house it first."""
+    DUMPING_UNTIL = 42
+    """Monotonic; until then somebody else stops the processes to save them, and would wait for ever
+    if the minder froze them meanwhile. 0: nobody does."""
+    THAWS = 43
+    """How often the airlock has let the attempt go on. It is stopped without waiting for the
+    minder, which may therefore not know that there is something to undo."""
 
     # Written by the job.
     STATE = 16

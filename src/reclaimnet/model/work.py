@@ -65,6 +65,8 @@ class Saving(StrEnum):
     """The script calls our SDK."""
     SIGNAL = "signal"
     """The script writes its checkpoint directory on SIGUSR1 and SIGTERM."""
+    CRIU = "criu"
+    """It knows nothing of us: its processes are saved from outside, where a node can do that."""
     NONE = "none"
     """It cannot: a move starts it from the beginning."""
 
@@ -209,6 +211,8 @@ class JobRecord:
     """Of a gang: who runs which rank while it is held."""
     handover_to: NodeId | None = None
     cancel: bool = False
+    leave_by: int | None = None
+    """When it has to be gone from its holder; it means something only while it is MIGRATING."""
     checkpoints: tuple[Checkpoint, ...] = ()
     """Newest first, bounded by KEPT_CHECKPOINTS."""
     standby: NodeId | None = None
@@ -262,10 +266,17 @@ class Shape:
     gpu_memory_bytes: int = 0
     memory_bytes: int = 0
     """0 if it did not say."""
+    abilities: tuple[str, ...] = ()
+    """What the node must be able to do for it."""
 
 
 def shape_of(spec: JobSpec) -> Shape:
-    return Shape(gpus=spec.gpus, user=spec.user, memory_bytes=spec.memory_bytes)
+    return Shape(
+        gpus=spec.gpus,
+        user=spec.user,
+        memory_bytes=spec.memory_bytes,
+        abilities=(str(Saving.CRIU),) if spec.saving is Saving.CRIU else (),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ TOML file:
 It also divides the campus into zones: a building is one, a large building several.
 """
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,11 +25,10 @@ from typing import Any, Final
 
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.market import NodeId
+from reclaimnet.model.units import parse_rate
 
-_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(?:bit/s)?")
 ZONE_NODES: Final = 1000
 """What the desk of one zone serves; see docs/placement.md."""
-_FACTOR: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +96,6 @@ def _path(topology: Topology, source: NodeId, target: NodeId) -> tuple[tuple[str
             links.append(("core", topology.core_bps))
     links.append((f"{target} down", there.uplink_bps))
     return tuple(links)
-
-
-def parse_rate(text: str) -> int:
-    """Bytes per second for bits per second as people write them: "1G", "100M", "2.5Gbit/s"."""
-    match = _RATE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a rate; write bits per second, for example 1G or 100M")
-    return round(float(match[1]) * _FACTOR[match[2]] / 8)
 
 
 def parse_topology(text: str, *, file: str) -> Topology:

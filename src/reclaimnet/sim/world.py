@@ -281,6 +281,10 @@ class SimWorld:
         if machine.mind is None:
             return
         orders = machine.mind.handle(event, self.now + machine.clock)
+        if not orders and isinstance(event, ev.PressureRead):
+            # By far the most frequent, and all that can follow from it is an earlier beat.
+            self._schedule_wake(machine)
+            return
         self.ledger.look(node, machine.mind.provider, self.now)
         if self.journal is not None:
             self.journal(self.now, node, event, orders)

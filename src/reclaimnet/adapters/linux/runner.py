@@ -397,6 +397,11 @@ class Runner:
         attempt = self._attempts.get((job, epoch))
         return attempt is not None and attempt.words[Word.STILL] != 0
 
+    def suspended_at(self, job: JobId, epoch: int) -> int | None:
+        """Since when it may not run, by the monotonic clock; None if it may."""
+        attempt = self._attempts.get((job, epoch))
+        return (attempt.words[Word.SUSPENDED_AT] or None) if attempt is not None else None
+
     def group_of(self, job: JobId, epoch: int) -> Path | None:
         """The group in which its processes are stopped, if it has one."""
         attempt = self._attempts.get((job, epoch))

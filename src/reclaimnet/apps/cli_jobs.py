@@ -13,6 +13,7 @@ import click
 
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.cli_base import (
+    DURATION,
     PAIR,
     SIZE,
     command,
@@ -26,7 +27,7 @@ from reclaimnet.apps.cli_base import (
 )
 from reclaimnet.apps.client import Gateway, follow_on
 from reclaimnet.errors import Unavailable, UsageError
-from reclaimnet.model.units import show_duration
+from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.model.work import JobRecord, JobState, Saving
 
 POLL_S: Final = 0.5
@@ -42,7 +43,22 @@ MAX_NAME: Final = 64
     "rn run --gpus 1 -- python train.py --epochs 10\nid=$(rn run -d -- python train.py)",
     context_settings={"allow_interspersed_args": False},
 )
-@click.option("--gpus", type=click.IntRange(1, 64), default=1, show_default=True)
+@click.option(
+    "--gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="On each node."
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Start on so many nodes at once, or not at all.",
+)
+@click.option(
+    "--lasts",
+    type=DURATION,
+    help="How long it will take, as in 10m. Up to 5m it goes into the lane for short jobs; "
+    "others are told by it when they can expect to start.",
+)
 @click.option("--name", help="What to call it; otherwise it is called like the script.")
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher goes first.")
 @click.option(
@@ -71,6 +87,8 @@ MAX_NAME: Final = 64
 @click.argument("command_line", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED)
 def run(
     gpus: int,
+    nodes: int,
+    lasts: int | None,
     name: str | None,
     priority: int,
     saving: str,
@@ -99,6 +117,7 @@ def run(
         "name": _checked_name(name) if name is not None else _name_for(command_line),
         "command": list(command_line),
         "gpus": gpus,
+        "nodes": nodes,
         "priority": priority,
         "saving": saving,
         "memory_bytes": memory or 0,
@@ -107,6 +126,8 @@ def run(
         "user": _user(),
         "bundle": None,
     }
+    if lasts is not None:
+        fields["lasts_s"] = lasts / SECOND
     gateway = Gateway(configured())
     if not no_ship:
         from reclaimnet.apps import bundle

@@ -39,7 +39,7 @@ from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
 from reclaimnet.model.pressure import MAX_AGE, Pressure
 from reclaimnet.model.units import SECOND
-from reclaimnet.model.work import JobRecord, JobSpec, Manifest, ManifestId, Saving
+from reclaimnet.model.work import JobRecord, JobSpec, Manifest, ManifestId, Saving, Team
 from reclaimnet.sdk.image import IMAGE
 
 WORKERS: Final = 8
@@ -120,6 +120,7 @@ class LiveWorld:
         usual = os.getpriority(os.PRIO_PROCESS, 0)
         self._pool = ThreadPoolExecutor(WORKERS, "reclaimnet-work", hurry, (usual,))
         self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = 0
         self._cards: dict[NodeId, Card] = {}
         self._answers: dict[str, asyncio.Future[od.Answer]] = {}
         self._pulls: dict[tuple[JobId, ManifestId], threading.Event] = {}
@@ -178,8 +179,8 @@ class LiveWorld:
         self._turned.set()
 
     async def empty(self) -> None:
-        """Returns when no attempt is left here."""
-        while self.mind.attempts:
+        """Returns when nothing is left here that has to do with a job."""
+        while self.mind.attempts or self.mind.seats or self.mind.gangs:
             self._turned.clear()
             await self._turned.wait()
 
@@ -208,15 +209,24 @@ class LiveWorld:
             record = reading.result(MAY_READ_PATIENCE_S)
         except (ReclaimNetError, TimeoutError):
             return False
-        return record is not None and peer in (record.holder, record.handover_to, record.standby)
+        if record is None:
+            return False
+        return peer in (record.holder, record.handover_to, record.standby, *record.seats)
 
     def _set_alarm(self) -> None:
+        """One that rings too early only asks again, so that most events need not touch it."""
+        wake = self.mind.next_wake()
+        if wake is None or (self._alarm is not None and self._alarm_at <= wake):
+            return
         if self._alarm is not None:
             self._alarm.cancel()
-        wake = self.mind.next_wake()
-        if wake is not None:
-            delay = max(wake - self._clock.now(), 0) / SECOND
-            self._alarm = self._loop.call_later(delay, self.deliver, ev.Woke())
+        self._alarm_at = wake
+        delay = max(wake - self._clock.now(), 0) / SECOND
+        self._alarm = self._loop.call_later(delay, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.deliver(ev.Woke())
 
     # --- orders out ------------------------------------------------------------------------
 
@@ -251,7 +261,7 @@ class LiveWorld:
                 self._wanted[order.job, order.epoch] = order.manifest
                 self._spawn(self._start(order))
             case od.Save():
-                self.runner.save(order.job, order.epoch, order.final)
+                self.runner.save(order.job, order.epoch, order.final, order.at)
             case od.Resume():
                 self.runner.resume(order.job, order.epoch)
             case od.Suspend():
@@ -319,6 +329,8 @@ class LiveWorld:
 
     async def _beat(self, card: Card) -> None:
         sent_at = self._clock.now()
+        if self._guard is not None:
+            card = replace(card, edge=self._guard.edge())
         with contextlib.suppress(Unavailable):
             await self._campus.beat(card)
             self.deliver(ev.BeatAcked(sent_at=sent_at))
@@ -383,10 +395,13 @@ class LiveWorld:
             await self._could_not_start(order, error)
             return
         if (order.job, order.epoch) in self._wanted:
+            spec = order.spec
+            if order.team is not None:
+                spec = replace(spec, env=(*spec.env, *_team_variables(order.team)))
             self.runner.start(
                 order.job,
                 order.epoch,
-                order.spec,
+                spec,
                 order.gpus,
                 workdir,
                 resume,
@@ -647,7 +662,7 @@ class LiveWorld:
 
     async def adopt(self, records: Iterable[JobRecord]) -> list[rn.Found]:
         """The attempts that outlived the agent before us. Of any other nothing is left after."""
-        held = {(r.id, r.epoch): r.spec for r in records if r.holder == self.node}
+        held = {(r.id, r.epoch): r.spec for r in records if self.node in (r.holder, *r.seats)}
         # Known before they are looked at: one may have saved or exited while nobody watched.
         self._specs.update(held)
         found: list[rn.Found] = await self._in_thread(self.runner.adopt)
@@ -867,6 +882,18 @@ class _LaidOut:
         if not self.told or self.changed is None:
             return None
         return [(index * CHUNK_BYTES, CHUNK_BYTES) for index in sorted(self.changed)]
+
+
+def _team_variables(team: Team) -> tuple[tuple[str, str], ...]:
+    """As torchrun's users know them; rank and size count nodes, not processes."""
+    return (
+        ("RN_RANK", str(team.rank)),
+        ("RN_WORLD_SIZE", str(team.size)),
+        ("RN_MASTER_ADDR", team.host),
+        ("RN_MASTER_PORT", str(team.port)),
+        ("MASTER_ADDR", team.host),
+        ("MASTER_PORT", str(team.port)),
+    )
 
 
 def _parts(folder: Path, prefix: Path = HERE) -> list[Source]:

@@ -340,9 +340,11 @@ class Attempt:
             kept = kept[kept.index(checkpoint) :]
             held = replace(checkpoint, holders=_with(checkpoint.holders, self.node))
             kept = (held, *kept[1:])
-        orders = self._change(
-            now, checkpoints=kept, step=step, steps_lost=self.record.steps_lost + lost
-        )
+        orders: list[Order] = []
+        if kept != self.record.checkpoints or step != self.record.step:
+            orders += self._change(
+                now, checkpoints=kept, step=step, steps_lost=self.record.steps_lost + lost
+            )
         orders.append(
             self._explain(
                 "from where does it go on?",
@@ -414,11 +416,20 @@ class Attempt:
         self.record = replace(self.record, **changes)
         return []
 
+    @property
+    def leaves_state(self) -> bool:
+        """Whether something of it may be in this node's vault."""
+        return bool(self.record.checkpoints or self.record.output or self._saving)
+
     def progress(self) -> Progress | None:
         if self.phase != Phase.RUNNING:
             return None
         return Progress(
-            job=self.job, epoch=self.epoch, step=self.record.step, at=self.record.last_step_at
+            job=self.job,
+            epoch=self.epoch,
+            step=self.record.step,
+            at=self.record.last_step_at,
+            gpus=self.gpus,
         )
 
     def snapshot_taken(self, event: SnapshotTaken, now: int) -> list[Order]:

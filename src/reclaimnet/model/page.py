@@ -47,6 +47,8 @@ class Word(IntEnum):
     """1: the job was told to leave by SIGTERM, so that its exit does not mean that it is done."""
     LOG_READ = 11
     """How many bytes of the file `log` were reported."""
+    SAVE_AT = 12
+    """Not 0: the wanted save is of this step and no other; written before SAVE_WANTED."""
     ROTATION_PERIOD = 56
     """Nanoseconds; 0: iterations begin when they like. Written last, and 0 before the next two
     change: iterations begin at ROTATION_ANCHOR + k · ROTATION_PERIOD."""

@@ -334,9 +334,10 @@ class Runner:
 
         self._do_for(job, epoch, tell)
 
-    def save(self, job: JobId, epoch: int, final: bool) -> None:
-        """Answered by Snapshot or SaveFailed, unless Exited comes first."""
-        self._do_for(job, epoch, lambda attempt: self._save(attempt, final))
+    def save(self, job: JobId, epoch: int, final: bool, at: int | None = None) -> None:
+        """Answered by Snapshot or SaveFailed, unless Exited comes first. `at` is the step to save
+        and no other, for Saving.SDK only."""
+        self._do_for(job, epoch, lambda attempt: self._save(attempt, final, at))
 
     def resume(self, job: JobId, epoch: int) -> None:
         """Let a job that waits after a final save go on, and drop one that is not done yet."""
@@ -848,7 +849,7 @@ class Runner:
                 if attempt.words[Word.STILL]:
                     self._nudge(attempt)
 
-    def _save(self, attempt: _Attempt, final: bool) -> None:
+    def _save(self, attempt: _Attempt, final: bool, at: int | None) -> None:
         words = attempt.words
         match attempt.saving:
             case Saving.SDK if words[Word.WAITING]:
@@ -872,10 +873,14 @@ class Runner:
                 )
             case Saving.SDK:
                 wanted = words[Word.SAVE_WANTED] + 1
+                if at is not None and words[Word.STEP] >= at:
+                    self._save_failed(attempt, f"step {at} has passed")
+                    return
                 if final:
                     words[Word.SAVE_FINAL] = wanted
-                elif words[Word.SAVE_WANTED] > words[Word.SAVE_ANSWERED]:
+                elif words[Word.SAVE_WANTED] > words[Word.SAVE_ANSWERED] and at is None:
                     return  # One is under way, and will be newer than this request.
+                words[Word.SAVE_AT] = at or 0
                 words[Word.SAVE_WANTED] = wanted
                 attempt.save_asked_at = time.monotonic_ns()
             case Saving.SIGNAL:

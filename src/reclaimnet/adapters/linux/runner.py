@@ -729,11 +729,11 @@ class Runner:
 
     def _cell_environment(self, attempt: _Attempt, restarts: int) -> dict[str, str]:
         """Only what is the same on every node: its environment moves with it. GPUs it has none,
-        since CRIU cannot save their memory."""
+        since CRIU cannot save their memory. Nor a run directory, by which orphans are known: its
+        cell dies with the minder, and another agent's job must not be taken for one."""
         return {
             "RN_JOB_ID": attempt.job,
             "RN_RESTART_COUNT": str(restarts),
-            "RN_RUN_DIR": str(attempt.dir),
             "RN_OUTPUT_DIR": f"{cell.ROOM}/output",
             "CUDA_VISIBLE_DEVICES": "",
             "SLURM_JOB_ID": attempt.job,

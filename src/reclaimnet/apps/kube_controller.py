@@ -68,6 +68,8 @@ class Controller:
         self._plan = RotationPlan(rounds=())
         self._anchors: dict[JobId, tuple[int, int]] = {}
         """When an iteration of each job was to begin, in nanoseconds since 1970, and its period."""
+        self._expected: dict[JobId, float] = {}
+        """The slowdown of the round that each job is in."""
         self._told: dict[str, None] = {}
         self._failed: list[str] = []
 
@@ -118,6 +120,10 @@ class Controller:
         alive = {rhythm.job for rhythm in rhythms}
         self._anchors = {job: at for job, at in self._anchors.items() if job in alive}
         self._plan = plan
+        self._expected = {}
+        for one in plan.rounds:
+            expected = slowdown(one, links)
+            self._expected |= {rhythm.job: expected for rhythm in one.rhythms}
 
     def _write_links(self, view: View) -> None:
         for shared in view.links:
@@ -125,7 +131,7 @@ class Controller:
             fits = {} if one is None else {fit.link: fit for fit in one.fits}
             here = fits.get(shared.link.id)
             jobs = [] if one is None else [r.job for r in one.rhythms if shared.link.id in r.links]
-            expected = 1.0 if one is None else slowdown(one, view.capacities)
+            expected = 1.0 if one is None else self._expected[one.rhythms[0].job]
             full = expected > MAX_SLOWDOWN
             status = {
                 "jobs": sorted(jobs)[:MAX_LISTED],
@@ -153,8 +159,7 @@ class Controller:
         for named in view.beats.values():
             pods = users.get(named.key, [])
             jobs = sorted({pod.job for pod in pods if pod.uid in view.sitters})
-            rounds = {id(one): one for job in jobs if (one := self._plan.round_of(job))}
-            worst = max((slowdown(one, view.capacities) for one in rounds.values()), default=1.0)
+            worst = max((self._expected.get(job, 1.0) for job in jobs), default=1.0)
             if named.beat is None:
                 condition = _condition("Fits", False, "Unreadable", named.wrong)
             elif worst > MAX_SLOWDOWN:
@@ -190,7 +195,7 @@ class Controller:
                 self._annotate(pod, ROTATION, text or None)
             if one is not None:
                 links = ", ".join(fit.link for fit in one.fits)
-                expected = slowdown(one, view.capacities)
+                expected = self._expected[pod.job]
                 if expected > MAX_SLOWDOWN:
                     said = f"{len(one.rhythms)} jobs on {links}: expected slowdown {expected:.2f}"
                     self._tell(pod, "RhythmConflict", said, warns=True)
@@ -226,6 +231,11 @@ class Controller:
             card = cards.get(pod.name)
             if card is None:
                 waits = waits or pod.leaves_at is None
+                continue
+            if card.address.host != pod.address:
+                # Anybody may call a pod like somebody else's node, but not have its address.
+                said = f"the agent called {pod.name} is at {card.address.host}, which is not here"
+                self._tell(pod, "LoanFailed", said, warns=True)
                 continue
             try:
                 waits = self._write_loan(view, pod, card, now) or waits

@@ -38,6 +38,8 @@ class Pod:
     name: str
     uid: str
     job: JobId
+    address: str = ""
+    """Which no pod can choose; empty until it runs."""
     node: str | None = None
     """None until the scheduler has bound it."""
     phase: str = "Pending"

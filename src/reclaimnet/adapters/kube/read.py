@@ -86,6 +86,7 @@ def pod_of(item: Mapping[str, Any]) -> Pod:
         namespace=namespace,
         name=name,
         uid=meta["uid"],
+        address=status.get("podIP") or "",
         node=spec.get("nodeName"),
         phase=status.get("phase", "Pending"),
         priority=int(spec.get("priority") or 0),

@@ -156,11 +156,11 @@ class Controller:
         for pod in view.pods:
             if pod.rhythm and not pod.over:
                 users.setdefault(f"{pod.namespace}/{pod.rhythm}", []).append(pod)
-        for named in view.beats.values():
+        for named in view.tunes.values():
             pods = users.get(named.key, [])
             jobs = sorted({pod.job for pod in pods if pod.uid in view.sitters})
             worst = max((self._expected.get(job, 1.0) for job in jobs), default=1.0)
-            if named.beat is None:
+            if named.tune is None:
                 condition = _condition("Fits", False, "Unreadable", named.wrong)
             elif worst > MAX_SLOWDOWN:
                 condition = _condition(

@@ -11,7 +11,9 @@ import click
 
 # Importing them is what registers their commands.
 from reclaimnet.apps import (  # noqa: F401
+    cli_borrow,
     cli_chain,
+    cli_guard,
     cli_jobs,
     cli_kube,
     cli_lab,

@@ -13,17 +13,22 @@ TOML file:
     building = "physics"
     uplink = "1G"
     nat = true               # reaches others, but cannot be reached from another building
+
+It also divides the campus into zones: a building is one, a large building several.
 """
 
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.units import parse_rate
+
+ZONE_NODES: Final = 1000
+"""What the desk of one zone serves; see docs/placement.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,19 @@ class Topology:
     buildings: Mapping[str, int] = field(default_factory=dict)
     core_bps: int = 0
     """0: the core is never what limits."""
+
+    def zone(self, node: NodeId) -> str:
+        """The same for everybody who reads the same plan. What is not in it belongs to the zone
+        of a campus that is not divided."""
+        spot = self.nodes.get(node)
+        if spot is None:
+            return "campus"
+        there = sorted(
+            name for name, other in self.nodes.items() if other.building == spot.building
+        )
+        if len(there) <= ZONE_NODES:
+            return spot.building
+        return f"{spot.building}-{there.index(node) // ZONE_NODES + 1}"
 
     def __hash__(self) -> int:
         return id(self)

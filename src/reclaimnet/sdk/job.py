@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -35,6 +36,8 @@ REREAD: Final = 1_000_000_000
 """How often a rotation that is told by a file is looked at, in nanoseconds."""
 MAX_PERIOD: Final = 600_000_000_000
 """No iteration waits longer than ten minutes, whatever the file says."""
+EXIT_GO_ON: Final = 85
+"""Saved; run me again."""
 KEPT_LOCALLY: Final = 2
 """The newest, and the one before it in case the newest turns out damaged."""
 SPARE_MEMORY: Final = 0.05
@@ -66,11 +69,14 @@ def job(*, local: str | os.PathLike[str] | None = None, every: int = 100) -> "Jo
     if run_dir:
         return Job(link=_Link(Path(run_dir)), shelf=None)
     told = os.environ.get("RN_ROTATION_FILE")
-    return Job(
-        link=None,
-        shelf=None if local is None else _Shelf(Path(local), every),
-        rotation=None if not told else _RotationFile(Path(told)),
-    )
+    rotation = None if not told else _RotationFile(Path(told))
+    chain = os.environ.get("RN_CHAIN_STATE")
+    shelf: _Shelf | None = None
+    if chain:
+        shelf = _Shelf(Path(chain), every, leave=_asked_by_signal())
+    elif local is not None:
+        shelf = _Shelf(Path(local), every)
+    return Job(link=None, shelf=shelf, rotation=rotation)
 
 
 class Job:
@@ -144,14 +150,22 @@ class Job:
         wanted, and does not return while the job has to stand still."""
         words = self._words
         if words is None:
-            if self._shelf is not None and state is not None and step % self._shelf.every == 0:
-                self._shelf.save(step, _value(state))
+            if self._shelf is not None and state is not None:
+                self._keep(self._shelf, step, state)
             return
         now = time.monotonic_ns()
         words[_STEP_AT] = now
         words[_STEP] = step
         if words[_SAVE_WANTED] != self._answered or now >= words[_LEASE_UNTIL] or self._first:
             self._attend(step, state)
+
+    def _keep(self, shelf: "_Shelf", step: int, state: Any | Callable[[], Any]) -> None:
+        """Outside of ReclaimNet. In a chain of batch jobs the next one may be waiting for us."""
+        leave = shelf.leave is not None and shelf.leave.is_set()
+        if leave or step % shelf.every == 0:
+            shelf.save(step, _value(state))
+        if leave:
+            raise SystemExit(EXIT_GO_ON)
 
     def iteration(self) -> None:
         """The next iteration begins. Optional: call it at the top of the training loop, and it
@@ -211,7 +225,7 @@ class Job:
             # The runner waits for it: the job's downtime ends with this step.
             self._first = False
             link.ring()
-        if state is not None and self.due():
+        if state is not None and self.due() and not link.too_early(step):
             try:
                 self._serve(link, step, state)
             except (ReclaimNetError, OSError) as error:
@@ -222,7 +236,10 @@ class Job:
     def _serve(self, link: "_Link", step: int, state: Any | Callable[[], Any]) -> None:
         begun = time.monotonic_ns()
         wanted = link.words[Word.SAVE_WANTED]
+        only = link.words[Word.SAVE_AT]
         try:
+            if only and step > only:
+                raise UsageError(f"step {only} has passed")
             link.save(step, _value(state), begun=begun, wanted=wanted)
         except (ReclaimNetError, OSError) as error:
             self._answered = wanted
@@ -237,7 +254,9 @@ class _Link:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self.leads = os.environ.get("RANK", "0") == "0"
+        # Of a job over several nodes, the first process on each of them.
+        rank = "LOCAL_RANK" if os.environ.get("RN_WORLD_SIZE") else "RANK"
+        self.leads = os.environ.get(rank, "0") == "0"
         try:
             with (run_dir / "page").open("r+b") as file:
                 self.words = words_of(memoryview(mmap.mmap(file.fileno(), PAGE_BYTES)))
@@ -347,6 +366,10 @@ class _Link:
         words[Word.SAVE_COUNT] = count
         self.ring()
 
+    def too_early(self, step: int) -> bool:
+        """A save of one step and no other is wanted, and it is still to come."""
+        return step < self.words[Word.SAVE_AT]
+
     def fail_save(self, wanted: int, reason: str) -> None:
         failed = self._run_dir / "save-failed"
         with contextlib.suppress(OSError):
@@ -452,8 +475,10 @@ class _RotationFile:
 class _Shelf:
     """Checkpoints in a local directory, for a run outside of ReclaimNet."""
 
-    def __init__(self, directory: Path, every: int) -> None:
+    def __init__(self, directory: Path, every: int, leave: threading.Event | None = None) -> None:
         self.every = every
+        self.leave = leave
+        """Set when the job is to save and stop, because its successor has started."""
         self._directory = directory
         self._layout = image.Layout()
 
@@ -493,6 +518,15 @@ class _Shelf:
             f"none of the {count} checkpoints in {self._directory} can be read; "
             "move the directory away to start from the beginning"
         )
+
+
+def _asked_by_signal() -> threading.Event:
+    """Set by SIGUSR1, with which a chain asks its job to save and stop. Only the main thread may
+    listen to signals; elsewhere the limit of the batch job ends it, as without a chain."""
+    asked = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, lambda number, frame: asked.set())
+    return asked
 
 
 def _value(state: Any | Callable[[], Any]) -> Any:

@@ -131,6 +131,14 @@ def test_links_and_rhythms_say_how_they_are(stage: Stage) -> None:
     assert stage.events("RhythmConflict") == ["2 jobs on a: expected slowdown 1.25"] * 2
 
 
+def test_a_link_that_carries_nothing_says_so_and_is_none(stage: Stage) -> None:
+    stage.api.create(LINKS, {"metadata": {"name": "zero"}, "spec": {"rate": "0"}})
+    stage.pod("one", rhythm="300ms: 60ms@1G")
+    stage.reconcile()
+    assert stage.condition(LINKS, "zero") == ("False", "Unreadable")
+    assert stage.api.get(LINKS, "a")["status"]["jobs"] == ["ns/one"]
+
+
 def test_it_comes_to_rest(stage: Stage) -> None:
     stage.pod("one", rhythm="300ms: 60ms@1G")
     stage.pod("two", rhythm="300ms: 60ms@1G")

@@ -33,7 +33,7 @@ from reclaimnet.adapters.kube.mirror import MAX_BACK_OFF_S, Mirror
 from reclaimnet.adapters.kube.read import time_of
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import Config
-from reclaimnet.apps.kube_view import View, Views, connect, mirror_of
+from reclaimnet.apps.kube_view import View, Views, mirror_of
 from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, JobId
@@ -149,6 +149,17 @@ class Controller:
                 shared.status,
                 status,
                 _condition("Compatible", not full, "Overfull" if full else "BurstsFit", why),
+            )
+
+        for item, wrong in view.wrong_links:
+            meta = item["metadata"]
+            self._write_status(
+                LINKS,
+                meta["name"],
+                None,
+                item.get("status") or {},
+                {"jobs": [], "observedGeneration": int(meta.get("generation") or 0)},
+                _condition("Compatible", False, "Unreadable", wrong),
             )
 
     def _write_rhythms(self, view: View) -> None:
@@ -405,7 +416,7 @@ def run(
     """Behind `rn kube controller`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    api = connect(kubeconfig, context)
+    api = Api(kubeconfig=kubeconfig, context=context)
     mirror = mirror_of(api)
     mirror.start()
     gateway = Gateway(config) if config.gateway_url else None

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
-from reclaimnet.adapters.kube.client import LINKS, NODES, PODS, RHYTHMS, Api
+from reclaimnet.adapters.kube.client import LINKS, NODES, PODS, RHYTHMS, Api, Object
 from reclaimnet.adapters.kube.mirror import Mirror
 from reclaimnet.adapters.kube.read import (
     inline_tune,
@@ -36,6 +35,8 @@ class View:
     """The pods with a rhythm that are on a node, by uid."""
     wrong: dict[str, str]
     """Why the rhythm of a pod, by uid, cannot be used."""
+    wrong_links: tuple[tuple[Object, str], ...] = ()
+    """Links as they are, and why they cannot be used."""
 
     @property
     def capacities(self) -> tuple[Link, ...]:
@@ -61,10 +62,6 @@ class View:
 
 def mirror_of(api: Api) -> Mirror:
     return Mirror(api, {LINKS: link_of, RHYTHMS: named_tune_of, NODES: node_of, PODS: pod_of})
-
-
-def connect(kubeconfig: Path | None, context: str | None) -> Api:
-    return Api(kubeconfig=kubeconfig, context=context)
 
 
 class Views:
@@ -95,6 +92,7 @@ def _view(mirror: Mirror) -> View:
         },
         sitters={},
         wrong={},
+        wrong_links=tuple(mirror.unreadable(LINKS)),
     )
     for pod in view.pods:
         if pod.over or not pod.rhythm:

@@ -11,8 +11,11 @@ import click
 
 # Importing them is what registers their commands.
 from reclaimnet.apps import (  # noqa: F401
+    cli_borrow,
     cli_chain,
+    cli_guard,
     cli_jobs,
+    cli_kube,
     cli_lab,
     cli_operator,
     cli_owner,

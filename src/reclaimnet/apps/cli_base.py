@@ -110,8 +110,19 @@ def configured(ctx: click.Context | None = None, *, state: str | None = None) ->
 
 SECTIONS: Final = {
     "Borrowers": ("run", "ps", "watch", "logs", "why", "rehearse", "fetch", "cancel"),
-    "Owners": ("lend", "reclaim", "nodes", "top", "agent"),
-    "Operators": ("up", "page", "down", "guard", "doctor", "config", "completion"),
+    "Owners": ("lend", "reclaim", "nodes", "top", "agent", "guard"),
+    "Operators": (
+        "up",
+        "page",
+        "down",
+        "invite",
+        "revoke",
+        "borrow",
+        "kube",
+        "doctor",
+        "config",
+        "completion",
+    ),
     "Researchers": ("demo", "bench", "sim", "journal", "replay", "swarm", "chain", "testbed"),
 }
 

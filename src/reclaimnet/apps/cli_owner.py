@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -20,11 +20,13 @@ from reclaimnet.apps.cli_base import (
     say,
     width,
 )
-from reclaimnet.apps.client import Gateway, ask_local, local_agents
+from reclaimnet.apps.client import Gateway, ask_local, local_agents, status_of
 from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.errors import NotFound, ReclaimNetError, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.units import show_size
+
+GIVEN_BACK_POLL_S: Final = 0.5
 
 
 @command("rn lend --gpus 2 --notice 60s")
@@ -37,12 +39,20 @@ from reclaimnet.model.units import show_size
     help="How much warning you will give before you take them back.",
 )
 @click.option("users", "--user", multiple=True, help="Lend to this user only (repeatable).")
+@click.option("--slurm-node", metavar="NAME", help="First take this node out of Slurm (drain it).")
 @node_option
 @json_option
 def lend(
-    gpus: int | None, notice: int, users: tuple[str, ...], node: str | None, as_json: bool
+    gpus: int | None,
+    notice: int,
+    users: tuple[str, ...],
+    slurm_node: str | None,
+    node: str | None,
+    as_json: bool,
 ) -> int:
     """Lend GPUs of this machine, or change what is lent."""
+    if slurm_node is not None:
+        app("borrow", "take_out")(slurm_node, config=configured(), tell=say)
     return ask_node(LendRequest(gpus=gpus, notice=notice, users=users), node, as_json)
 
 
@@ -52,6 +62,9 @@ def lend(
 @click.option("--now", is_flag=True, help="At once: guests lose what they have not saved.")
 @click.option("withdraw", "--cancel", is_flag=True, help="Take the notice back: the loan goes on.")
 @click.option("--reason", default="", help="What to tell the borrowers.")
+@click.option(
+    "--slurm-node", metavar="NAME", help="Give it back to Slurm when the last guest left."
+)
 @node_option
 @json_option
 def reclaim(
@@ -60,10 +73,13 @@ def reclaim(
     now: bool,
     withdraw: bool,
     reason: str,
+    slurm_node: str | None,
     node: str | None,
     as_json: bool,
 ) -> int:
     """Take GPUs back: at the deadline they are yours."""
+    if slurm_node is not None and (withdraw or gpus):
+        raise UsageError("--slurm-node gives a whole node back; it goes with neither of the others")
     if now and notice is not None:
         raise UsageError("--now and --notice exclude each other; choose one")
     if withdraw and (now or notice is not None or gpus):
@@ -71,7 +87,18 @@ def reclaim(
     if withdraw:
         return ask_node(WithdrawRequest(), node, as_json)
     grace = 0 if now else notice
-    return ask_node(ReclaimRequest(gpus=gpus, grace=grace, reason=reason), node, as_json)
+    code = ask_node(ReclaimRequest(gpus=gpus, grace=grace, reason=reason), node, as_json)
+    if slurm_node is not None:
+        _await_given_back(node)
+        app("borrow", "put_back")(slurm_node, config=configured(), tell=say)
+    return code
+
+
+def _await_given_back(node: str | None) -> None:
+    """The deadline holds whatever the guests do, so this ends."""
+    config = configured()
+    while status_of(config, node or local_agents(config)[0]).gpus:
+        time.sleep(GIVEN_BACK_POLL_S)
 
 
 @command("rn nodes\nrn nodes --json")
@@ -88,12 +115,12 @@ def nodes(as_json: bool) -> None:
         click.secho(line, bold=not line.startswith(" "))
 
 
-@command("rn agent --join nats://campus.example:7461 --token-file token --lend --notice 60s")
-@click.option("--join", metavar="URL", help="The campus's NATS; otherwise the one of `rn up`.")
+@command("rn agent --token-file lab1.token --lend --notice 60s")
+@click.option("--join", metavar="URL", help="The campus's NATS, if not as the invitation says.")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Holds the join token; otherwise RECLAIMNET_NATS__TOKEN.",
+    help="Holds the invitation (`rn invite`); otherwise RECLAIMNET_NATS__TOKEN.",
 )
 @click.option("--name", help="The node's name; otherwise this machine's.")
 @click.option("--gpus", type=click.IntRange(0, 1024), help="Declare GPUs instead of looking.")
@@ -115,6 +142,13 @@ def nodes(as_json: bool) -> None:
     help="The guard's socket; otherwise the usual one, if a guard runs.",
 )
 @click.option("--address", help="Where others reach this node's checkpoints, if it is not obvious.")
+@click.option("--grace", type=DURATION, help="How long SIGTERM lets guests leave; else not at all.")
+@click.option("--zone", help="The nodes it is placed with; otherwise by the topology, else all.")
+@click.option(
+    "--topology",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="The plan of the campus (TOML): rates of links, and zones by building.",
+)
 def agent(
     join: str | None,
     token_file: Path | None,
@@ -128,6 +162,9 @@ def agent(
     suite: str,
     guard: Path | None,
     address: str | None,
+    grace: int | None,
+    zone: str | None,
+    topology: Path | None,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = configured(state=state)
@@ -145,6 +182,9 @@ def agent(
         suite=suite,
         guard=guard,
         address=address,
+        grace=grace,
+        zone=zone,
+        topology=topology,
     )
 
 
@@ -203,5 +243,5 @@ def _token_in(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the token file {path} cannot be read ({error})") from error
     if not token:
-        raise UsageError(f"the token file {path} is empty; copy the join token of `rn up` into it")
+        raise UsageError(f"the token file {path} is empty; put what `rn invite` prints into it")
     return token

@@ -33,7 +33,7 @@ from litestar.response.sse import ServerSentEventMessage
 from litestar.types import ControllerRouterHandler, Guard
 from msgspec import Meta
 
-from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus, Enrolment
+from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus
 from reclaimnet.apps.gateway_access import (
     Access,
     Keys,
@@ -177,15 +177,14 @@ def build(
     look_token: str = "",
     read_only: bool = False,
     view: View | None = None,
-    sign: Callable[[str], Enrolment] | None = None,
     fetcher: Fetcher | None = None,
     more: Sequence[ControllerRouterHandler] = (),
     watchers: Sequence[Watcher] = (),
 ) -> Litestar:
-    """The application. `look_token` may only look, and with `read_only` so may everybody. `sign`
-    answers agents that want a certificate, `fetcher` is what output is fetched with. `more` are
-    further handlers, such as the web page's; one that carries `opt={"public": True}` needs no
-    token. `watchers` run beside it and may listen to what it knows."""
+    """The application. `look_token` may only look, and with `read_only` so may everybody. `fetcher`
+    is what output is fetched with. `more` are further handlers, such as the web page's; one that
+    carries `opt={"public": True}` needs no token. `watchers` run beside it and may listen to what
+    it knows."""
     kept_view = view or View()
     desk = Desk(campus, kept_view, version())
     keys = Keys(act=token, look=look_token, read_only=read_only)
@@ -220,8 +219,6 @@ def build(
 
     @contextlib.asynccontextmanager
     async def following(_app: Litestar) -> AsyncIterator[None]:
-        if sign is not None:
-            await campus.serve_enrol(sign)
         async with kept_view.kept(campus), asyncio.TaskGroup() as group:
             beside = [group.create_task(desk.keep_tidy())]
             beside += [group.create_task(watcher(kept_view)) for watcher in watchers]
@@ -309,7 +306,6 @@ async def serve(
     look_token: str = "",
     read_only: bool = False,
     on_ready: Callable[[int], None] = lambda _port: None,
-    sign: Callable[[str], Enrolment] | None = None,
     fetcher: Fetcher | None = None,
     more: Sequence[ControllerRouterHandler] = (),
     watchers: Sequence[Watcher] = (),
@@ -322,7 +318,6 @@ async def serve(
         look_token=look_token,
         read_only=read_only,
         view=view,
-        sign=sign,
         fetcher=fetcher,
         more=more,
         watchers=watchers,

@@ -11,6 +11,8 @@ class LendRequest:
     """How many; None means all that the machine has."""
     notice: int = MINUTE
     users: tuple[str, ...] = ()
+    ends: int | None = None
+    """When the loan is over for good, if that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,8 +64,8 @@ SAFETY: Final = SECOND
 """Before a batch system's own deadline: it kills without asking."""
 READY_S: Final = 30.0
 CONNECT_AGAIN_S: Final = 1.0
-PART_S: Final = 2.0
 REFUSALS_AFTER_ENROLMENT: Final = 10
+PART_S: Final = 2.0
 MAX_REQUEST_BYTES: Final = 1 << 16
 
 _log = logging.getLogger("reclaimnet.agent")

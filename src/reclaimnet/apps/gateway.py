@@ -181,10 +181,10 @@ def build(
     more: Sequence[ControllerRouterHandler] = (),
     watchers: Sequence[Watcher] = (),
 ) -> Litestar:
-    """The application. `look_token` may only look, and with `read_only` so may everybody. `fetcher`
-    is what output is fetched with. `more` are further handlers, such as the web page's; one that
-    carries `opt={"public": True}` needs no token. `watchers` run beside it and may listen to what
-    it knows."""
+    """The application. `look_token` may only look, and with `read_only` so may everybody.
+    `fetcher` is what output is fetched with. `more` are further handlers, such as the web page's;
+    one that carries `opt={"public": True}` needs no token. `watchers` run beside it and may listen
+    to what it knows."""
     kept_view = view or View()
     desk = Desk(campus, kept_view, version())
     keys = Keys(act=token, look=look_token, read_only=read_only)

@@ -43,10 +43,10 @@ MAX_ENV: Final = 512
 MAX_WORKDIR: Final = 4096
 MAX_NAME: Final = 128
 MAX_PAGE: Final = 1000
-CURSOR: Final = r"^([0-9]{1,20})\.([!-~]{1,128})$"
 MAX_MEMORY: Final = 1 << 50
 NAMED_OBSTACLES: Final = 3
 """Nodes whose reasons are told when none of them can do what a job needs."""
+CURSOR: Final = r"^([0-9]{1,20})\.([!-~]{1,128})$"
 MAX_KEY: Final = 256
 MAX_SPEC_BYTES: Final = 256 * KIB
 """A record grows with its checkpoints and must still fit into a message."""

@@ -270,11 +270,11 @@ class Card:
     memory: Gauge | None = None
     roles: tuple[str, ...] = ()
     """What the node does for others, so that they know whom to tell."""
-    parting: bool = False
-    """Its last word: the agent ends, and its guests have ended. It is not missed."""
     edge: tuple[EdgeCount, ...] = ()
     """What its guard has let pass and what not; nothing if it has none."""
     abilities: tuple[str, ...] = ()
     """What not every node can do for a job, and this one can."""
     obstacles: tuple[str, ...] = ()
     """Why it cannot do what it might: one sentence each, which begins with the ability's name."""
+    parting: bool = False
+    """Its last word: the agent ends, and its guests have ended. It is not missed."""

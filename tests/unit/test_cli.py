@@ -83,7 +83,7 @@ def a_job(id: str, name: str = "train", **fields: object) -> JobRecord:
     ("words", "sentence"),
     [
         (["rnu"], "Did you mean 'run'?"),
-        (["run", "--gpu", "2", "--", "x"], "Did you mean '--gpus'?"),
+        (["run", "--gpu", "2", "--", "x"], "'--gpus'"),
         (["run"], "Write it after --"),
         (["run", "--gpus", "0", "--", "x"], "0 is not in the range"),
         (["run", "--env", "LR", "--", "x"], "NAME=VALUE, for example LR=0.1"),
@@ -505,6 +505,8 @@ class FakeApp:
                     "suite": "standby",
                     "guard": None,
                     "address": None,
+                    "zone": None,
+                    "topology": None,
                 },
             ),
         ),

@@ -13,7 +13,9 @@ import click
 from reclaimnet.apps import (  # noqa: F401
     cli_borrow,
     cli_chain,
+    cli_guard,
     cli_jobs,
+    cli_kube,
     cli_lab,
     cli_operator,
     cli_owner,

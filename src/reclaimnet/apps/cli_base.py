@@ -110,8 +110,18 @@ def configured(ctx: click.Context | None = None, *, state: str | None = None) ->
 
 SECTIONS: Final = {
     "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
-    "Owners": ("lend", "reclaim", "nodes", "top", "agent"),
-    "Operators": ("up", "down", "borrow", "guard", "doctor", "config", "completion"),
+    "Owners": ("lend", "reclaim", "nodes", "top", "agent", "guard"),
+    "Operators": (
+        "up",
+        "down",
+        "invite",
+        "revoke",
+        "borrow",
+        "kube",
+        "doctor",
+        "config",
+        "completion",
+    ),
     "Researchers": ("demo", "bench", "sim", "swarm", "chain", "testbed"),
 }
 

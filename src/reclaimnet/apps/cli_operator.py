@@ -1,11 +1,11 @@
-"""What operators type: up, down, guard, doctor, config, completion."""
+"""What operators type: up, down, invite, revoke, doctor, config, completion."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from reclaimnet.apps.cli_base import (
+    DURATION,
     app,
     cli,
     command,
@@ -13,6 +13,7 @@ from reclaimnet.apps.cli_base import (
     configured,
     json_option,
     print_json,
+    say,
 )
 from reclaimnet.apps.config import DEFAULT_GATEWAY_PORT
 from reclaimnet.errors import Unavailable
@@ -54,14 +55,29 @@ def down() -> Any:
     return app("up", "down")(config=configured())
 
 
-@command("rn guard /etc/reclaimnet/guard.toml")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-def guard(file: Path) -> None:
-    """Run the owner's advocate (root), as FILE says.
+@command("rn invite > lab1.token\nrn invite --node lab1 --valid 10m > lab1.token")
+@click.option("--node", metavar="NODE", help="Only for the machine of that name.")
+@click.option("--valid", type=DURATION, default="1h", show_default=True)
+def invite(node: str | None, valid: int) -> None:
+    """Invite one machine to the campus that runs here.
 
-    It holds deadlines and the kill switch, whatever becomes of the agent.
+    What is printed opens the campus once: hand it over privately, to be used there with
+    `rn agent --token-file FILE`.
     """
-    app("guard", "main")(file)
+    invitation = app("register", "invitation_for")(configured().state, node=node, valid=valid)
+    click.echo(str(invitation))
+
+
+@command("rn revoke lab1")
+@click.argument("node", metavar="NODE")
+def revoke(node: str) -> None:
+    """Put a node out of the campus that runs here.
+
+    It is cut off within a second or two. Its jobs go on elsewhere once its lease has lapsed.
+    """
+    register = app("register", "Register")(configured().state)
+    register.revoke(node)
+    say(f"{node} is put out; it can come back with a new invitation only.")
 
 
 @command("rn doctor")

@@ -115,12 +115,12 @@ def nodes(as_json: bool) -> None:
         click.secho(line, bold=not line.startswith(" "))
 
 
-@command("rn agent --join nats://campus.example:7461 --token-file token --lend --notice 60s")
-@click.option("--join", metavar="URL", help="The campus's NATS; otherwise the one of `rn up`.")
+@command("rn agent --token-file lab1.token --lend --notice 60s")
+@click.option("--join", metavar="URL", help="The campus's NATS, if not as the invitation says.")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Holds the join token; otherwise RECLAIMNET_NATS__TOKEN.",
+    help="Holds the invitation (`rn invite`); otherwise RECLAIMNET_NATS__TOKEN.",
 )
 @click.option("--name", help="The node's name; otherwise this machine's.")
 @click.option("--gpus", type=click.IntRange(0, 1024), help="Declare GPUs instead of looking.")
@@ -142,6 +142,13 @@ def nodes(as_json: bool) -> None:
     help="The guard's socket; otherwise the usual one, if a guard runs.",
 )
 @click.option("--address", help="Where others reach this node's checkpoints, if it is not obvious.")
+@click.option("--grace", type=DURATION, help="How long SIGTERM lets guests leave; else not at all.")
+@click.option("--zone", help="The nodes it is placed with; otherwise by the topology, else all.")
+@click.option(
+    "--topology",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="The plan of the campus (TOML): rates of links, and zones by building.",
+)
 def agent(
     join: str | None,
     token_file: Path | None,
@@ -155,6 +162,9 @@ def agent(
     suite: str,
     guard: Path | None,
     address: str | None,
+    grace: int | None,
+    zone: str | None,
+    topology: Path | None,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = configured(state=state)
@@ -172,6 +182,9 @@ def agent(
         suite=suite,
         guard=guard,
         address=address,
+        grace=grace,
+        zone=zone,
+        topology=topology,
     )
 
 
@@ -230,5 +243,5 @@ def _token_in(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the token file {path} cannot be read ({error})") from error
     if not token:
-        raise UsageError(f"the token file {path} is empty; copy the join token of `rn up` into it")
+        raise UsageError(f"the token file {path} is empty; put what `rn invite` prints into it")
     return token

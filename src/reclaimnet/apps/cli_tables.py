@@ -25,8 +25,8 @@ def job_table(jobs: Sequence[JobRecord], *, now: int, width: int | None) -> list
             ids[job.id],
             job.spec.name,
             job.state.code,
-            job.holder or "-",
-            str(job.spec.gpus),
+            _where(job),
+            str(job.spec.gpus) if job.spec.nodes == 1 else f"{job.spec.nodes}x{job.spec.gpus}",
             str(job.step),
             str(job.moves),
             _lost(job),
@@ -39,6 +39,11 @@ def job_table(jobs: Sequence[JobRecord], *, now: int, width: int | None) -> list
     heading = ("JOB", "NAME", "ST", "NODE", "GPU", "STEP", "MV", "LOST", "AGE", "REASON")
     sides = _LEFT * 4 + _RIGHT * 5 + _LEFT
     return _table([heading, *rows], sides, width=width, squeezable=(3, 1))
+
+
+def _where(job: JobRecord) -> str:
+    others = f" +{len(job.seats) - 1}" if len(job.seats) > 1 else ""
+    return f"{job.holder}{others}" if job.holder else "-"
 
 
 def reason_of(job: JobRecord) -> str:

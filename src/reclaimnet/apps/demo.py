@@ -151,7 +151,8 @@ def _namespaces(home: Path) -> Iterator["Testbed"]:
 
     racks = [{"name": name, "hosts": 2, "uplink": "1gbit"} for name in ("lab", "office")]
     mark = home.name[-6:].replace("_", "x").lower()
-    table = {"mark": mark, "management": True, "rack": racks}
+    table: dict[str, object] = {"mark": mark, "management": True, "rack": racks}
+    table["network"] = testbed.own_network()
     with testbed.running(testbed.parse_config(table)) as bed:
         yield bed
 

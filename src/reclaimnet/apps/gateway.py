@@ -25,7 +25,7 @@ from litestar.response import ServerSentEvent, Stream
 from litestar.response.sse import ServerSentEventMessage
 from litestar.types import ControllerRouterHandler
 
-from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus, Enrolment
+from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus
 from reclaimnet.apps.gateway_desk import MAX_PAGE, Desk, Page, Submission
 from reclaimnet.apps.gateway_output import Fetcher, Outputs
 from reclaimnet.apps.gateway_view import NodeSeen, View
@@ -99,13 +99,11 @@ def build(
     token: str,
     *,
     view: View | None = None,
-    sign: Callable[[str], Enrolment] | None = None,
     fetcher: Fetcher | None = None,
     more: Sequence[ControllerRouterHandler] = (),
 ) -> Litestar:
-    """The application. `sign` answers agents that want a certificate, `fetcher` is what output is
-    fetched with. `more` are further
-    handlers, such as the web page's; one that carries `opt={"public": True}` needs no token."""
+    """The application. `fetcher` is what output is fetched with. `more` are further handlers, such
+    as the web page's; one that carries `opt={"public": True}` needs no token."""
     kept_view = view or View()
     version = _version()
     desk = Desk(campus, kept_view, version)
@@ -132,8 +130,6 @@ def build(
 
     @contextlib.asynccontextmanager
     async def following(_app: Litestar) -> AsyncIterator[None]:
-        if sign is not None:
-            await campus.serve_enrol(sign)
         async with kept_view.kept(campus), asyncio.TaskGroup() as group:
             tidying = group.create_task(desk.keep_tidy())
             try:
@@ -178,7 +174,6 @@ async def serve(
     stop: asyncio.Event,
     *,
     on_ready: Callable[[int], None] = lambda _port: None,
-    sign: Callable[[str], Enrolment] | None = None,
     fetcher: Fetcher | None = None,
     more: Sequence[ControllerRouterHandler] = (),
 ) -> None:
@@ -186,7 +181,7 @@ async def serve(
     view = View()
     with _listening(host, port) as listener:
         config = uvicorn.Config(
-            build(campus, token, view=view, sign=sign, fetcher=fetcher, more=more),
+            build(campus, token, view=view, fetcher=fetcher, more=more),
             lifespan="on",
             log_config=None,
             access_log=False,

@@ -148,12 +148,13 @@ class Departure:
             return []
         self._prober = None
         orders: list[Order] = []
-        if prober.ticket is not None:
-            self.destination = prober.ticket.node
+        if prober.found:
+            (ticket,) = prober.tickets
+            self.destination = ticket.node
             self._placed_at = now
             self._look_at = now + LOOK_AGAIN
             redeemed = TicketRedeemed(
-                ticket=prober.ticket, record=self.attempt.record, source=self.attempt.node
+                ticket=ticket, record=self.attempt.record, source=self.attempt.node
             )
             orders.append(Tell(to=self.destination, event=redeemed))
         elif prober.refused:

@@ -25,11 +25,12 @@ from reclaimnet.model.market import (
 )
 from reclaimnet.model.orders import Answer
 from reclaimnet.model.probing import Probe, Ticket, TicketId
-from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.model.units import MINUTE, SECOND, show_duration
 from reclaimnet.policy.arbitrate import Arbitrate, Booth, Denied
 
 TICKET_LIFE: Final = 5 * SECOND
-"""A promise that is not redeemed by then is void."""
+"""A promise that is not redeemed by then is void; to a gang's member, for each of its members."""
+LONGEST_TICKET: Final = MINUTE
 HOURS_REQUEST: Final = "declared hours"
 MAX_NOTICES: Final = 256
 """More notices than this at once is a mistake of the asker."""
@@ -246,7 +247,7 @@ class Provider:
             node=self.node,
             job=probe.job,
             gpus=verdict.gpus,
-            expires=now + TICKET_LIFE,
+            expires=now + min(TICKET_LIFE * probe.members, LONGEST_TICKET),
         )
         self.tickets[ticket.id] = ticket
         return ticket

@@ -196,6 +196,17 @@ class Suspension:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Vram:
+    """One GPU's own memory, whoever uses it."""
+
+    gpu: GpuId
+    at: int
+    """When it was read."""
+    total: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge:
     """A node's memory as it was when the card was sent, and who waits for some."""
 
@@ -203,6 +214,22 @@ class Gauge:
     used: int
     stall: float = 0.0
     held: tuple[Suspension, ...] = ()
+    vram: tuple[Vram, ...] = ()
+    """Of the GPUs that NVML sees."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeCount:
+    """Traffic that a node's guard has counted since the machine started."""
+
+    kind: str
+    """Of guests, of the lane on their behalf, or of guests that had gone."""
+    way: str
+    """Out of the machine, or in."""
+    verdict: str
+    """Passed or dropped."""
+    packets: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,3 +268,9 @@ class Card:
     memory: Gauge | None = None
     roles: tuple[str, ...] = ()
     """What the node does for others, so that they know whom to tell."""
+    edge: tuple[EdgeCount, ...] = ()
+    """What its guard has let pass and what not; nothing if it has none."""
+    abilities: tuple[str, ...] = ()
+    """What not every node can do for a job, and this one can."""
+    obstacles: tuple[str, ...] = ()
+    """Why it cannot do what it might: one sentence each, which begins with the ability's name."""

@@ -207,7 +207,7 @@ class Job:
             # The runner waits for it: the job's downtime ends with this step.
             self._first = False
             link.ring()
-        if state is not None and self.due():
+        if state is not None and self.due() and not link.too_early(step):
             try:
                 self._serve(link, step, state)
             except (ReclaimNetError, OSError) as error:
@@ -218,7 +218,10 @@ class Job:
     def _serve(self, link: "_Link", step: int, state: Any | Callable[[], Any]) -> None:
         begun = time.monotonic_ns()
         wanted = link.words[Word.SAVE_WANTED]
+        only = link.words[Word.SAVE_AT]
         try:
+            if only and step > only:
+                raise UsageError(f"step {only} has passed")
             link.save(step, _value(state), begun=begun, wanted=wanted)
         except (ReclaimNetError, OSError) as error:
             self._answered = wanted
@@ -233,7 +236,9 @@ class _Link:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self.leads = os.environ.get("RANK", "0") == "0"
+        # Of a job over several nodes, the first process on each of them.
+        rank = "LOCAL_RANK" if os.environ.get("RN_WORLD_SIZE") else "RANK"
+        self.leads = os.environ.get(rank, "0") == "0"
         try:
             with (run_dir / "page").open("r+b") as file:
                 self.words = words_of(memoryview(mmap.mmap(file.fileno(), PAGE_BYTES)))
@@ -342,6 +347,10 @@ class _Link:
         words[Word.SAVE_ANSWERED] = wanted
         words[Word.SAVE_COUNT] = count
         self.ring()
+
+    def too_early(self, step: int) -> bool:
+        """A save of one step and no other is wanted, and it is still to come."""
+        return step < self.words[Word.SAVE_AT]
 
     def fail_save(self, wanted: int, reason: str) -> None:
         failed = self._run_dir / "save-failed"

@@ -35,6 +35,7 @@ class Order:
     ready_file: bool = False
     """The command says itself when it is ready, by making $RN_READY_FILE."""
     save_signal: str = "USR1"
+    """Asks the command to save, or to leave."""
 
 
 def script(order: Order, number: int) -> str:

@@ -103,6 +103,16 @@ class Word(IntEnum):
     """Not 0 while the minder keeps the processes stopped: 1 + the HOLD it has seen."""
 
 
+BY_JOB: Final = frozenset(
+    {
+        Word.STATE, Word.STEP, Word.STEP_AT, Word.SAVE_BEGUN, Word.SAVE_COUNT, Word.SAVE_STEP,
+        Word.SAVE_PAUSE, Word.SAVE_PLACE, Word.SAVE_ANSWERED, Word.SAVE_FAILED, Word.WAITING,
+        Word.ITERATION, Word.ITERATION_READY_AT, Word.ITERATION_AT,
+    }
+)  # fmt: skip
+"""The words that the job writes; in a sandbox it can change no others."""
+
+
 class PageState(IntEnum):
     """How far a job that uses the SDK has come."""
 

@@ -9,6 +9,7 @@ Its rules, checked at least every POLL_S:
 - from LEASE_UNTIL on, or while HOLD or SUSPENDED_AT is set, every process is stopped, and goes on
   afterwards; but not before DUMPING_UNTIL, when CRIU holds them;
 - when the command has exited, what it left behind is killed;
+- a command in a sandbox that fills more of the disk than it may is ended;
 - whatever happened is written to RUNDIR/exit before the minder exits.
 """
 
@@ -19,6 +20,7 @@ import ctypes
 import json
 import mmap
 import os
+import resource
 import signal
 import sys
 import time
@@ -26,6 +28,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     # Only type checkers read this: at run time it would be a fifth of the time to start.
+    from collections.abc import Iterator
     from typing import Any, Final
 
 GATE_POLL_S = 0.005
@@ -50,6 +53,12 @@ CLONE_NEWPID: Final = 0x20000000
 FALLOC_PUNCH_HOLE_KEEP_SIZE: Final = 3
 CANNOT_RUN: Final = 126
 NO_SUCH_COMMAND: Final = 127
+TOO_LARGE: Final = 128 + signal.SIGXFSZ
+LOOK_EVERY_S: Final = 1.0
+LOOK_ENTRIES: Final = 500
+"""So many files are looked at before the clock is looked at again."""
+MOST_ENTRIES: Final = 1_000_000
+"""A sandbox's directories hold no more: they use up the disk as well."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _IGNORED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE)
@@ -163,6 +172,63 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def enter(sandbox: dict[str, Any], argv: list[str], status: int) -> None:
+    """Become bubblewrap, which runs the command. Nothing of the command's reaches the process that
+    is still outside: its environment could bring a library along, its words could be options."""
+    for what, most in (
+        (resource.RLIMIT_NPROC, sandbox["pids"]),
+        (resource.RLIMIT_NOFILE, sandbox["files"]),
+        (resource.RLIMIT_FSIZE, sandbox["disk"]),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(what)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (most, most))
+    # What the agent was started with may be open still, and is not the guest's.
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd > 2:
+            with contextlib.suppress(OSError):
+                os.set_inheritable(fd, False)
+    words = os.memfd_create("sandbox", 0)
+    os.write(words, b"".join(os.fsencode(word) + b"\0" for word in sandbox["args"]))
+    os.lseek(words, 0, os.SEEK_SET)
+    os.set_inheritable(status, True)
+    # The shell tells a command that is not there from one that fails.
+    command = ["/bin/sh", "-c", 'exec "$@"', "sh", *argv]
+    outside = ["bwrap", "--args", str(words), "--json-status-fd", str(status), "--", *command]
+    os.execve(sandbox["program"], outside, {})
+
+
+def look(folders: list[str]) -> Iterator[tuple[int, int]]:
+    """How many bytes and entries are in the folders, as far as it has got."""
+    held = entries = 0
+    waiting = list(folders)
+    while waiting:
+        place = waiting.pop()
+        try:
+            inside = os.scandir(place)
+        except NotADirectoryError:
+            held += os.lstat(place).st_blocks * 512
+            continue
+        except OSError:
+            continue
+        with inside:
+            for entry in inside:
+                entries += 1
+                with contextlib.suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    else:
+                        held += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entries % LOOK_ENTRIES == 0:
+                    yield held, entries
+    yield held, entries
+
+
+def _is_signal(code: int) -> bool:
+    return 0 < code - 128 < signal.NSIG and code - 128 in set(signal.Signals)
+
+
 class Due:
     """A moment of CLOCK_MONOTONIC that is not put off when the machine sleeps, as that clock is."""
 
@@ -194,6 +260,10 @@ class Minder:
         """None if we cannot know: somebody else has stopped them."""
         self._thaws = self._page[self._word["THAWS"]]
         self._log_checked = time.monotonic()
+        self._sandbox: dict[str, Any] | None = self._attempt.get("sandbox")
+        self._status_fd = -1
+        self._look = None if self._sandbox is None else look(self._sandbox["counted"])
+        self._look_next = 0.0
         self._end_due = Due()
         self._lease_due = Due()
 
@@ -229,10 +299,13 @@ class Minder:
         if self._attempt.get("cell") and _libc.unshare(CLONE_NEWPID) != 0:
             return CANNOT_RUN, "it may not have a pid namespace of its own"
         told, tell = os.pipe()
+        self._status_fd, status = os.pipe() if self._sandbox is not None else (-1, -1)
         self._main = os.fork()
         if self._main == 0:
-            self._become_command(tell)
+            self._become_command(tell, status)
         os.close(tell)
+        if status >= 0:
+            os.close(status)
         with os.fdopen(told, encoding="utf-8") as pipe:
             trouble = pipe.read()
         if not trouble:
@@ -245,8 +318,8 @@ class Minder:
         code, _, reason = trouble.partition(" ")
         return int(code), reason
 
-    def _become_command(self, tell: int) -> None:
-        """In the child: never returns."""
+    def _become_command(self, tell: int, status: int) -> None:
+        """In the child: never returns. On `status` bubblewrap says what has become of it."""
         argv: list[str] = self._attempt["argv"]
         code, doing = CANNOT_RUN, "set up the process"
         try:
@@ -255,9 +328,9 @@ class Minder:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if self._group is not None:
                 self._group.join()
-            memory = self._attempt.get("memory")
-            if memory and not write_control(os.path.join(memory, "cgroup.procs"), "0"):
-                raise OSError(f"it may not enter {memory}")
+            for group in (self._attempt.get("memory"), self._attempt.get("pids")):
+                if group and not write_control(os.path.join(group, "cgroup.procs"), "0"):
+                    raise OSError(f"it may not enter {group}")
             hurry(self._attempt.get("nice", 0))
             score = self._attempt.get("oom_score", GUEST_OOM_SCORE)
             write_control("/proc/self/oom_score_adj", str(score))
@@ -274,6 +347,9 @@ class Minder:
             os.dup2(null, 0)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            if self._sandbox is not None:
+                doing = "make a sandbox for it"
+                enter(self._sandbox, argv, status)
             doing = f"enter the working directory {self._attempt['cwd']}"
             os.chdir(self._attempt["cwd"])
             code, doing = NO_SUCH_COMMAND, f"run {argv[0]}"
@@ -303,6 +379,8 @@ class Minder:
                 code = os.waitstatus_to_exitcode(self._status)
                 self._end()
                 reason = f"signal {signal.Signals(-code).name}" if code < 0 else ""
+                if self._sandbox is not None:
+                    code, reason = self._out_of_sandbox(code, reason)
                 killed = False
                 if code != 0 and self._out_of_memory():
                     limit = self._attempt.get("memory_limit", 0)
@@ -322,8 +400,32 @@ class Minder:
             ):
                 page[word["STILL"]] = 1 + hold if self._still else 0
             self._bound_log()
+            if self._over_quota():
+                self._end()
+                limit = self._attempt["sandbox"]["disk"]
+                reason = f"it used more than the {limit} bytes of disk that guests have here"
+                self._leave(code=TOO_LARGE, killed=False, reason=reason)
+                return
             times = [t - now for t in (end_at, lease_until) if t > now]
             signal.sigtimedwait(_WAKES, min([POLL_S, *(t / 1e9 for t in times)]))
+
+    def _out_of_sandbox(self, code: int, reason: str) -> tuple[int, str]:
+        """How the command ended, from how bubblewrap did."""
+        said = os.read(self._status_fd, 65536)  # Nobody is left who could write: it does not wait.
+        if code < 0 or b'"exit-code"' in said:
+            return code, f"signal {signal.Signals(code - 128).name}" if _is_signal(code) else reason
+        return CANNOT_RUN, "cannot make a sandbox for it; its log says why"
+
+    def _over_quota(self) -> bool:
+        """Whether a look at all it has written, which goes on a little with each call, shows that
+        it is too much."""
+        if self._look is None or self._sandbox is None or time.monotonic() < self._look_next:
+            return False
+        for held, entries in self._look:
+            return bool(held > self._sandbox["disk"] or entries > MOST_ENTRIES)
+        self._look = look(self._sandbox["counted"])
+        self._look_next = time.monotonic() + LOOK_EVERY_S
+        return False
 
     def _out_of_memory(self) -> bool:
         """Whether the kernel has ended a process of the attempt for want of memory."""
@@ -420,10 +522,10 @@ class Minder:
     def _leave(self, *, code: int, killed: bool, reason: str) -> None:
         if self._group is not None:
             self._group.remove()
-        memory = self._attempt.get("memory")
-        if memory:
-            with contextlib.suppress(OSError):
-                os.rmdir(memory)
+        for made in (self._attempt.get("memory"), self._attempt.get("pids")):
+            if made:
+                with contextlib.suppress(OSError):
+                    os.rmdir(made)
         text = {"code": code, "killed": killed, "reason": reason, "at": time.time_ns()}
         write_whole(os.path.join(self._rundir, "exit"), json.dumps(text))
 

@@ -43,9 +43,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import reclaimnet
-from reclaimnet.adapters.linux import cell, cgroup, criu, minder
+from reclaimnet.adapters.linux import cell, cgroup, criu, minder, sandbox
 from reclaimnet.adapters.linux.memory import V2, MemoryGroup, make_memory_group
-from reclaimnet.adapters.linux.page import make_page, open_page
+from reclaimnet.adapters.linux.page import Words, guest_page, make_page, open_page
 from reclaimnet.errors import Damaged, Unavailable, UsageError
 from reclaimnet.model.market import GpuId, JobId, Notice
 from reclaimnet.model.page import AT_ONCE, SLOTS, PageState, Word
@@ -77,6 +77,8 @@ ADOPT_PATIENCE: Final = 2 * SECOND
 CALL_PATIENCE_S: Final = 30.0
 SHARED_MEMORY: Final = Path("/dev/shm")
 SAVED_MARK: Final = ".saved"
+FIRST_TEXT: Final = 4096
+"""The most that is read of a text that a job wrote for us."""
 HOME: Final = "home.json"
 """Which files belong to a job in a cell, and what they were like before it."""
 KEPT_ENVIRONMENT: Final = (
@@ -226,7 +228,7 @@ class _Attempt:
     group: Path | None
     memory: Path | None
     """The group that accounts for its memory."""
-    words: memoryview
+    words: Words
     minder: int = 0
     pidfd: int = -1
     bell: int = -1
@@ -272,12 +274,15 @@ class Runner:
         memory: Path | None = None,
         outputs: Path | None = None,
         gate: Callable[[JobId, int, int], None] | None = None,
+        guests: sandbox.Sandbox | None = None,
+        resumes: Path | None = None,
     ) -> None:
         """Output directories are made below `outputs` and stay there; without it, they are part
         of the run directories and go with them. `gate` is called with the pid that all processes
         of an attempt will descend from, before there are any; if it raises, there will be none.
         `memory` is where attempts' memory groups are made; without it, what version 2 groups
-        offer is used if they do."""
+        offer is used if they do. `guests` is the sandbox that attempts run in; those started ahead
+        in one find their state in `resumes`/JOB.EPOCH."""
         root.mkdir(parents=True, exist_ok=True)
         self._root = root.resolve()
         self._lock = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -291,6 +296,8 @@ class Runner:
         self._gate = gate
         self._parent = cgroup.find_parent() if cgroups else None
         self._memory = memory
+        self._guests = guests
+        self._resumes = resumes
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
         self._leases: dict[JobId, int] = {}
         self._ends: dict[tuple[JobId, int], int] = {}
@@ -638,6 +645,8 @@ class Runner:
                 raise UsageError(f"{job!r} cannot be the name of a directory")
             if not spec.command:
                 raise UsageError("the job has no command")
+            if self._guests is not None:
+                _check_for_sandbox(self._guests, spec)
             directory.mkdir(mode=0o700)
         except (OSError, UsageError) as error:
             self._refuse(job, epoch, error)
@@ -669,6 +678,13 @@ class Runner:
             words[Word.LEASE_UNTIL] = self._leases.get(job, 0)
             words[Word.GATE] = self._gate is None
             env = self._environment(attempt, spec, resume, restarts)
+            placed = pids = None
+            if self._guests is not None:
+                attempt.words = guest_page(words, directory / "page")
+                env |= {"HOME": sandbox.GUEST_HOME, "TMPDIR": "/tmp"} | dict(spec.env)
+                rooms = self._rooms(attempt, spec, workdir, resume)
+                placed = sandbox.place(self._guests, rooms, gpus, env)
+                pids = sandbox.bound_pids(group, self._group_name(name), self._guests.pids)
             text = {
                 "job": job,
                 "epoch": epoch,
@@ -681,6 +697,8 @@ class Runner:
                 "group": None if group is None else str(group),
                 "memory": None if memory is None else str(memory),
                 "memory_limit": spec.memory_bytes,
+                "pids": None if pids in (None, group) else str(pids),
+                "sandbox": placed,
                 "nice": self._nice,
                 "oom_score": _oom_score(spec.priority),
                 "boot": _boot_id(),
@@ -697,6 +715,21 @@ class Runner:
             self._attempts[job, epoch] = attempt
         return attempt
 
+    def _rooms(
+        self, attempt: _Attempt, spec: JobSpec, workdir: Path, resume: Path | None
+    ) -> sandbox.Rooms:
+        if resume is None and self._resumes is not None:
+            resume = self._resumes / f"{attempt.job}.{attempt.epoch}"
+            resume.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return sandbox.Rooms(
+            run=attempt.dir,
+            images=attempt.images,
+            work=workdir.resolve(),
+            output=self.output_of(attempt.job, attempt.epoch),
+            shared_work=_brings_own_path(spec),
+            resume=None if resume is None else resume.resolve(),
+        )
+
     def _refuse(self, job: JobId, epoch: int, error: Exception) -> None:
         reason = f"the run directory cannot be made: {error}"
         self._on(Exited(job=job, epoch=epoch, code=126, killed=False, reason=reason))
@@ -707,6 +740,7 @@ class Runner:
             cgroup.end_group(self._parent / (cgroup.MARK + self._group_name(name)))
         if self._memory is not None:
             MemoryGroup(self._memory / (cgroup.MARK + self._group_name(name))).remove()
+        sandbox.remove_pids(self._group_name(name))
         shutil.rmtree(self._image_root / name, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._image_root.rmdir()
@@ -982,7 +1016,7 @@ class Runner:
             self._see_image(attempt)
         if words[Word.SAVE_FAILED] != attempt.failed_seen:
             attempt.failed_seen = words[Word.SAVE_FAILED]
-            self._save_failed(attempt, _text(attempt.dir / "save-failed"))
+            self._save_failed(attempt, _first_text(attempt.dir / sandbox.SAVE_FAILED))
         if words[Word.SAVE_ANSWERED] == words[Word.SAVE_WANTED]:
             attempt.save_asked_at = None
         elif attempt.save_asked_at is not None and now > attempt.save_asked_at + SAVE_PATIENCE:
@@ -1565,7 +1599,8 @@ def _copy_settled(checkpoint: Path, target: Path) -> tuple[int, int]:
         shutil.rmtree(target, ignore_errors=True)
         mark, before = _mark(checkpoint), _listing(checkpoint)
         try:
-            shutil.copytree(checkpoint, target)
+            copy = functools.partial(_copy_file, below=checkpoint.resolve())
+            shutil.copytree(checkpoint, target, symlinks=True, copy_function=copy)
         except (OSError, shutil.Error):
             continue
         if mark is not None and before == _listing(checkpoint) and mark == _mark(checkpoint):
@@ -1574,5 +1609,51 @@ def _copy_settled(checkpoint: Path, target: Path) -> tuple[int, int]:
 
 
 def _step_in(checkpoint: Path) -> int:
-    text = _text(checkpoint / SAVED_MARK).strip()
+    text = _first_text(checkpoint / SAVED_MARK).strip()
     return int(text) if text.isdigit() and len(text) < 19 else 0
+
+
+def _first_text(path: Path) -> str:
+    """The beginning of a text that a job wrote, who may have put anything there: a file without an
+    end, or one that keeps its readers waiting."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        return os.read(fd, FIRST_TEXT).decode(errors="replace") if regular else ""
+    finally:
+        os.close(fd)
+
+
+def _copy_file(source: str, target: str, *, below: Path) -> str:
+    """Copy a file that a job wrote, unless it leads out of the job's own directory."""
+    if os.path.islink(source):
+        os.symlink(os.readlink(source), target)
+        return target
+    with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        real = Path(os.readlink(f"/proc/self/fd/{file.fileno()}"))
+        if not stat.S_ISREG(status.st_mode) or not real.is_relative_to(below):
+            raise OSError(f"{source} is not a file of its own")
+        with open(target, "wb") as copy:
+            shutil.copyfileobj(file, copy)
+    os.chmod(target, stat.S_IMODE(status.st_mode))
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return target
+
+
+def _check_for_sandbox(guests: sandbox.Sandbox, spec: JobSpec) -> None:
+    if spec.saving is Saving.CRIU:
+        raise UsageError("guests are in a sandbox here, and CRIU cannot save one")
+    if _brings_own_path(spec) and not sandbox.shared(guests, Path(spec.workdir or "/")):
+        raise UsageError(
+            f"its working directory {spec.workdir} is not shared by the owner of this machine; "
+            "submit it without --no-ship"
+        )
+
+
+def _brings_own_path(spec: JobSpec) -> bool:
+    """Whether its submitter named a directory of this machine to work in."""
+    return spec.bundle is None and spec.workdir is not None

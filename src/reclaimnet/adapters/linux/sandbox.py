@@ -40,8 +40,8 @@ SAVE_FAILED: Final = "save-failed"
 ETC: Final = (
     "OpenCL", "alternatives", "ca-certificates.conf", "crypto-policies", "fonts", "gai.conf",
     "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime",
-    "mime.types", "nsswitch.conf", "os-release", "pki/ca-trust/extracted", "pki/tls/certs", "protocols",
-    "resolv.conf", "services", "ssl/certs", "ssl/openssl.cnf", "timezone",
+    "mime.types", "nsswitch.conf", "os-release", "pki/ca-trust/extracted", "pki/tls/certs",
+    "protocols", "resolv.conf", "services", "ssl/certs", "ssl/openssl.cnf", "timezone",
 )  # fmt: skip
 """Of /etc, only what programs need and what everybody may know: an agent that is root could read
 the rest."""
@@ -120,7 +120,9 @@ def place(sandbox: Sandbox, rooms: Rooms, gpus: Sequence[GpuId], env: dict[str, 
     (rooms.run / SAVE_FAILED).touch()
     (rooms.run / "images").mkdir(exist_ok=True)
     args = [*_namespaces(sandbox.network), *_system()]
-    args += ["--proc", "/proc", "--dev", "/dev", *_devices(gpus)]
+    # The kernel lets root write its settings without any capability, from whatever namespace.
+    args += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]
+    args += ["--dev", "/dev", *_devices(gpus)]
     size = str(sandbox.scratch_bytes)
     args += ["--size", size, "--tmpfs", "/dev/shm", "--size", size, "--tmpfs", "/tmp"]
     for name in ETC:

@@ -20,7 +20,7 @@ import msgspec
 
 from reclaimnet import wire
 from reclaimnet.adapters.gpu import find
-from reclaimnet.adapters.linux import criu
+from reclaimnet.adapters.linux import criu, sandbox
 from reclaimnet.adapters.nats.access import NEWCOMER, Key, new_key
 from reclaimnet.adapters.nats.campus import Campus, EnrolmentAsked
 from reclaimnet.adapters.tls import ca
@@ -28,7 +28,7 @@ from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import daemon
 from reclaimnet.apps.client import ask_local
-from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
+from reclaimnet.apps.config import DEFAULT_GUEST_DISK, DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guarded import Guarded
 from reclaimnet.apps.register import NODE_NAME, read_invitation
@@ -58,6 +58,7 @@ from reclaimnet.model.work import Saving
 from reclaimnet.policy.suite import SUITES
 from reclaimnet.policy.topology import Topology, parse_topology
 
+NO_SANDBOX: Final = "off"
 ASSUMED_UPLINK: Final = 125_000_000
 """Bytes a second: a gigabit, until somebody says or transfers show what it is."""
 LEAVE_AT_MOST: Final = 30 * SECOND
@@ -113,6 +114,8 @@ class Settings:
     """How long guests have to leave after SIGTERM; None: it ends them at once."""
     allocation: Allocation | None = None
     topology: Topology | None = None
+    sandbox: sandbox.Sandbox | None = None
+    """What guests run in; None: as any process of the agent's user."""
 
 
 def main(
@@ -133,6 +136,9 @@ def main(
     grace: int | None = None,
     zone: str | None = None,
     topology: Path | None = None,
+    guests: str = NO_SANDBOX,
+    shares: tuple[Path, ...] = (),
+    guest_disk: int = DEFAULT_GUEST_DISK,
 ) -> int:
     """Behind `rn agent`."""
     if suite not in SUITES:
@@ -142,6 +148,7 @@ def main(
         raise UsageError(
             f"{node!r} cannot be a node's name; use letters, digits, dots and dashes: --name lab1"
         )
+    box = _sandbox(guests, shares, guest_disk, hidden=config.state)
     plan, uplink_bps = _network(node, uplink, topology)
     url, secret = campus_of(config, join, token)
     folder = config.agents / node
@@ -170,6 +177,8 @@ def main(
             grace=grace,
             zone=zone,
             topology=topology,
+            guests=guests,
+            box=box,
         )
     plan = _plan_in(topology) if topology is not None else None
     found = find.declared(node, gpus) if gpus is not None else find.found()
@@ -192,11 +201,33 @@ def main(
         grace=grace,
         zone=_zone_of(node, zone, plan),
         topology=plan,
+        sandbox=box,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # It warns of every TLS connection that ends.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     return asyncio.run(run(settings))
+
+
+def _sandbox(
+    guests: str, shares: tuple[Path, ...], disk_bytes: int, *, hidden: Path
+) -> sandbox.Sandbox | None:
+    """Refused if it cannot be had: no guest ever runs with less than was asked for."""
+    if guests == NO_SANDBOX:
+        if shares:
+            raise UsageError("--share is for guests in a sandbox; add --sandbox none or open")
+        return None
+    obstacle = sandbox.obstacle()
+    if obstacle is not None:
+        raise Unavailable(
+            f"guests cannot have a sandbox here: {obstacle}; mend it, or choose --sandbox off"
+        )
+    return sandbox.Sandbox(
+        network=sandbox.Network(guests),
+        shares=tuple(share.resolve() for share in shares),
+        hidden=(hidden,),
+        disk_bytes=disk_bytes,
+    )
 
 
 def _plan_in(file: Path) -> Topology:
@@ -331,6 +362,8 @@ class Agent:
             if guard is not None:
                 stack.callback(guard.close)
             obstacle = await asyncio.to_thread(criu.obstacle)
+            if settings.sandbox is not None:
+                obstacle = "guests are in a sandbox here, and CRIU cannot save one"
             gate = _Gate()
             server = stack.enter_context(
                 ChunkServer(
@@ -367,6 +400,7 @@ class Agent:
                 clock=self._clock,
                 guard=guard,
                 sendings=server.sendings,
+                sandbox=settings.sandbox,
             )
             stack.push_async_callback(world.close)
             stack.push_async_callback(world.flush)
@@ -846,6 +880,8 @@ def _detached(
     grace: int | None,
     zone: str | None,
     topology: Path | None,
+    guests: str,
+    box: sandbox.Sandbox | None,
 ) -> int:
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
     argv += ["--join", url, "--name", node, "--notice", f"{notice / SECOND}s"]
@@ -859,6 +895,10 @@ def _detached(
     argv += ["--grace", f"{grace / SECOND}s"] if grace is not None else []
     argv += ["--zone", zone] if zone is not None else []
     argv += ["--topology", str(topology.resolve())] if topology is not None else []
+    argv += ["--sandbox", guests]
+    if box is not None:
+        argv += ["--guest-disk", str(box.disk_bytes)]
+        argv += [word for share in box.shares for word in ("--share", str(share))]
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)

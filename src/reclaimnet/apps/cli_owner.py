@@ -21,7 +21,7 @@ from reclaimnet.apps.cli_base import (
     width,
 )
 from reclaimnet.apps.client import Gateway, ask_local, local_agents, status_of
-from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
+from reclaimnet.apps.config import DEFAULT_GUEST_DISK, DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.errors import NotFound, ReclaimNetError, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.units import show_size
@@ -152,6 +152,29 @@ def nodes(as_json: bool) -> None:
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="The plan of the campus (TOML): rates of links, and zones by building.",
 )
+@click.option(
+    "sandbox",
+    "--sandbox",
+    type=click.Choice(["off", "none", "open"]),
+    default="off",
+    show_default=True,
+    help="Guests see nothing of this machine, and reach this much of the network.",
+)
+@click.option(
+    "shares",
+    "--share",
+    multiple=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path, exists=True),
+    help="Show it to guests in a sandbox, read-only.",
+)
+@click.option(
+    "--guest-disk",
+    type=SIZE,
+    default=DEFAULT_GUEST_DISK,
+    show_default=show_size(DEFAULT_GUEST_DISK),
+    help="The most that a guest in a sandbox may have on disk.",
+)
 def agent(
     join: str | None,
     token_file: Path | None,
@@ -169,6 +192,9 @@ def agent(
     grace: int | None,
     zone: str | None,
     topology: Path | None,
+    sandbox: str,
+    shares: tuple[Path, ...],
+    guest_disk: int,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = configured(state=state)
@@ -190,6 +216,9 @@ def agent(
         grace=grace,
         zone=zone,
         topology=topology,
+        guests=sandbox,
+        shares=shares,
+        guest_disk=guest_disk,
     )
 
 

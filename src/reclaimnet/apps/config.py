@@ -17,6 +17,7 @@ from reclaimnet.model.units import GIB
 
 DEFAULT_GATEWAY_PORT: Final = 7460
 DEFAULT_VAULT_QUOTA: Final = 64 * GIB
+DEFAULT_GUEST_DISK: Final = 100 * GIB
 
 KEYS: Final = (
     "gateway.url",

@@ -27,6 +27,7 @@ from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
 from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.adapters.linux.pressure import Watch
 from reclaimnet.adapters.linux.runner import Runner
+from reclaimnet.adapters.linux.sandbox import Sandbox
 from reclaimnet.adapters.nats.campus import Campus, Refused
 from reclaimnet.adapters.tls.ca import GATEWAY, node_of
 from reclaimnet.adapters.vault.assembly import Assembly, changed_chunks
@@ -55,7 +56,8 @@ MAY_READ_PATIENCE_S: Final = 3.0
 START_AGAIN_S: Final = 1.0
 """A job that could not be started is kept for so long, lest it come back at once, for ever."""
 HERE: Final = Path()
-SCRATCH: Final = ("work", "resume", "output")
+RESUME: Final = "resume"
+SCRATCH: Final = ("work", RESUME, "output")
 """The folders of a node in which every attempt has one of its own while it lives."""
 OUTPUT: Final = Path(".rn-output")
 """Where a checkpoint holds what the job had written into its output directory."""
@@ -106,6 +108,7 @@ class LiveWorld:
         guard: Guarded | None = None,
         memory: Path | None = None,
         sendings: Sendings | None = None,
+        sandbox: Sandbox | None = None,
     ) -> None:
         """`memory` is the group in which guests' memory is accounted; None means below our own."""
         self.node = node
@@ -119,6 +122,8 @@ class LiveWorld:
             cgroups=guard is None,
             gate=guard.admit if guard is not None else None,
             memory=guests,
+            guests=sandbox,
+            resumes=folder / RESUME,
         )
         self._guard = guard
         self._folder = folder
@@ -375,7 +380,7 @@ class LiveWorld:
         return self._folder / "work" / f"{job}.{epoch}"
 
     def _resume_dir(self, job: JobId, epoch: int) -> Path:
-        return self._folder / "resume" / f"{job}.{epoch}"
+        return self._folder / RESUME / f"{job}.{epoch}"
 
     def _prepared(self, job: JobId, epoch: int, spec: JobSpec) -> "asyncio.Task[Path]":
         """The working directory, fetched and unpacked once for each attempt."""
@@ -611,11 +616,13 @@ class LiveWorld:
 
     def _state_and_output(self, report: rn.Snapshot) -> list[Source]:
         """What a job has written so far belongs to its state: it moves, and goes back, with it."""
+        # The job may have put something else in the place of a folder, but not of what it is in.
+        below = report.path.parent
         if (report.path / OUTPUT).exists():
             # CRIU needs its open files to be as they were when it was stopped.
-            return _parts(report.path)
+            return _parts(report.path, below=below)
         output = self.runner.output_of(report.job, report.epoch)
-        return [*_parts(report.path), *_parts(output, prefix=OUTPUT)]
+        return [*_parts(report.path, below=below), *_parts(output, prefix=OUTPUT, below=output)]
 
     def exited(self, report: rn.Exited) -> None:
         self._spawn(self._exited(report))
@@ -661,7 +668,8 @@ class LiveWorld:
     async def _kept_output(self, report: rn.Exited) -> Saved | None:
         """What a completed job left for its user, if anything."""
         try:
-            parts = await self._in_thread(_parts, self.runner.output_of(report.job, report.epoch))
+            output = self.runner.output_of(report.job, report.epoch)
+            parts = await self._in_thread(lambda: _parts(output, below=output))
             if not parts:
                 return None
             saved: Saved = await self._in_thread(
@@ -1042,13 +1050,15 @@ def _team_variables(team: Team) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _parts(folder: Path, prefix: Path = HERE) -> list[Source]:
-    """Every file below, by its relative name."""
+def _parts(folder: Path, prefix: Path = HERE, *, below: Path) -> list[Source]:
+    """Every file below, by its relative name; none that is really elsewhere than `below`."""
+    real = below.resolve()
     return [
         Source(
             name=str(prefix / path.relative_to(folder)),
             path=path,
             mode=path.stat().st_mode & 0o777,
+            below=real,
         )
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.is_symlink()
@@ -1060,12 +1070,18 @@ def _move_files(source: Path, target: Path) -> None:
     _fresh_folder(target)
     if source.is_dir():
         for entry in source.iterdir():
-            shutil.move(entry, target / entry.name)
+            # Never into what the job may have put there meanwhile.
+            entry.rename(target / entry.name)
 
 
 def _fresh_folder(folder: Path) -> None:
-    _remove_folder(folder)
-    folder.mkdir(parents=True, mode=0o700)
+    """Emptied and not replaced: a process in a sandbox would go on seeing the one it knows."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for entry in list(folder.iterdir()):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def _remove_folder(folder: Path) -> None:

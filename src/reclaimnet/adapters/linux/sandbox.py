@@ -31,7 +31,6 @@ LEAST_BUBBLEWRAP: Final = (0, 8)
 PROBE_S: Final = 20.0
 DEFAULT_PIDS: Final = 4096
 DEFAULT_FILES: Final = 65536
-DEFAULT_DISK: Final = 100 * GIB
 DEFAULT_SCRATCH: Final = 4 * GIB
 GUEST_HOME: Final = "/tmp"
 PASSWD: Final = "passwd"
@@ -65,6 +64,8 @@ class Sandbox:
     """What the owner of a machine lets guests have."""
 
     network: Network
+    disk_bytes: int
+    """The most that its directories may hold."""
     shares: tuple[Path, ...] = ()
     """Shown to every guest, read-only."""
     hidden: tuple[Path, ...] = ()
@@ -72,8 +73,6 @@ class Sandbox:
     pids: int = DEFAULT_PIDS
     files: int = DEFAULT_FILES
     """How many one process may have open."""
-    disk_bytes: int = DEFAULT_DISK
-    """The most that its directories may hold."""
     scratch_bytes: int = DEFAULT_SCRATCH
     """The size of its /tmp, and of its /dev/shm."""
 

@@ -67,6 +67,9 @@ class Source:
     name: str
     path: Path
     mode: int = 0o644
+    below: Path | None = None
+    """A real path that the file must be below, whatever links lead to it: who writes checkpoints
+    must not have files of ours saved in their place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,6 +426,10 @@ class Vault:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise UsageError(f"{source.path} cannot be saved: it is not a file")
+            if source.below is not None:
+                real = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+                if source.below not in real.parents:
+                    raise UsageError(f"{source.path} cannot be saved: it leads out of its folder")
             size = status.st_size
             chunks = [ChunkId("")] * chunk_count(size)
 

@@ -13,6 +13,7 @@ import socket
 import sys
 import textwrap
 import time
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def alive(pid):
 class Machine:
     """An owner's machine with an agent's state on it, and a guest."""
 
-    def __init__(self, folder, network=Network.NONE, **options):
+    def __init__(self, folder, network=Network.NONE, campus=()):
         self.state = folder / "state"
         self.home = self.state / "agents" / "lab"
         self.home.mkdir(parents=True)
@@ -104,13 +105,13 @@ class Machine:
             resumes=self.home / "resume",
             guests=Sandbox(
                 network=network,
+                campus=campus,
                 shares=(self.shared,),
                 hidden=(self.state,),
                 pids=PIDS,
                 disk_bytes=DISK,
                 scratch_bytes=8 * MIB,
             ),
-            **options,
         )
         self.runner.hold_lease(FOREVER, (JOB,))
 
@@ -274,7 +275,8 @@ def test_escape_writing_outside(machine):
     got = machine.tries(f"""
         run = os.environ["RN_RUN_DIR"]
         for path in ("/usr/bin/x", "/etc/x", "/x", "/dev/x", "/var/x",
-                     "/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches", "/proc/sysrq-trigger", "/sys/fs/cgroup/x",
+                     "/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches",
+                     "/proc/sysrq-trigger", "/sys/fs/cgroup/x",
                      run + "/exit", run + "/minder", run + "/attempt.json", run + "/resume",
                      {sys.prefix!r} + "/x"):
             attempt(path, lambda: os.close(os.open(path, os.O_WRONLY | os.O_CREAT)))
@@ -444,6 +446,40 @@ def test_the_network_when_it_is_open(online, listener):
     assert online.tries(
         f"attempt('it', lambda: socket.create_connection(('127.0.0.1', {port})).close())"
     ) == ["GOT it None"]
+
+
+@pytest.mark.needs("root", "bpf")
+def test_escape_leaving_the_campus(tmp_path, listener):
+    """What is said to be the campus is reached, and nothing else, by whatever protocol."""
+    outside = socket.create_server(("127.0.0.2", 0))
+    told = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    told.bind(("127.0.0.2", 0))
+    machine = Machine(tmp_path, Network.CAMPUS, campus=(ip_network("127.0.0.1/32"),))
+    try:
+        if machine.runner._parent is None or "freezer" in machine.runner._parent.parts:
+            pytest.skip("there are no control groups of version 2 here")
+        got = machine.tries(f"""
+            def reach(address):
+                with socket.create_connection(address, timeout=1):
+                    pass
+
+            def tell(address):
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+                    one.sendto(b"hello", address)
+
+            attempt("campus", lambda: reach({listener.getsockname()!r}))
+            attempt("outside", lambda: reach({outside.getsockname()!r}))
+            attempt("datagram", lambda: tell({told.getsockname()!r}))
+            attempt("version 6", lambda: socket.create_connection(("::1", 9), timeout=1))
+        """)
+        assert got == ["GOT campus None"]
+        told.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            told.recv(100)
+    finally:
+        machine.close()
+        outside.close()
+        told.close()
 
 
 RAW = """

@@ -13,6 +13,7 @@ import ssl
 import sys
 import time
 from dataclasses import dataclass
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ import msgspec
 from reclaimnet import wire
 from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.linux import criu, sandbox
+from reclaimnet.adapters.linux.sandbox import Sandbox
 from reclaimnet.adapters.nats.access import NEWCOMER, Key, new_key
 from reclaimnet.adapters.nats.campus import Campus, EnrolmentAsked
 from reclaimnet.adapters.tls import ca
@@ -114,7 +116,7 @@ class Settings:
     """How long guests have to leave after SIGTERM; None: it ends them at once."""
     allocation: Allocation | None = None
     topology: Topology | None = None
-    sandbox: sandbox.Sandbox | None = None
+    sandbox: Sandbox | None = None
     """What guests run in; None: as any process of the agent's user."""
 
 
@@ -139,6 +141,7 @@ def main(
     guests: str = NO_SANDBOX,
     shares: tuple[Path, ...] = (),
     guest_disk: int = DEFAULT_GUEST_DISK,
+    campus_nets: tuple[str, ...] = (),
 ) -> int:
     """Behind `rn agent`."""
     if suite not in SUITES:
@@ -148,7 +151,7 @@ def main(
         raise UsageError(
             f"{node!r} cannot be a node's name; use letters, digits, dots and dashes: --name lab1"
         )
-    box = _sandbox(guests, shares, guest_disk, hidden=config.state)
+    box = _sandbox(guests, shares, guest_disk, campus_nets, hidden=config.state)
     plan, uplink_bps = _network(node, uplink, topology)
     url, secret = campus_of(config, join, token)
     folder = config.agents / node
@@ -210,20 +213,31 @@ def main(
 
 
 def _sandbox(
-    guests: str, shares: tuple[Path, ...], disk_bytes: int, *, hidden: Path
-) -> sandbox.Sandbox | None:
+    guests: str,
+    shares: tuple[Path, ...],
+    disk_bytes: int,
+    campus_nets: tuple[str, ...],
+    *,
+    hidden: Path,
+) -> Sandbox | None:
     """Refused if it cannot be had: no guest ever runs with less than was asked for."""
     if guests == NO_SANDBOX:
         if shares:
-            raise UsageError("--share is for guests in a sandbox; add --sandbox none or open")
+            raise UsageError("--share is for guests in a sandbox; add --sandbox none, for example")
         return None
-    obstacle = sandbox.obstacle()
+    try:
+        campus = [ip_network(text) for text in campus_nets]
+    except ValueError as error:
+        raise UsageError(f"--campus-net: {error}; give one like 10.0.0.0/8") from error
+    network = sandbox.Network(guests)
+    obstacle = sandbox.obstacle(network)
     if obstacle is not None:
         raise Unavailable(
             f"guests cannot have a sandbox here: {obstacle}; mend it, or choose --sandbox off"
         )
-    return sandbox.Sandbox(
-        network=sandbox.Network(guests),
+    return Sandbox(
+        network=network,
+        campus=tuple(campus) or sandbox.PRIVATE,
         shares=tuple(share.resolve() for share in shares),
         hidden=(hidden,),
         disk_bytes=disk_bytes,
@@ -359,6 +373,13 @@ class Agent:
                 Vault(settings.folder / "vault", quota_bytes=settings.vault_quota)
             )
             guard = _guard(settings)
+            box = settings.sandbox
+            if guard is not None and box is not None and box.network is sandbox.Network.CAMPUS:
+                guard.close()
+                raise UsageError(
+                    "guests that a guard houses are not in our own control group, which is what "
+                    "keeps packets on the campus: choose --sandbox none or open beside a guard"
+                )
             if guard is not None:
                 stack.callback(guard.close)
             obstacle = await asyncio.to_thread(criu.obstacle)
@@ -881,7 +902,7 @@ def _detached(
     zone: str | None,
     topology: Path | None,
     guests: str,
-    box: sandbox.Sandbox | None,
+    box: Sandbox | None,
 ) -> int:
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
     argv += ["--join", url, "--name", node, "--notice", f"{notice / SECOND}s"]
@@ -898,6 +919,7 @@ def _detached(
     argv += ["--sandbox", guests]
     if box is not None:
         argv += ["--guest-disk", str(box.disk_bytes)]
+        argv += [word for network in box.campus for word in ("--campus-net", str(network))]
         argv += [word for share in box.shares for word in ("--share", str(share))]
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
     sock = folder / "control.sock"

@@ -155,7 +155,7 @@ def nodes(as_json: bool) -> None:
 @click.option(
     "sandbox",
     "--sandbox",
-    type=click.Choice(["off", "none", "open"]),
+    type=click.Choice(["off", "none", "campus", "open"]),
     default="off",
     show_default=True,
     help="Guests see nothing of this machine, and reach this much of the network.",
@@ -167,6 +167,13 @@ def nodes(as_json: bool) -> None:
     metavar="PATH",
     type=click.Path(path_type=Path, exists=True),
     help="Show it to guests in a sandbox, read-only.",
+)
+@click.option(
+    "campus_nets",
+    "--campus-net",
+    multiple=True,
+    metavar="CIDR",
+    help="What --sandbox campus reaches; otherwise all private addresses.",
 )
 @click.option(
     "--guest-disk",
@@ -194,6 +201,7 @@ def agent(
     topology: Path | None,
     sandbox: str,
     shares: tuple[Path, ...],
+    campus_nets: tuple[str, ...],
     guest_disk: int,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
@@ -219,6 +227,7 @@ def agent(
         guests=sandbox,
         shares=shares,
         guest_disk=guest_disk,
+        campus_nets=campus_nets,
     )
 
 

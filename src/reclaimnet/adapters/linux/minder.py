@@ -328,6 +328,9 @@ class Minder:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if self._group is not None:
                 self._group.join()
+            confined = self._sandbox is not None and self._sandbox["confined"]
+            if confined and (self._group is None or not self._group.holds(os.getpid())):
+                raise OSError("it may not enter the group that keeps its packets on the campus")
             for group in (self._attempt.get("memory"), self._attempt.get("pids")):
                 if group and not write_control(os.path.join(group, "cgroup.procs"), "0"):
                     raise OSError(f"it may not enter {group}")

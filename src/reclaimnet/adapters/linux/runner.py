@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import reclaimnet
-from reclaimnet.adapters.linux import cell, cgroup, criu, minder, sandbox
+from reclaimnet.adapters.linux import cell, cgroup, criu, egress, minder, sandbox
 from reclaimnet.adapters.linux.memory import V2, MemoryGroup, make_memory_group
 from reclaimnet.adapters.linux.page import Words, guest_page, make_page, open_page
 from reclaimnet.errors import Damaged, Unavailable, UsageError
@@ -684,6 +684,10 @@ class Runner:
                 env |= {"HOME": sandbox.GUEST_HOME, "TMPDIR": "/tmp"} | dict(spec.env)
                 rooms = self._rooms(attempt, spec, workdir, resume)
                 placed = sandbox.place(self._guests, rooms, gpus, env)
+                if self._guests.network is sandbox.Network.CAMPUS:
+                    if group is None:
+                        raise OSError("its packets cannot be kept within the campus")
+                    egress.confine(group, self._guests.campus)
                 pids = sandbox.bound_pids(group, self._group_name(name), self._guests.pids)
             text = {
                 "job": job,
@@ -706,7 +710,7 @@ class Runner:
                 "at_once": AT_ONCE,
             }
             minder.write_whole(str(directory / "attempt.json"), json.dumps(text))
-        except OSError as error:
+        except (OSError, Unavailable) as error:
             self._remove(name)
             self._refuse(job, epoch, error)
             return None

@@ -15,11 +15,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Final
 
 import reclaimnet
-from reclaimnet.adapters.linux.cgroup import MARK, end_group, make_group, own_group
+from reclaimnet.adapters.linux import egress
+from reclaimnet.adapters.linux.cgroup import MARK, end_group, find_parent, make_group, own_group
 from reclaimnet.adapters.linux.minder import write_control
 from reclaimnet.adapters.linux.page import GUEST_PAGE
 from reclaimnet.errors import Unavailable
@@ -50,11 +52,23 @@ GPU_FACTS: Final = Path("/proc/driver/nvidia/gpus")
 GPU_SYSTEM: Final = ("/sys/bus/pci", "/sys/devices", "/sys/module/nvidia", "/sys/module/nvidia_uvm")
 
 
+PRIVATE: Final = tuple(
+    ip_network(text)
+    for text in (
+        *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"),
+        *("169.254.0.0/16", "::1/128", "fc00::/7", "fe80::/10"),
+    )
+)
+"""Addresses that nobody outside of a campus has, for owners who do not say what theirs are."""
+
+
 class Network(StrEnum):
     """What a guest's packets may reach."""
 
     NONE = "none"
     """Nothing but its own loopback."""
+    CAMPUS = "campus"
+    """The campus's networks and the machine's own loopback; the kernel drops the rest."""
     OPEN = "open"
     """Whatever the machine reaches, the machine's own loopback included."""
 
@@ -73,6 +87,8 @@ class Sandbox:
     pids: int = DEFAULT_PIDS
     files: int = DEFAULT_FILES
     """How many one process may have open."""
+    campus: tuple[IPv4Network | IPv6Network, ...] = PRIVATE
+    """What Network.CAMPUS reaches."""
     scratch_bytes: int = DEFAULT_SCRATCH
     """The size of its /tmp, and of its /dev/shm."""
 
@@ -90,7 +106,7 @@ class Rooms:
     resume: Path | None
 
 
-def obstacle() -> str | None:
+def obstacle(network: Network) -> str | None:
     """Why guests cannot be put into a sandbox here; None if they can."""
     program = shutil.which("bwrap")
     if program is None:
@@ -106,6 +122,20 @@ def obstacle() -> str | None:
         return f"bubblewrap cannot make user namespaces here ({error})"
     if os.geteuid() == 0 and _pids_parent() is None:
         return "the number of its processes cannot be bounded: there is no pids control group"
+    return _obstacle_to_confining() if network is Network.CAMPUS else None
+
+
+def _obstacle_to_confining() -> str | None:
+    parent = find_parent()
+    trial = None if parent is None else make_group(parent, f"campus-{os.getpid()}")
+    if trial is None:
+        return "only root can keep packets within the campus, in control groups of version 2"
+    try:
+        egress.confine(trial, PRIVATE)
+    except (OSError, Unavailable) as error:
+        return f"packets cannot be kept within the campus ({error})"
+    finally:
+        end_group(trial)
     return None
 
 
@@ -141,6 +171,7 @@ def place(sandbox: Sandbox, rooms: Rooms, gpus: Sequence[GpuId], env: dict[str, 
     counted |= {rooms.run / name for name in ("checkpoint", "images", GUEST_PAGE, SAVE_FAILED)}
     return {
         "program": program,
+        "confined": sandbox.network is Network.CAMPUS,
         "args": args,
         "pids": sandbox.pids,
         "files": sandbox.files,

@@ -51,7 +51,7 @@ def test_a_job_moves_from_one_sandbox_to_another(tmp_path: Path) -> None:
         job = campus.gateway.submit(fields).id
         first = campus.await_running(job)
         until(lambda: "from step 0" in campus.log(job), "the first step")
-        campus.rn("reclaim", "--node", str(first.holder), "--grace", "15s")
+        campus.rn("reclaim", "--node", str(first.holder))
         done = campus.await_job(job, lambda record: record.state is JobState.COMPLETED, "done")
         log = campus.log(job)
         assert done.epoch == 2, campus.why(job)

@@ -19,12 +19,21 @@ def borrow() -> None:
 @click.option(
     "sbatch", "--sbatch", multiple=True, metavar="OPTION", help="For sbatch, e.g. --account=lab."
 )
+@click.option("--keep", is_flag=True, help="One allocation after the other, as a chain.")
+@click.option("--gap-price", type=click.FloatRange(0.01), default=2.0, show_default=True,
+              help="For --keep: what an hour without is worth, in hours of two.")  # fmt: skip
 @click.option("--join", metavar="URL", help="The campus's NATS; otherwise the one of `rn up`.")
 @json_option
 def borrow_slurm(
-    gpus: int, limit: int, partition: str | None, sbatch: tuple[str, ...], join: str | None,
+    gpus: int,
+    limit: int,
+    partition: str | None,
+    sbatch: tuple[str, ...],
+    keep: bool,
+    gap_price: float,
+    join: str | None,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Submit a Slurm job that lends its GPUs to the campus.
 
     The end of its allocation is known to everybody; if Slurm preempts it, guests get the
@@ -41,6 +50,8 @@ def borrow_slurm(
         limit=limit,
         partition=partition,
         options=sbatch,
+        keep=keep,
+        gap_price=gap_price,
         join=join or config.nats_url,
         token=config.nats_token,
         tell=say,
@@ -48,7 +59,7 @@ def borrow_slurm(
     if as_json:
         print_json(**report)
     else:
-        click.echo(report["job"])
+        click.echo(report["chain"] if keep else report["job"])
 
 
 @borrow.command("inside", hidden=True)

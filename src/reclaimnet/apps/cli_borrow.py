@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from reclaimnet.apps.cli_base import DURATION, app, cli, configured, json_option, print_json, say
+from reclaimnet.apps.cli_owner import token_in
 
 
 @cli.group(epilog="\b\nExample:\n  rn borrow slurm --gpus 4 --time 8h")
@@ -23,6 +24,11 @@ def borrow() -> None:
 @click.option("--gap-price", type=click.FloatRange(0.01), default=2.0, show_default=True,
               help="For --keep: what an hour without is worth, in hours of two.")  # fmt: skip
 @click.option("--join", metavar="URL", help="The campus's NATS; otherwise the one of `rn up`.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Holds the campus's invitation, where it is not the one of `rn up` here.",
+)
 @json_option
 def borrow_slurm(
     gpus: int,
@@ -32,6 +38,7 @@ def borrow_slurm(
     keep: bool,
     gap_price: float,
     join: str | None,
+    token_file: Path | None,
     as_json: bool,
 ) -> None:
     """Submit a Slurm job that lends its GPUs to the campus.
@@ -53,7 +60,7 @@ def borrow_slurm(
         keep=keep,
         gap_price=gap_price,
         join=join or config.nats_url,
-        token=config.nats_token,
+        token=token_in(token_file) if token_file else config.nats_token,
         tell=say,
     )
     if as_json:

@@ -172,7 +172,7 @@ def agent(
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = configured(state=state)
-    token = _token_in(token_file) if token_file else config.nats_token
+    token = token_in(token_file) if token_file else config.nats_token
     return app("agent", "main")(
         config=config,
         join=join or config.nats_url,
@@ -259,7 +259,7 @@ def _ask_far(config: Config, node: str, request: Request) -> Reply:
         raise NotFound(f"there is no node {node!r}{did_you_mean(node, names)}") from error
 
 
-def _token_in(path: Path) -> str:
+def token_in(path: Path) -> str:
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

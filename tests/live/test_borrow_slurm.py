@@ -108,6 +108,7 @@ def test_a_slurm_node_is_lent_when_idle_and_given_back(
 ) -> None:
     slurm, campus = both
     campus.start("lab")
+    until(lambda: campus["lab"].card().gpus, "it lends")
     campus["lab"].reclaim(grace_s=0)
     until(lambda: not campus["lab"].card().gpus, "nothing is lent yet")
     lent = campus.rn("lend", "--slurm-node", "n2", "--notice", "5s", "--node", "lab")

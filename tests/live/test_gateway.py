@@ -454,8 +454,10 @@ async def test_a_listener_gets_the_state_and_every_change(running: Running) -> N
 
     listening = asyncio.create_task(listen())
     try:
-        await until(lambda: len(got) == 1, "what is there is told")
-        assert got[0][1]["id"] == before.id
+        await until(lambda: len(got) == 3, "what is there is told")
+        assert [event for event, _ in got] == ["campus", "record", "current"]
+        assert got[0][1]["reset"] is True
+        assert got[1][1]["id"] == before.id
         after = await submitted(running)
         await until(lambda: any(fields.get("id") == after.id for _, fields in got), "a new job")
         await running.campus.beat(Card(node=LAB, gpus=GPUS))

@@ -200,7 +200,7 @@ def test_no_jobs_is_talk_not_data(gateway: FakeGateway, person: Person) -> None:
     assert person.types("ps") == 0
     assert person.out == ""
     assert "rn ps -a" in person.err
-    assert person.json("ps", "--json") == {"version": 1, "jobs": []}
+    assert person.json("ps", "--json") == {"version": 1, "jobs": [], "sending": []}
 
 
 def test_run_detached_prints_the_id_alone_and_ships_the_directory(
@@ -472,6 +472,7 @@ class FakeApp:
     def __getattr__(self, name: str) -> Callable[..., int]:
         def noted(*arguments: object, **named: object) -> int:
             named.pop("config", None)
+            named.pop("sure", None)
             self.called.append((name, arguments, named))
             return 7
 
@@ -484,7 +485,16 @@ class FakeApp:
         (
             ["up", "--listen", "10.0.0.1", "--foreground"],
             "up",
-            ("up", (), {"listen": "10.0.0.1", "gateway_port": 7460, "foreground": True}),
+            (
+                "up",
+                (),
+                {
+                    "listen": "10.0.0.1",
+                    "gateway_port": 7460,
+                    "foreground": True,
+                    "read_only": False,
+                },
+            ),
         ),
         (["down"], "up", ("down", (), {})),
         (
@@ -506,6 +516,7 @@ class FakeApp:
                     "guard": None,
                     "address": None,
                     "grace": None,
+                    "uplink": None,
                     "zone": None,
                     "topology": None,
                 },

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import getpass
 import json
 import logging
@@ -26,6 +27,7 @@ from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import daemon
+from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guarded import Guarded
@@ -51,11 +53,13 @@ from reclaimnet.model.asking import (
     StatusRequest,
 )
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
-from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.model.units import SECOND, parse_rate, show_duration
 from reclaimnet.model.work import Saving
 from reclaimnet.policy.suite import SUITES
 from reclaimnet.policy.topology import Topology, parse_topology
 
+ASSUMED_UPLINK: Final = 125_000_000
+"""Bytes a second: a gigabit, until somebody says or transfers show what it is."""
 LEAVE_AT_MOST: Final = 30 * SECOND
 """How long Ctrl-C waits for guests to leave."""
 SAFETY: Final = SECOND
@@ -63,6 +67,7 @@ SAFETY: Final = SECOND
 READY_S: Final = 30.0
 CONNECT_AGAIN_S: Final = 1.0
 REFUSALS_AFTER_ENROLMENT: Final = 10
+PART_S: Final = 2.0
 MAX_REQUEST_BYTES: Final = 1 << 16
 
 _log = logging.getLogger("reclaimnet.agent")
@@ -102,6 +107,8 @@ class Settings:
     timing: Timing = LIVELY
     suite: str = "standby"
     guard: Path | None = None
+    uplink_bps: int | None = None
+    """What the node's uplink carries, in bytes a second; None if nobody has said."""
     grace: int | None = None
     """How long guests have to leave after SIGTERM; None: it ends them at once."""
     allocation: Allocation | None = None
@@ -122,6 +129,7 @@ def main(
     suite: str = "standby",
     guard: Path | None = None,
     address: str | None = None,
+    uplink: str | None = None,
     grace: int | None = None,
     zone: str | None = None,
     topology: Path | None = None,
@@ -134,6 +142,7 @@ def main(
         raise UsageError(
             f"{node!r} cannot be a node's name; use letters, digits, dots and dashes: --name lab1"
         )
+    plan, uplink_bps = _network(node, uplink, topology)
     url, secret = campus_of(config, join, token)
     folder = config.agents / node
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -157,6 +166,7 @@ def main(
             suite=suite,
             guard=guard,
             address=address,
+            uplink=uplink,
             grace=grace,
             zone=zone,
             topology=topology,
@@ -178,6 +188,7 @@ def main(
         vault_quota=vault_quota,
         suite=suite,
         guard=guard,
+        uplink_bps=uplink_bps,
         grace=grace,
         zone=_zone_of(node, zone, plan),
         topology=plan,
@@ -300,15 +311,19 @@ class Agent:
         self._mind: Node | None = None
         self._requests = 0
         self._watching: asyncio.Task[None] | None = None
+        self._parting = False
 
     # --- living ----------------------------------------------------------------------------
 
     async def live(self) -> None:
         settings = self.settings
-        campus, membership = await _joined(settings)
-        credentials = membership.credentials
         async with contextlib.AsyncExitStack() as stack:
+            # The owner's door opens first: while the campus is away, it says so.
+            await self._open_door(stack)
+            campus, membership = await _joined(settings)
+            credentials = membership.credentials
             stack.push_async_callback(campus.close)
+            stack.push_async_callback(self._part, campus)
             vault = stack.enter_context(
                 Vault(settings.folder / "vault", quota_bytes=settings.vault_quota)
             )
@@ -332,6 +347,8 @@ class Agent:
                     provider=getpass.getuser(),
                     zone=settings.zone,
                     address=server.address,
+                    uplink_bps=settings.uplink_bps or ASSUMED_UPLINK,
+                    uplink_assumed=settings.uplink_bps is None,
                     shelf_bytes=vault.room(),
                     timing=settings.timing,
                     topology=settings.topology,
@@ -349,13 +366,14 @@ class Agent:
                 client=ca.client_context(credentials),
                 clock=self._clock,
                 guard=guard,
+                sendings=server.sendings,
             )
             stack.push_async_callback(world.close)
             stack.push_async_callback(world.flush)
             gate.world, self._world, self._mind = world, world, mind
             world.after_owner_event = self._remember_provider
             await self._wake_up(campus, vault)
-            await self._serve(campus, stack)
+            await self._serve(campus)
 
     async def _wake_up(self, campus: Campus, vault: Vault) -> None:
         """Take up what the agent before us left: the owner's word first, then its guests."""
@@ -384,11 +402,7 @@ class Agent:
             await self.answer(self.settings.lend)
         world.deliver(ev.Woke())
 
-    async def _serve(self, campus: Campus, stack: contextlib.AsyncExitStack) -> None:
-        world, _ = self._running()
-        node = self.settings.node
-        await campus.listen(node, world.deliver)
-        await campus.serve_asks(node, self.answer)
+    async def _open_door(self, stack: contextlib.AsyncExitStack) -> None:
         path = self.settings.folder / "control.sock"
         path.unlink(missing_ok=True)
         control = await asyncio.start_unix_server(
@@ -397,17 +411,35 @@ class Agent:
         path.chmod(0o600)
         stack.callback(path.unlink, missing_ok=True)
         stack.callback(control.close)
+
+    async def _part(self, campus: Campus) -> None:
+        """The last word of an agent whose guests have ended: it will not be missed."""
+        if not self._parting or self._mind is None:
+            return
+        card = dataclasses.replace(
+            self._mind.card(), beat=self._clock.now(), gpus=(), vacant=(), jobs=(), parting=True
+        )
+        with contextlib.suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(PART_S):
+                await campus.beat(card)
+
+    async def _serve(self, campus: Campus) -> None:
+        world, mind = self._running()
+        node = self.settings.node
+        await campus.listen(node, world.deliver)
+        await campus.serve_asks(node, self.answer)
         _log.info("%s is ready, with %d GPUs", node, len(self.settings.gpus))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hear(campus))
-            group.create_task(
-                campus.hold_role(
-                    dispatcher_role(self.settings.zone),
-                    node,
-                    self.settings.timing.role,
-                    lambda event: self._role(event, campus, group),
+            for role in mind.roles():
+                group.create_task(
+                    campus.hold_role(
+                        role,
+                        node,
+                        self.settings.timing.role,
+                        lambda event: self._role(event, campus, group),
+                    )
                 )
-            )
 
     async def _hear(self, campus: Campus) -> None:
         world, mind = self._running()
@@ -421,6 +453,8 @@ class Agent:
     ) -> None:
         world, _ = self._running()
         world.deliver(event)
+        if event.role != dispatcher_role(self.settings.zone):
+            return
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
@@ -604,15 +638,36 @@ class Agent:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await world.empty()
+        self._parting = True
 
     def _running(self) -> tuple[LiveWorld, Node]:
         if self._world is None or self._mind is None:
-            raise Unavailable(f"{self.settings.node} is still starting; ask again in a moment")
+            raise Unavailable(
+                f"{self.settings.node} has not reached the campus at {self.settings.url} yet; "
+                "guests that are left here stand still until then; its log says more"
+            )
         return self._world, self._mind
 
     def _mint(self) -> str:
         self._requests += 1
         return f"{self.settings.node}-{self._requests}"
+
+
+def _network(
+    node: NodeId, uplink: str | None, topology: Path | None
+) -> tuple[Topology | None, int | None]:
+    """The plan of the campus, and what this node's uplink carries, as far as they were given."""
+    plan = _plan_in(topology) if topology is not None else None
+    if uplink is None:
+        spot = plan.nodes.get(node) if plan is not None else None
+        return plan, spot.uplink_bps if spot is not None else None
+    try:
+        rate = parse_rate(uplink)
+    except ValueError as error:
+        raise UsageError(f"--uplink: {error}") from error
+    if rate <= 0:
+        raise UsageError("--uplink: an uplink carries more than nothing; for example 1G or 100M")
+    return plan, rate
 
 
 def _guard(settings: Settings) -> Guarded | None:
@@ -787,6 +842,7 @@ def _detached(
     suite: str,
     guard: Path | None,
     address: str | None,
+    uplink: str | None,
     grace: int | None,
     zone: str | None,
     topology: Path | None,
@@ -799,6 +855,7 @@ def _detached(
     argv += ["--suite", suite]
     argv += ["--guard", str(guard)] if guard is not None else []
     argv += ["--address", address] if address is not None else []
+    argv += ["--uplink", uplink] if uplink is not None else []
     argv += ["--grace", f"{grace / SECOND}s"] if grace is not None else []
     argv += ["--zone", zone] if zone is not None else []
     argv += ["--topology", str(topology.resolve())] if topology is not None else []
@@ -806,10 +863,21 @@ def _detached(
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)
     pid = daemon.spawn(
-        argv, log=folder / "agent.log", ready=sock.exists, patience_s=READY_S, env=env
+        argv,
+        log=folder / "agent.log",
+        ready=lambda: _answers(config, node),
+        patience_s=READY_S,
+        env=env,
     )
     sys.stderr.write(f"The agent for {node} runs (pid {pid}); `rn down` ends it.\n")
     return 0
+
+
+def _answers(config: Config, node: NodeId) -> bool:
+    try:
+        return ask_local(config, node, StatusRequest()).ok
+    except ReclaimNetError:
+        return False
 
 
 def _boot_id() -> str:

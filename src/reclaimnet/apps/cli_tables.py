@@ -1,12 +1,12 @@
 """Tables of jobs and nodes for people: cut to the terminal's width, whole when piped. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from reclaimnet.apps.client import Node
-from reclaimnet.model.market import Gpu
+from reclaimnet.model.market import Gpu, JobId, Sending
 from reclaimnet.model.units import SECOND, show_duration, show_size
-from reclaimnet.model.work import JobRecord, never_saved
+from reclaimnet.model.work import JobRecord, JobState, never_saved
 
 _LEFT: Final = "<"
 _RIGHT: Final = ">"
@@ -17,8 +17,18 @@ _MIN_NAME: Final = 8
 _MIN_REASON: Final = 14
 
 
-def job_table(jobs: Sequence[JobRecord], *, now: int, width: int | None) -> list[str]:
-    """A heading and one line for each job; `width` None means nothing is cut."""
+NOTHING_SENT: Final[Mapping[JobId, Sending]] = {}
+
+
+def job_table(
+    jobs: Sequence[JobRecord],
+    *,
+    now: int,
+    width: int | None,
+    sending: Mapping[JobId, Sending] = NOTHING_SENT,
+) -> list[str]:
+    """A heading and one line for each job; `width` None means nothing is cut. Of a job whose state
+    is on its way, the reason begins with how far that is."""
     ids = short_ids([job.id for job in jobs])
     rows = [
         (
@@ -32,7 +42,7 @@ def job_table(jobs: Sequence[JobRecord], *, now: int, width: int | None) -> list
             _lost(job),
             # Clocks of two machines differ: a job is never younger than new.
             show_duration(max(0, (job.ended_at or now) - job.submitted_at)),
-            reason_of(job),
+            (_way(sending[job.id], now) if job.id in sending else "") + reason_of(job, now),
         )
         for job in jobs
     ]
@@ -41,13 +51,27 @@ def job_table(jobs: Sequence[JobRecord], *, now: int, width: int | None) -> list
     return _table([heading, *rows], sides, width=width, squeezable=(3, 1))
 
 
+def _way(sent: Sending, now: int) -> str:
+    """How far a job's last state is, and when it is there, against when it must be."""
+    done = 1.0 - sent.bytes_left / sent.size if sent.size else 1.0
+    words = f"{done:.0%} at {sent.to}"
+    if sent.eta is not None and sent.bytes_left:
+        words += f", there in {show_duration(max(0, sent.eta - now))}"
+    if sent.deadline is not None:
+        words += f" of {show_duration(max(0, sent.deadline - now))}"
+    return f"{words}; "
+
+
 def _where(job: JobRecord) -> str:
     others = f" +{len(job.seats) - 1}" if len(job.seats) > 1 else ""
     return f"{job.holder}{others}" if job.holder else "-"
 
 
-def reason_of(job: JobRecord) -> str:
+def reason_of(job: JobRecord, now: int) -> str:
     """Never empty for a job that waits: Slurm's users look here first."""
+    if job.state is JobState.MIGRATING and job.leave_by is not None:
+        left = job.leave_by - now
+        return f"{show_duration(left)} left: {job.reason}" if left > 0 else f"late: {job.reason}"
     if job.reason:
         return job.reason
     if job.state.terminal:

@@ -21,7 +21,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from reclaimnet.adapters.nats.campus import Campus, Refused
+from reclaimnet.apps import cli_story, history
+from reclaimnet.apps.client import Entry
 from reclaimnet.apps.gateway_view import NodeState, View
+from reclaimnet.apps.history import Deeds, History
 from reclaimnet.errors import NotFound, Unavailable, UsageError
 from reclaimnet.model.asking import Reply, Request
 from reclaimnet.model.events import CancelAsked
@@ -43,6 +46,7 @@ MAX_PAGE: Final = 1000
 MAX_MEMORY: Final = 1 << 50
 NAMED_OBSTACLES: Final = 3
 """Nodes whose reasons are told when none of them can do what a job needs."""
+CURSOR: Final = r"^([0-9]{1,20})\.([!-~]{1,128})$"
 MAX_KEY: Final = 256
 MAX_SPEC_BYTES: Final = 256 * KIB
 """A record grows with its checkpoints and must still fit into a message."""
@@ -66,7 +70,7 @@ EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job as its user asks for it."""
 
-    command: Annotated[tuple[Word, ...], Meta(min_length=1, max_length=MAX_WORDS)]
+    command: Annotated[list[Word], Meta(min_length=1, max_length=MAX_WORDS)]
     name: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
     user: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] = "campus"
     gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS)] = 1
@@ -85,6 +89,12 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[JobRecord]
     next: str | None
     """The cursor of the next page; None on the last."""
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    headline: str
+    passages: list[cli_story.Passage]
+    history: History
 
 
 class Desk:
@@ -184,6 +194,21 @@ class Desk:
                     at_line_start = data.endswith(b"\n")
                     yield data
 
+    async def story(self, job: JobId) -> Story:
+        record = await self.record(job)
+        entries = await self._campus.read_journal(record.id)
+        told = [msgspec.convert(entry, Entry) for entry in entries if "event" in entry]
+        return Story(
+            headline=cli_story.headline(record),
+            passages=cli_story.tell(record.id, told),
+            history=history.of_job(record.id, entries),
+        )
+
+    async def deeds(self, node: NodeId) -> Deeds:
+        if self._view.node(node) is None:
+            raise NotFound(f"there is no node {node[:MAX_NAME]!r}; `rn nodes` lists the nodes")
+        return history.of_node(await self._campus.read_node_journal(node), time.time_ns())
+
     async def ask(self, node: NodeId, request: Request) -> Reply:
         try:
             return await self._campus.ask(node, request, ASK_TIMEOUT_S)
@@ -227,7 +252,7 @@ class Desk:
             raise UsageError("commands and variables cannot hold a zero byte")
         if key is not None and len(key) > MAX_KEY:
             raise UsageError(f"an Idempotency-Key has at most {MAX_KEY} letters")
-        if submission.nodes > 1 and submission.saving is Saving.SIGNAL:
+        if submission.nodes > 1 and submission.saving in (Saving.SIGNAL, Saving.CRIU):
             raise UsageError(
                 "a job over several nodes is saved by all at one step, which only the SDK can do;"
                 " use it, or submit the job with --saving none"
@@ -236,9 +261,9 @@ class Desk:
         if bundle is not None and not await self._campus.has_bundle(bundle):
             raise UsageError(f"there is no bundle {bundle}; send it first")
         spec = JobSpec(
-            name=submission.name or _name_of(submission.command),
+            name=submission.name or _name_of(tuple(submission.command)),
             user=submission.user,
-            command=submission.command,
+            command=tuple(submission.command),
             gpus=submission.gpus,
             nodes=submission.nodes,
             lasts=None if submission.lasts_s is None else round(submission.lasts_s * SECOND),
@@ -372,7 +397,7 @@ def _cursor(record: JobRecord) -> str:
 
 
 def _parsed_cursor(text: str) -> tuple[int, str]:
-    match = re.fullmatch(r"(\d{1,20})\.(.{1,128})", text)
+    match = re.fullmatch(CURSOR, text)
     if match is None:
         raise UsageError("the cursor is not one of ours; take it from `next` of the last answer")
     return int(match[1]), match[2]

@@ -14,6 +14,7 @@ import socket
 import ssl
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,15 +32,18 @@ from reclaimnet.adapters.nats.server import (
 )
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
-from reclaimnet.apps import daemon, gateway
+from reclaimnet.apps import daemon, gateway, gateway_page
+from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import Config, remember_gateway
 from reclaimnet.apps.gateway_output import Fetcher
+from reclaimnet.apps.notify import Notifier
 from reclaimnet.apps.register import NODE_NAME, STANDING, Invitation, Register
 from reclaimnet.apps.world import SCRATCH
 from reclaimnet.engine.neighbourhood import LIVELY
-from reclaimnet.errors import Forbidden, Unavailable, UsageError
+from reclaimnet.errors import Forbidden, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.units import GIB
+from reclaimnet.model.work import JobRecord
 from reclaimnet.wire import GATEWAY
 
 READY_S: Final = 30.0
@@ -52,7 +56,9 @@ AGENT_END_S: Final = 15.0
 _log = logging.getLogger("reclaimnet.up")
 
 
-def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> int:
+def up(
+    *, config: Config, listen: str, gateway_port: int, foreground: bool, read_only: bool = False
+) -> int:
     config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     pid_file = config.state / "up.pid"
     running = daemon.running(pid_file)
@@ -64,9 +70,10 @@ def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> i
         )
     if foreground:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        return asyncio.run(_serve(config, listen, gateway_port))
+        return asyncio.run(_serve(config, listen, gateway_port, read_only=read_only))
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "up"]
     argv += ["--foreground", "--listen", listen, "--gateway-port", str(gateway_port)]
+    argv += ["--read-only"] if read_only else []
     daemon.spawn(
         argv,
         log=config.state / "up.log",
@@ -75,8 +82,10 @@ def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> i
         env=dict(os.environ),
     )
     left = _left(config)
+    link = page_link(left["gateway_url"], _secret(config.state / "gateway-token"))
     sys.stderr.write(
         f"The campus is up at {left['gateway_url']}; `rn down` ends it.\n"
+        f"See it in a browser:   {link}\n"
         f"Lend this machine:     rn agent --detach && rn lend\n"
         + (
             "Lend another machine:  start the campus with `rn up --listen ADDRESS` instead\n"
@@ -88,10 +97,32 @@ def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> i
     return 0
 
 
-def down(*, config: Config) -> int:
+def down(*, config: Config, sure: Callable[[list[JobRecord]], bool] = lambda _jobs: True) -> int:
+    """`sure` is asked if jobs will stand still."""
+    jobs = _jobs_here(config)
+    if jobs and not sure(jobs):
+        return 1
     ended = end_all(config)
     sys.stderr.write(f"Ended {', '.join(ended)}.\n" if ended else "Nothing was running here.\n")
+    if jobs:
+        named = ", ".join(f"{job.spec.name} ({job.id})" for job in jobs)
+        sys.stderr.write(f"From their last checkpoint go on after the next `rn up`: {named}.\n")
     return 0
+
+
+def _jobs_here(config: Config) -> list[JobRecord]:
+    """What runs on agents that `down` would end; nothing if the gateway does not say."""
+    ours = {
+        pid_file.parent.name
+        for pid_file in config.agents.glob("*/agent.pid")
+        if daemon.running(pid_file) is not None
+    }
+    if not ours:
+        return []
+    try:
+        return [job for job in Gateway(config).jobs(ended=False) if job.holder in ours]
+    except ReclaimNetError:
+        return []
 
 
 def end_all(config: Config) -> list[str]:
@@ -146,7 +177,7 @@ def _end_guests(run: Path) -> bool:
     return bool(left)
 
 
-async def _serve(config: Config, listen: str, gateway_port: int) -> int:
+async def _serve(config: Config, listen: str, gateway_port: int, *, read_only: bool) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -172,9 +203,11 @@ async def _serve(config: Config, listen: str, gateway_port: int) -> int:
             nats_token = str(Invitation(url=server.url, ca=authority_text, secret=standing))
             ca.write_private(config.state / "join-token", nats_token.encode() + b"\n")
             token = _secret(config.state / "gateway-token")
+            look_token = _secret(config.state / "look-token")
             vault = stack.enter_context(
                 Vault(config.state / "gateway-vault", quota_bytes=FETCH_QUOTA)
             )
+            notifier = Notifier(config)
             fetcher = Fetcher(vault=vault, context=_own_context(config, authority))
 
             def ready(port: int) -> None:
@@ -189,10 +222,19 @@ async def _serve(config: Config, listen: str, gateway_port: int) -> int:
                 campus,
                 token,
                 stop,
+                look_token=look_token,
+                read_only=read_only,
                 on_ready=ready,
                 fetcher=fetcher,
+                more=gateway_page.handlers(),
+                watchers=[notifier.run] if notifier.is_wanted else [],
             )
     return 0
+
+
+def page_link(url: str, token: str) -> str:
+    """Behind # the token stays in the browser: it is not sent, logged or kept in the address."""
+    return f"{url}/#token={token}"
 
 
 class _Nats:

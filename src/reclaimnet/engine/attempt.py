@@ -425,7 +425,11 @@ class Attempt:
         if self.phase != Phase.RUNNING:
             return None
         return Progress(
-            job=self.job, epoch=self.epoch, step=self.record.step, at=self.record.last_step_at
+            job=self.job,
+            epoch=self.epoch,
+            step=self.record.step,
+            at=self.record.last_step_at,
+            gpus=self.gpus,
         )
 
     def snapshot_taken(self, event: SnapshotTaken, now: int) -> list[Order]:

@@ -211,6 +211,8 @@ class JobRecord:
     """Of a gang: who runs which rank while it is held."""
     handover_to: NodeId | None = None
     cancel: bool = False
+    leave_by: int | None = None
+    """When it has to be gone from its holder; it means something only while it is MIGRATING."""
     checkpoints: tuple[Checkpoint, ...] = ()
     """Newest first, bounded by KEPT_CHECKPOINTS."""
     standby: NodeId | None = None

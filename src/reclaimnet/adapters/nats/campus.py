@@ -55,6 +55,7 @@ MAX_ASKS: Final = 64
 """So many requests are answered at the same time; more are turned away."""
 MAX_JOURNAL_ENTRIES: Final = 10_000
 """The newest entries of one job that read_journal returns."""
+MAX_WHOLE_JOURNAL: Final = 100_000
 MAX_BUNDLES: Final = 100_000
 BUNDLE_TIMEOUT_S: Final = 30.0
 PREPARE_TIMEOUT_S: Final = 20.0
@@ -468,9 +469,19 @@ class Campus:
 
     async def read_journal(self, job: JobId) -> list[dict[str, Any]]:
         """The job's entries of all nodes, ranked by time; the newest if there are too many."""
+        return await self._journalled(f"journal.*.{token(job)}", MAX_JOURNAL_ENTRIES)
+
+    async def read_node_journal(self, node: NodeId) -> list[dict[str, Any]]:
+        """The node's entries about all jobs, likewise."""
+        return await self._journalled(f"journal.{token(node)}.>", MAX_JOURNAL_ENTRIES)
+
+    async def read_whole_journal(self) -> list[dict[str, Any]]:
+        """Everybody's entries, likewise."""
+        return await self._journalled("journal.>", MAX_WHOLE_JOURNAL)
+
+    async def _journalled(self, subject: str, at_most: int) -> list[dict[str, Any]]:
         entries: list[tuple[int, int, dict[str, Any]]] = []
-        subject = f"journal.*.{token(job)}"
-        for stored in await self._read_all(streams.JOURNAL, subject, MAX_JOURNAL_ENTRIES):
+        for stored in await self._read_all(streams.JOURNAL, subject, at_most):
             for line in stored.data.split(b"\n"):
                 try:
                     entry = msgspec.json.decode(line, type=dict[str, Any])
@@ -478,7 +489,7 @@ class Campus:
                 except (msgspec.DecodeError, TypeError, ValueError):
                     self._drop_bad(stored.subject)
         entries.sort(key=lambda ranked: ranked[:2])
-        return [entry for _, _, entry in entries[-MAX_JOURNAL_ENTRIES:]]
+        return [entry for _, _, entry in entries[-at_most:]]
 
     # --- logs ------------------------------------------------------------------------------
 

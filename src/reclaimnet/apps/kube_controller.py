@@ -272,7 +272,9 @@ class Controller:
         if pod.lends and not card.gpus:
             notice = max(pod.grace - LAST_S * SECOND, pod.grace // 2)
             reply = self._ask(pod, LendRequest(notice=notice))
-            self._tell(pod, "Lent" if reply.ok else "LoanFailed", reply.text, warns=not reply.ok)
+            if not reply.ok:
+                raise Unavailable(reply.text)
+            self._tell(pod, "Lent", reply.text)
             return True
         return False
 
@@ -280,8 +282,7 @@ class Controller:
         grace = max(0, deadline - now)
         reply = self._ask(pod, ReclaimRequest(grace=grace, reason=why))
         if not reply.ok:
-            self._tell(pod, "LoanFailed", reply.text, warns=True)
-            return
+            raise Unavailable(reply.text)
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(deadline // SECOND))
         self._annotate(pod, NOTICE, f"{at} {why}")
         self._tell(pod, "NoticeGiven", f"{why}: guests have {show_duration(grace)} to leave")
@@ -441,12 +442,14 @@ def _live(controller: Controller, mirror: Mirror, lease: Lease, stop: threading.
             leads = lease.held
             _log.info("%s", "we act now" if leads else f"standing by: {lease.holder} acts")
             look_at = time.monotonic()
-        if not leads or failures:
-            stop.wait(min(LOOK_AGAIN_S, max(SETTLE_S, look_at - time.monotonic())))
-        else:
-            mirror.await_change(seen, min(LOOK_AGAIN_S, look_at - time.monotonic()))
-        due = time.monotonic() >= look_at or (mirror.version != seen and not failures)
-        if not leads or not due or stop.wait(SETTLE_S):
+        if not leads:
+            stop.wait(LOOK_AGAIN_S)
+            continue
+        mirror.await_change(seen, min(LOOK_AGAIN_S, look_at - time.monotonic()))
+        if mirror.version == seen and time.monotonic() < look_at:
+            continue
+        # After a failure news is still acted on, since it may be an eviction, but not as often.
+        if stop.wait(LOOK_AGAIN_S if failures else SETTLE_S):
             continue
         seen = mirror.version
         try:

@@ -515,6 +515,7 @@ class FakeApp:
                     "suite": "standby",
                     "guard": None,
                     "address": None,
+                    "grace": None,
                     "zone": None,
                     "topology": None,
                 },

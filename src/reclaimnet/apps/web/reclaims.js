@@ -135,8 +135,9 @@ export class Reclaims {
     if (ENDED.has(record.state)) {
       departure.stage = "ended";
     } else if (record.holder === source) {
-      if (record.handover_to || record.state === "MIGRATING") departure.stage = "moving";
-      else if (record.state === "CHECKPOINTING") departure.stage = "saving";
+      // Its last save is on the way to the place that was found; before, it is looked for.
+      if (record.handover_to) departure.stage = "moving";
+      else if (record.state !== "RUNNING") departure.stage = "saving";
     } else if (record.holder) {
       departure.stage = record.state === "RUNNING" ? "running" : "restoring";
     } else {

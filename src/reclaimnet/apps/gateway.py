@@ -68,8 +68,8 @@ PAGE: Final = 100
 MAX_ASKED: Final = 1024
 """GPUs or users in one request."""
 MAX_NOTICE: Final = 30 * DAY
-MAX_REASON: Final = 1000
 MAX_TIME: Final = (1 << 63) - 1
+MAX_REASON: Final = 1000
 BACKLOG: Final = 256
 MAX_CONNECTIONS: Final = 2048
 """More are turned away with 503; each listener of events holds one."""
@@ -160,7 +160,7 @@ class LendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = []
     """Who may borrow; empty means everyone."""
     ends: Annotated[int, Meta(ge=0, le=MAX_TIME)] | None = None
-    """When the loan ends, if that is known: nanoseconds since 1970."""
+    """When the loan is over for good, in nanoseconds since 1970, if that is known."""
 
 
 class ReclaimBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -566,7 +566,7 @@ async def node_deeds(state: State, node: FromPath[str]) -> Deeds:
 )
 async def lend(state: State, request: Req, node: FromPath[str], data: JSONBody[LendBody]) -> Reply:
     await _refuse_guesses(request, LendBody)
-    asked = LendRequest(gpus=data.gpus, notice=data.notice, users=tuple(data.users), ends=data.ends)
+    asked = msgspec.convert(msgspec.structs.asdict(data), LendRequest)
     return await _asked(state, node, asked)
 
 
@@ -579,7 +579,7 @@ async def reclaim(
     state: State, request: Req, node: FromPath[str], data: JSONBody[ReclaimBody]
 ) -> Reply:
     await _refuse_guesses(request, ReclaimBody)
-    asked = ReclaimRequest(gpus=tuple(data.gpus), grace=data.grace, reason=data.reason)
+    asked = msgspec.convert(msgspec.structs.asdict(data), ReclaimRequest)
     return await _asked(state, node, asked)
 
 

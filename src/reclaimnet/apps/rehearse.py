@@ -153,7 +153,10 @@ def _lend_again(gateway: Gateway, plan: Plan, until: float) -> bool:
     before = plan.node.card
     staying = {gpu.id for gpu in before.gpus} - set(plan.gpus)
     request = LendRequest(
-        gpus=len(before.gpus), notice=before.terms.notice, users=tuple(before.terms.users)
+        gpus=len(before.gpus),
+        notice=before.terms.notice,
+        users=tuple(before.terms.users),
+        ends=before.terms.ends,
     )
     while time.monotonic() < until:
         card = next((n.card for n in gateway.nodes() if n.card.node == before.node), None)

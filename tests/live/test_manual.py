@@ -14,9 +14,11 @@ import click
 import pytest
 from tests.live.campus import LiveCampus, until
 
+from reclaimnet.apps import cli as all_commands
 from reclaimnet.apps import config, notify
-from reclaimnet.apps.cli_base import SECTIONS, cli
+from reclaimnet.apps.cli_base import SECTIONS
 
+cli = all_commands.cli
 ROOT = Path(__file__).resolve().parents[2]
 MANUAL = ROOT / "docs" / "manual"
 PAGES = sorted(MANUAL.glob("*.md"))
@@ -41,8 +43,15 @@ def commands(page: Path) -> list[Command]:
 
 def words_of(text: str) -> list[list[str]]:
     """The calls of rn within a line of shell."""
-    parts = re.split(r"\s*(?:&&|;|>|\|)\s*", text)
-    return [words[1:] for part in parts if (words := shlex.split(part)) and words[0] == "rn"]
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    calls: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set("();<>|&"):
+            calls.append([])
+        else:
+            calls[-1].append(word)
+    return [call[1:] for call in calls if call[:1] == ["rn"]]
 
 
 @pytest.fixture(scope="module")

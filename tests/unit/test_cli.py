@@ -516,6 +516,7 @@ class FakeApp:
                     "guard": None,
                     "address": None,
                     "uplink": None,
+                    "grace": None,
                     "zone": None,
                     "topology": None,
                 },

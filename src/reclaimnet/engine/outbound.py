@@ -174,6 +174,8 @@ class Outbound:
 
     def hold(self, now: int) -> list[Order]:
         """Set the pace of each transfer, by what the conductors say, or by our own plan."""
+        if not self._going:
+            return []
         alone = self._plan_alone(now)
         orders: list[Order] = []
         for id_, going in sorted(self._going.items()):

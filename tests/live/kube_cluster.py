@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from tests.live.campus import Wire
 
 from reclaimnet.adapters.kube.client import NODES, Api
 from reclaimnet.errors import ReclaimNetError
@@ -64,6 +65,8 @@ class Cluster:
         self.kubeconfig = home / "admin.conf"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ours: list[subprocess.Popen[bytes]] = []
+        self.wire = Wire(f"tcp://127.0.0.1:{self.port}")
+        """What our own programs reach the API server through."""
 
     # --- starting and ending -------------------------------------------------------------------
 
@@ -172,6 +175,7 @@ class Cluster:
             process.kill()
             process.wait()
         self._processes.clear()
+        self.wire.close()
 
     # --- what people do ------------------------------------------------------------------------
 
@@ -203,6 +207,7 @@ class Cluster:
 
     def account(self, name: str) -> Path:
         """A configuration with the token of a service account, and nothing else."""
+        port = int(self.wire.url.rpartition(":")[2])
 
         def token() -> str:
             secrets = self.get("secrets", "-n", "reclaimnet-system")["items"]
@@ -213,11 +218,11 @@ class Cluster:
             return ""
 
         path = self.home / f"{name}.conf"
-        path.write_text(yaml.safe_dump(self._config(until(token, f"{name} has a token"))))
+        path.write_text(yaml.safe_dump(self._config(until(token, f"{name} has a token"), port)))
         return path
 
-    def _config(self, token: str) -> dict[str, Any]:
-        server = f"https://127.0.0.1:{self.port}"
+    def _config(self, token: str, port: int) -> dict[str, Any]:
+        server = f"https://127.0.0.1:{port}"
         cluster = {"server": server, "insecure-skip-tls-verify": True}
         return {
             "apiVersion": "v1",
@@ -243,7 +248,7 @@ class Cluster:
             )
         )
         (self.home / "tokens.csv").write_text(f'{ADMIN},admin,admin,"system:masters"\n')
-        self.kubeconfig.write_text(yaml.safe_dump(self._config(ADMIN)))
+        self.kubeconfig.write_text(yaml.safe_dump(self._config(ADMIN, self.port)))
 
     def _answers(self) -> bool:
         ended = [p for p in self._processes if p.poll() is not None]

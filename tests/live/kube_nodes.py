@@ -7,6 +7,7 @@ deleted.
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -77,7 +78,7 @@ class Nodes:
         return "".join(texts)
 
     def forget_logs(self) -> None:
-        for path in self._logs.iterdir():
+        for path in self._logs.glob("*.log"):
             path.unlink()
 
     def busy(self) -> bool:
@@ -143,10 +144,10 @@ class Nodes:
             if leaving:
                 self._forget(item)
             elif uid not in self._over:
-                self._containers[uid] = container = self._run(uid, item)
-                self._report(item, container, "Running")
+                self._begin(uid, item)
             return
         code = container.process.poll()
+        self._project(uid, item)
         if leaving:
             if code is not None:
                 _end(self._containers.pop(uid))
@@ -158,9 +159,18 @@ class Nodes:
             elif time.monotonic() >= container.kill_at:
                 _end(container)
         elif code is not None:
-            self._report(item, container, "Succeeded" if code == 0 else "Failed")
+            self._report(item, "Succeeded" if code == 0 else "Failed", code=code)
             _end(self._containers.pop(uid))
             self._over.add(uid)
+
+    def _begin(self, uid: str, item: dict[str, Any]) -> None:
+        try:
+            self._containers[uid] = self._run(uid, item)
+        except OSError as error:  # no such program, for example
+            self._over.add(uid)
+            self._report(item, "Failed", code=127, why=str(error))
+        else:
+            self._report(item, "Running")
 
     def _run(self, uid: str, item: dict[str, Any]) -> Container:
         meta, spec = item["metadata"], item["spec"]
@@ -176,6 +186,10 @@ class Nodes:
         for entry in wanted.get("env") or []:
             source = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
             env[entry["name"]] = fields[source] if source else entry.get("value", "")
+        for path in self._project(uid, item):
+            # No mounts here: a path below one is a path below the pod's own directory.
+            root = str(self._logs / uid)
+            env = {k: root + v if v.startswith(path + "/") else v for k, v in env.items()}
         argv = [*(wanted.get("command") or []), *(wanted.get("args") or [])]
         for name, value in env.items():
             argv = [word.replace(f"$({name})", value) for word in argv]
@@ -191,14 +205,33 @@ class Nodes:
             )
         return Container(pod=meta["name"], uid=uid, process=process, log=log)
 
-    def _report(self, item: dict[str, Any], container: Container, phase: str) -> None:
+    def _project(self, uid: str, item: dict[str, Any]) -> list[str]:
+        """Annotations as files, for pods with a downwardAPI volume; where those are mounted."""
+        spec, notes = item["spec"], item["metadata"].get("annotations") or {}
+        mounts = {m["name"]: m["mountPath"] for m in spec["containers"][0].get("volumeMounts", [])}
+        for volume in spec.get("volumes", []):
+            for entry in volume.get("downwardAPI", {}).get("items", []):
+                key = re.fullmatch(
+                    r"metadata\.annotations\['(.+)'\]", entry["fieldRef"]["fieldPath"]
+                )
+                assert key is not None, "only annotations are projected here"
+                folder = self._logs / uid / mounts[volume["name"]].lstrip("/")
+                text = notes.get(key[1], "")
+                path = folder / entry["path"]
+                if not path.exists() or path.read_text() != text:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    path.with_suffix(".new").write_text(text)
+                    path.with_suffix(".new").replace(path)
+        return list(mounts.values())
+
+    def _report(self, item: dict[str, Any], phase: str, *, code: int = 0, why: str = "") -> None:
         meta, spec = item["metadata"], item["spec"]
         up = phase == "Running"
         now = now_text()[:19] + "Z"
         state: dict[str, Any] = {"running": {"startedAt": now}}
         if not up:
-            code = container.process.returncode
-            state = {"terminated": {"exitCode": code & 0xFF, "reason": phase, "finishedAt": now}}
+            ended = {"exitCode": code & 0xFF, "reason": phase, "message": why, "finishedAt": now}
+            state = {"terminated": ended}
         kinds = ("Initialized", "Ready", "ContainersReady", "PodScheduled")
         conditions = [
             {

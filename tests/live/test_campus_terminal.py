@@ -38,7 +38,7 @@ def test_a_rehearsal_moves_the_job_and_gives_the_gpu_back(campus: LiveCampus) ->
     )
     try:
         assert watching.stdout is not None
-        done = campus.rn("rehearse", "train", "--notice", "20s", "-y", "--json")
+        done = campus.rn("rehearse", "train", "--notice", "12s", "-y", "--json")
         outcome = json.loads(done.stdout)["outcome"]
         assert outcome["source"] == source
         assert outcome["destination"] in campus.others(source)
@@ -80,7 +80,8 @@ def test_an_agents_door_is_open_before_the_campus_is_there(campus: LiveCampus) -
     campus.rn("down")
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "agent", "--name", "lab", "--gpus", "1"]
     argv += ["--join", url, "--token-file", str(campus.home / "token")]
-    agent = subprocess.Popen(argv, env=campus.env, stderr=subprocess.DEVNULL)
+    log = (campus.home / "agent.log").open("wb")
+    agent = subprocess.Popen(argv, env=campus.env, stderr=log)
     try:
 
         def says_why() -> bool:
@@ -97,3 +98,5 @@ def test_an_agents_door_is_open_before_the_campus_is_there(campus: LiveCampus) -
     finally:
         agent.terminate()
         agent.wait(30)
+        log.close()
+        print((campus.home / "agent.log").read_text())

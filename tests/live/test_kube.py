@@ -49,18 +49,25 @@ STOCK = "default-scheduler"
 UPLINK = 6_250_000
 """Bytes a second of each rack's uplink, 50 Mbit/s: a busy machine still fills it."""
 PODS = 100
+COUNT, SETTLING = 26, 8
+"""Iterations of a pod that talks, and how many of them are not counted."""
 
 TALKER = """
 import socket, sys, time
+from reclaimnet import sdk
 peer, port, compute, size, count = sys.argv[1], *map(float, sys.argv[2:6])
 talk = socket.create_connection((peer, int(port)))
 data = b"x" * int(size)
-for _ in range(int(count)):
+with sdk.job() as job:
     begun = time.monotonic()
-    time.sleep(compute)
-    talk.sendall(data)
-    assert talk.recv(1) == b"k"
-    print(time.monotonic() - begun, flush=True)
+    for _ in range(int(count)):
+        job.iteration()
+        at = time.time_ns()
+        time.sleep(compute)
+        talk.sendall(data)
+        assert talk.recv(1) == b"k"
+        begun, before = time.monotonic(), begun
+        print(begun - before, at, flush=True)
 """
 LISTENER = """
 import socket, sys, threading
@@ -316,20 +323,9 @@ def test_a_hundred_pods_are_bound_through_the_extender_by_the_stock_scheduler(
 def test_a_conflict_that_the_stock_scheduler_runs_into_is_avoided(world: World) -> None:
     """The same pods twice: two that talk 60 % of their time, and one without a rhythm that makes
     the other rack look busier."""
-    compute, burst = 0.12, 0.18
-    size = int(UPLINK * burst * 0.94)
     took: dict[str, float] = {}
     for scheduler in (STOCK, EXTENDED):
-        listener = world.bed.run(
-            "c1", [sys.executable, "-c", LISTENER, str(size)], stdout=subprocess.PIPE
-        )
-        try:
-            assert listener.stdout is not None
-            port = int(listener.stdout.readline())
-            talks = [
-                sys.executable, "-c", TALKER, str(world.bed.hosts["c1"].address), str(port),
-                str(compute), str(size), "24",
-            ]  # fmt: skip
+        with talking(world, compute=0.12, burst=0.18) as command:
             for name in ("a2", "b2"):
                 world.cluster.kubectl("cordon", name)
             world.run(
@@ -338,29 +334,91 @@ def test_a_conflict_that_the_stock_scheduler_runs_into_is_avoided(world: World) 
             )
             world.where("ballast")
             for name in ("one", "two"):
-                world.run(pod(name, command=talks, rhythm="heavy", scheduler=scheduler))
+                world.run(pod(name, command=command, rhythm="heavy", scheduler=scheduler))
                 world.where(name)
             places = world.where("one", "two")
             together = places["one"] == places["two"]
             assert together == (scheduler == STOCK), f"{scheduler}: {places}"
             _see_conflict(world, conflict=together)
-            until(
-                lambda: all(
-                    world.pods()[name]["status"]["phase"] == "Succeeded" for name in ("one", "two")
-                ),
-                "both have talked",
-            )
-            iterations = [
-                float(line) for name in ("one", "two") for line in world.nodes.log(name).split()[3:]
-            ]
-            took[scheduler] = statistics.mean(iterations)
-        finally:
-            end(listener)
-            listener.stdout.close()
-            world.clear()
-            world.nodes.forget_logs()
+            took[scheduler] = mean_iteration(world, "one", "two")
     print(f"mean iteration: {took}")
     assert took[STOCK] > 1.1 * took[EXTENDED]
+
+
+def test_pods_with_the_sdk_keep_the_rotation_that_the_controller_tells_them(world: World) -> None:
+    """Two that fit on one link: their iterations begin where the plan has them, a burst apart."""
+    compute, burst = 0.18, 0.12
+    with talking(world, compute=compute, burst=burst) as command:
+        for name in ("one", "two"):
+            given = pod(name, command=command, rhythm="300ms: 120ms@50M", nodeName="a1")
+            _tell_rotation(given)
+            world.run(given)
+        note = "reclaimnet.io/rotation"
+        until(
+            lambda: all(note in item["metadata"]["annotations"] for item in world.pods().values()),
+            "both have a rotation",
+        )
+        told = {
+            name: json.loads(item["metadata"]["annotations"][note])
+            for name, item in world.pods().items()
+        }
+        mean = mean_iteration(world, "one", "two")
+        begun = {name: [int(at) for _, at in talks(world, name)] for name in told}
+    period = told["one"]["period"]
+    assert period == told["two"]["period"]
+    apart = (told["one"]["anchor"] - told["two"]["anchor"]) % period
+    assert burst * 1e9 <= apart <= period - burst * 1e9
+    late = {
+        name: statistics.median((at - told[name]["anchor"]) % period for at in times)
+        for name, times in begun.items()
+    }
+    print(f"mean iteration {mean:.3f} s of {period / 1e9:.3f} s, late by {late}")
+    assert max(late.values()) < period // 8
+
+
+def _tell_rotation(given: dict[str, Any]) -> None:
+    """As a pod's author would: the annotation as a file, and where it is."""
+    source = {"fieldPath": "metadata.annotations['reclaimnet.io/rotation']"}
+    items = [{"path": "rotation", "fieldRef": source}]
+    given["spec"]["volumes"] = [{"name": "rhythm", "downwardAPI": {"items": items}}]
+    (container,) = given["spec"]["containers"]
+    container["volumeMounts"] = [{"name": "rhythm", "mountPath": "/etc/rhythm"}]
+    container["env"] = [{"name": "RN_ROTATION_FILE", "value": "/etc/rhythm/rotation"}]
+
+
+@contextlib.contextmanager
+def talking(world: World, *, compute: float, burst: float) -> Iterator[list[str]]:
+    """The command of a pod that talks over its rack's uplink; afterwards all is as before."""
+    size = int(UPLINK * burst * 0.94)
+    listener = world.bed.run(
+        "c1", [sys.executable, "-c", LISTENER, str(size)], stdout=subprocess.PIPE
+    )
+    try:
+        assert listener.stdout is not None
+        port = int(listener.stdout.readline())
+        address = str(world.bed.hosts["c1"].address)
+        yield [
+            sys.executable, "-c", TALKER, address, str(port), str(compute), str(size), str(COUNT)
+        ]  # fmt: skip
+    finally:
+        end(listener)
+        listener.stdout.close()
+        world.clear()
+        world.nodes.forget_logs()
+
+
+def mean_iteration(world: World, *pods: str) -> float:
+    """Of those that have talked to their end, without the first ones."""
+    until(
+        lambda: all(world.pods()[name]["status"]["phase"] == "Succeeded" for name in pods),
+        "all have talked",
+    )
+    return statistics.mean(float(took) for name in pods for took, _ in talks(world, name))
+
+
+def talks(world: World, pod: str) -> list[list[str]]:
+    """How long each iteration took and when it began, without the first ones."""
+    return [line.split() for line in world.nodes.log(pod).splitlines()[SETTLING:]]
 
 
 def _see_conflict(world: World, *, conflict: bool) -> None:
@@ -450,6 +508,22 @@ def test_of_two_controllers_one_acts_and_the_other_takes_over(world: World) -> N
         for process in (first, second):
             if process is not None:
                 end(process)
+
+
+def test_without_the_api_server_old_knowledge_serves_and_later_all_is_made_good(
+    world: World,
+) -> None:
+    heavy = "300ms: 180ms@50M"
+    world.run(pod("before", rhythm=heavy, nodeName="a1"))
+    until(lambda: world.cluster.events("before", "RhythmFits"), "its rhythm is known")
+    world.cluster.wire.cut()
+    try:
+        world.run(pod("meanwhile", rhythm=heavy))
+        assert world.where("meanwhile")["meanwhile"].startswith("b"), "the extender still knows"
+    finally:
+        world.cluster.wire.mend()
+    until(lambda: world.cluster.events("meanwhile", "RhythmFits"), "the controller is back")
+    assert "does not answer" in world.cluster.log("controller")
 
 
 def test_our_accounts_may_do_what_they_need_and_no_more(world: World) -> None:

@@ -270,7 +270,7 @@ def test_a_job_suspended_twice_in_a_row_is_moved_not_bounced() -> None:
 
 def test_a_node_that_is_full_says_so_to_probes() -> None:
     world = crowded()
-    submit(world, "big", 5, Footprint(base=960 * MB, peak=960 * MB, growth_bps=1), steps=300)
+    submit(world, "big", 5, Footprint(base=975 * MB, peak=975 * MB, growth_bps=1), steps=300)
     world.run(10 * SECOND)
     late = submit(world, "late", 0, growing(100))
     refusals: list[str] = []

@@ -515,6 +515,7 @@ class FakeApp:
                     "suite": "standby",
                     "guard": None,
                     "address": None,
+                    "grace": None,
                     "uplink": None,
                     "grace": None,
                     "zone": None,

@@ -14,10 +14,17 @@ from reclaimnet.apps.kube_controller import LOOK_AGAIN_S, RESYNC_S, Controller
 from reclaimnet.apps.kube_view import mirror_of
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
-from reclaimnet.model.market import Card, Gpu, GpuId, NodeId
+from reclaimnet.model.market import Address, Card, Gpu, GpuId, NodeId
 from reclaimnet.model.units import SECOND
 
 GPU = Gpu(id=GpuId("gpu-0"), index=0)
+
+
+ADDRESS = "10.0.0.9"
+
+
+def a_card(node: str, **fields: Any) -> Card:
+    return Card(node=NodeId(node), address=Address(host=ADDRESS, port=1), **fields)
 
 
 class FakeCampus:
@@ -30,7 +37,7 @@ class FakeCampus:
         self.refuses = ""
 
     def join(self, name: str, *, lends: bool = False) -> None:
-        self.cards[name] = Card(node=NodeId(name), gpus=(GPU,) if lends else ())
+        self.cards[name] = a_card(name, gpus=(GPU,) if lends else ())
 
     def nodes(self) -> list[Node]:
         if self.silent:
@@ -44,11 +51,11 @@ class FakeCampus:
         gpus = self.cards[node].gpus
         match request:
             case LendRequest():
-                self.cards[node] = Card(node=NodeId(node), gpus=(GPU,))
+                self.cards[node] = a_card(node, gpus=(GPU,))
             case ReclaimRequest():
-                self.cards[node] = Card(node=NodeId(node), gpus=gpus, leaving=(GPU.id,))
+                self.cards[node] = a_card(node, gpus=gpus, leaving=(GPU.id,))
             case _:
-                self.cards[node] = Card(node=NodeId(node), gpus=gpus)
+                self.cards[node] = a_card(node, gpus=gpus)
         return Reply(ok=True, text="as you wish")
 
 
@@ -64,10 +71,10 @@ class Stage:
         self.mirror.start()
         self.controller = Controller(self.api, self.mirror, self.campus)
 
-    def pod(self, name: str, node: str = "a1", **notes: str) -> None:
+    def pod(self, name: str, node: str = "a1", address: str = ADDRESS, **notes: str) -> None:
         meta = {"name": name, "annotations": {f"reclaimnet.io/{k}": v for k, v in notes.items()}}
         spec = {"nodeName": node, "terminationGracePeriodSeconds": 60}
-        body = {"metadata": meta, "spec": spec, "status": {"phase": "Running"}}
+        body = {"metadata": meta, "spec": spec, "status": {"phase": "Running", "podIP": address}}
         self.api.create(PODS, body, namespace="ns")
 
     def reconcile(self) -> float:
@@ -122,6 +129,14 @@ def test_links_and_rhythms_say_how_they_are(stage: Stage) -> None:
     assert stage.condition(RHYTHMS, "heavy", "ns") == ("False", "Overfull")
     assert stage.api.get(LINKS, "a")["status"]["jobs"] == ["ns/one", "ns/two"]
     assert stage.events("RhythmConflict") == ["2 jobs on a: expected slowdown 1.25"] * 2
+
+
+def test_a_link_that_carries_nothing_says_so_and_is_none(stage: Stage) -> None:
+    stage.api.create(LINKS, {"metadata": {"name": "zero"}, "spec": {"rate": "0"}})
+    stage.pod("one", rhythm="300ms: 60ms@1G")
+    stage.reconcile()
+    assert stage.condition(LINKS, "zero") == ("False", "Unreadable")
+    assert stage.api.get(LINKS, "a")["status"]["jobs"] == ["ns/one"]
 
 
 def test_it_comes_to_rest(stage: Stage) -> None:
@@ -233,3 +248,13 @@ def test_one_object_that_cannot_be_written_does_not_stop_the_others(stage: Stage
         stage.reconcile()
     assert stage.condition(LINKS, "b") == ("True", "BurstsFit")
     assert stage.events("RhythmUnreadable")
+
+
+def test_a_pod_that_is_called_like_a_node_elsewhere_cannot_speak_for_it(stage: Stage) -> None:
+    stage.campus.join("lab1", lends=True)
+    stage.pod("lab1", address="10.0.0.66", lend="false")
+    stage.reconcile()
+    assert stage.campus.asked == []
+    assert stage.events("LoanFailed") == [
+        f"the agent called lab1 is at {ADDRESS}, which is not here"
+    ]

@@ -10,13 +10,13 @@ from reclaimnet.model.units import MILLISECOND, SECOND, parse_rate
 
 
 def test_a_rhythm_in_one_line() -> None:
-    beat = read.inline_beat("1s: 80ms@400M+100ms, 50ms@1G")
-    assert beat.period == SECOND
-    assert [(b.start, b.length) for b in beat.bursts] == [
+    tune = read.inline_tune("1s: 80ms@400M+100ms, 50ms@1G")
+    assert tune.period == SECOND
+    assert [(b.start, b.length) for b in tune.bursts] == [
         (100 * MILLISECOND, 80 * MILLISECOND),
         (950 * MILLISECOND, 50 * MILLISECOND),
     ]
-    assert beat.bursts[0].demand == parse_rate("400M")
+    assert tune.bursts[0].demand == parse_rate("400M")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_rhythm_in_one_line() -> None:
 )
 def test_what_is_wrong_with_a_rhythm_is_said(text: str, wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
-        read.inline_beat(text)
+        read.inline_tune(text)
 
 
 def test_a_name_is_not_a_rhythm() -> None:

@@ -1,6 +1,6 @@
 """Seat: where a pod's rhythm fits, in cases one can check by hand."""
 
-from reclaimnet.adapters.kube.read import inline_beat
+from reclaimnet.adapters.kube.read import inline_tune
 from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.units import parse_rate
@@ -9,12 +9,12 @@ from reclaimnet.policy.seat import Seating, Sitter, seating, together
 A, B, CORE = LinkId("a"), LinkId("b"), LinkId("core")
 LINKS = tuple(Link(id=name, rate=parse_rate("1G")) for name in (A, B, CORE))
 REACH = {"a1": (A,), "a2": (A,), "b1": (B,), "far": ()}
-HEAVY = inline_beat("300ms: 180ms@1G")
-LIGHT = inline_beat("300ms: 60ms@1G")
+HEAVY = inline_tune("300ms: 180ms@1G")
+LIGHT = inline_tune("300ms: 60ms@1G")
 
 
-def sitter(job: str, node: str, beat=HEAVY, priority: int = 0) -> Sitter:
-    return Sitter(job=JobId(job), node=node, beat=beat, priority=priority)
+def sitter(job: str, node: str, tune=HEAVY, priority: int = 0) -> Sitter:
+    return Sitter(job=JobId(job), node=node, tune=tune, priority=priority)
 
 
 def seats(new: Sitter, *present: Sitter, policy: Seating = seating, reach=REACH, links=LINKS):
@@ -48,13 +48,13 @@ def test_high_is_not_kept_away_by_low_but_low_is_by_high() -> None:
 
 
 def test_pods_of_one_job_talk_at_the_same_moment_and_add_up() -> None:
-    beat = inline_beat("300ms: 180ms@400M")
-    present = [sitter("job", "a1", beat), sitter("job", "a2", beat), sitter("job", "b1", beat)]
+    tune = inline_tune("300ms: 180ms@400M")
+    present = [sitter("job", "a1", tune), sitter("job", "a2", tune), sitter("job", "b1", tune)]
     (one,) = together(present, REACH)
     assert one.links == (A, B)
     assert one.bursts[0].demand == 2 * parse_rate("400M")
     # A third pod of the same job does not meet its own.
-    assert not seats(sitter("job", "", beat), *present)["b1"].refused
+    assert not seats(sitter("job", "", tune), *present)["b1"].refused
 
 
 def test_a_shared_core_joins_what_racks_keep_apart() -> None:

@@ -1,5 +1,7 @@
 """Iteration marks of the SDK, the rule by which iterations wait, and byte counters."""
 
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,37 @@ def test_iterations_are_marked_and_wait_for_their_place(
 
 def test_outside_of_reclaimnet_iterations_just_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RN_RUN_DIR", raising=False)
+    with sdk.job() as job:
+        job.iteration()
+
+
+def test_a_rotation_that_a_file_tells_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RN_RUN_DIR", raising=False)
+    monkeypatch.setenv("RN_ROTATION_FILE", str(tmp_path / "rotation"))
+    period = 40 * MILLISECOND
+    told = {"anchor": time.time_ns() + period // 2, "period": period}
+    (tmp_path / "rotation").write_text(json.dumps(told))
+    with sdk.job() as job:
+        asked = time.time_ns()
+        job.iteration()
+        began = time.time_ns()
+    wait, _ = wait_before(asked, anchor=told["anchor"], period=period, bound=period, settled=False)
+    assert began - asked >= wait - MILLISECOND
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"anchor": 1, "period": 0}', f'{{"anchor": 1, "period": {10**15}}}']
+)
+def test_a_rotation_that_makes_no_sense_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.delenv("RN_RUN_DIR", raising=False)
+    monkeypatch.setenv("RN_ROTATION_FILE", str(tmp_path / "rotation"))
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"waits {seconds} s"))
+    if text:
+        (tmp_path / "rotation").write_text(text)
     with sdk.job() as job:
         job.iteration()
 

@@ -204,3 +204,46 @@ def test_what_sbatch_would_refuse_is_refused(wrong: BatchJob, sentence: str) -> 
     cluster = Cluster(pools={"nodes": 4}, partitions=(Partition(name="normal", max_limit_s=3_600),))
     with pytest.raises(BadConfig, match=sentence):
         cluster.submit(wrong)
+
+
+@pytest.mark.parametrize(("period_s", "first"), [(0, "old"), (300, "wide")])
+def test_ages_count_from_one_reckoning_to_the_next_only(period_s: int, first: str) -> None:
+    """As in Slurm: before the next reckoning a wide newcomer passes an older narrow job."""
+    rules = Settings(
+        age_weight=1_000,
+        max_age_s=1_000,
+        size_weight=100,
+        resolution_s=1,
+        backfill_interval_s=10_000,
+        calc_period_s=period_s,
+    )
+    cluster = Cluster(pools={"nodes": 4}, settings=rules)
+    for id, submit, run, nodes in (
+        ("busy", 0, 290, 4),
+        ("old", 1, 10, 1),
+        ("wide", 280, 10, 4),
+    ):
+        cluster.submit(
+            BatchJob(id=id, user="x", submit_s=submit, run_s=run, limit_s=600, nodes=nodes)
+        )
+    cluster.run()
+    assert min(("old", "wide"), key=lambda id: cluster.records[id].start_s or 0) == first
+
+
+def test_shares_count_by_rank_alone_and_who_used_nothing_is_ahead_of_all() -> None:
+    rules = Settings(
+        age_weight=0,
+        size_weight=0,
+        fair_share_weight=1_000,
+        associations=4,
+        resolution_s=1,
+        backfill_interval_s=1,
+    )
+    cluster = Cluster(pools={"nodes": 1}, settings=rules)
+    for k, (user, run_s) in enumerate((("a", 100), ("b", 10), ("c", 1))):
+        job = BatchJob(id=user, user=user, submit_s=200 * k, run_s=run_s, limit_s=300, nodes=1)
+        cluster.submit(job)
+    cluster.run(until_s=1_000)
+    cluster._reckon()
+    shares = {user: cluster._fair_share(user) for user in "abcd"}
+    assert shares == {"d": 1.0, "c": 0.75, "b": 0.5, "a": 0.25}

@@ -186,6 +186,9 @@ def test_what_a_job_script_asks_for_is_read_from_its_directives(tmp_path: Path) 
     path.write_text("#!/bin/bash\n#SBATCH -N 2-4\n")
     with pytest.raises(UsageError, match="a fixed number of nodes"):
         chain_job.read_script(path)
+    path.write_text("#!/bin/bash\n#SBATCH --array=1-4\n")
+    with pytest.raises(UsageError, match="take --array out"):
+        chain_job.read_script(path)
 
 
 def test_a_job_waits_at_its_gate_only_where_work_is_saved() -> None:

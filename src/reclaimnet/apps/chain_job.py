@@ -35,6 +35,7 @@ class Order:
     ready_file: bool = False
     """The command says itself when it is ready, by making $RN_READY_FILE."""
     save_signal: str = "USR1"
+    """Asks the command to save, or to leave."""
 
 
 def script(order: Order, number: int) -> str:
@@ -53,7 +54,8 @@ def script(order: Order, number: int) -> str:
         'mark() { echo "$2" > "$mine.$1.new" && mv -f "$mine.$1.new" "$mine.$1"; }',
         "child= checker=",
         f'trap \'[ -n "$child" ] && kill -{order.save_signal} "$child" 2>/dev/null\' USR1',
-        'trap \'[ -n "$child" ] && kill -TERM "$child" 2>/dev/null\' TERM',
+        # At the gate there is nothing to end but the waiting, and nothing was begun.
+        'trap \'if [ -n "$child" ]; then kill -TERM "$child" 2>/dev/null; else exit 143; fi\' TERM',
         'mark arrived "$SLURM_JOB_ID"',
     ]
     if order.handover is Handover.SAVE:
@@ -114,6 +116,8 @@ def read_script(path: Path) -> Asked:
             # As sbatch has it: after the first command nothing is a directive any more.
             break
     words = [word for line in directives for word in shlex.split(line[len("#SBATCH") :], True)]
+    if _option(words, "-a", "--array") is not None:
+        raise UsageError(f"{path}: a chain is one job after the other; take --array out of it")
     limit = _option(words, "-t", "--time")
     nodes = _option(words, "-N", "--nodes")
     if nodes is not None and not nodes.isdigit():

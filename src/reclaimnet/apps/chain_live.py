@@ -400,7 +400,7 @@ class Keeper:
         self._user = getpass.getuser()
         self._not_before = 0
         """Older answers of Slurm's do not know yet what we have done since."""
-        self._undone: list[ChainOrder] = []
+        self._undone: list[AskToSave | EndJobs] = []
         self._stopped = threading.Event()
         self.mind = Chain(
             wish.spec, _policy(wish), _kept_state(folder, wish.spec.name), user=self._user
@@ -512,12 +512,12 @@ class Keeper:
             self._not_before = time.time_ns()
         return Submitted(number=number, id=id)
 
-    def _look(self, order: Look) -> ChainEvent:
+    def _look(self, asked: Look) -> ChainEvent:
         try:
-            for undone in list(self._undone):
-                self._undone.remove(undone)
-                self._act(undone)  # type: ignore[arg-type]
-            if order.whole_queue:
+            undone, self._undone = self._undone, []
+            for order in undone:
+                self._act(order)
+            if asked.whole_queue:
                 rows = self._slurm.all_jobs(not_before=self._not_before)
             else:
                 rows = self._slurm.jobs_of(self._user, not_before=self._not_before)
@@ -530,7 +530,7 @@ class Keeper:
             ]
             if missing:
                 own += self._forgotten(missing)
-            queue = self._queue(rows) if order.whole_queue else None
+            queue = self._queue(rows) if asked.whole_queue else None
         except Unavailable as error:
             return LookFailed(why=str(error))
         seen = {link.number: link for link in map(self._seen, own) if link is not None}

@@ -140,16 +140,18 @@ def chain_sim(
 )
 @click.option(
     "--handover",
-    type=click.Choice(["service", "save"]),
+    type=click.Choice(["service", "drain", "save"]),
     default="service",
     show_default=True,
-    help="service: both run until the new one is ready. save: the old one saves, then the new "
-    "one begins.",
+    help="service: both run until the new one is ready. drain: then the old one is asked to leave. "
+    "save: the old one saves, then the new one begins.",
 )
 @click.option("--ready-port", type=click.IntRange(1, 65535), help="Ready when this port answers.")
 @click.option("--ready-cmd", metavar="CMD", help="Ready when this succeeds, run beside the job.")
 @click.option("--ready-file", is_flag=True, help="Ready when the job makes $RN_READY_FILE.")
-@click.option("--save-signal", default="USR1", show_default=True, help="Asks the job to save.")
+@click.option(
+    "--save-signal", default="USR1", show_default=True, help="Asks the job to save or leave."
+)
 @click.option("--detach", is_flag=True, help="Keep it in the background.")
 @click.argument("command_line", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED)
 def chain_run(

@@ -68,6 +68,7 @@ PAGE: Final = 100
 MAX_ASKED: Final = 1024
 """GPUs or users in one request."""
 MAX_NOTICE: Final = 30 * DAY
+MAX_TIME: Final = (1 << 63) - 1
 MAX_REASON: Final = 1000
 BACKLOG: Final = 256
 MAX_CONNECTIONS: Final = 2048
@@ -158,6 +159,8 @@ class LendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=MAX_ASKED)
     ] = []
     """Who may borrow; empty means everyone."""
+    ends: Annotated[int, Meta(ge=0, le=MAX_TIME)] | None = None
+    """When the loan is over for good, in nanoseconds since 1970, if that is known."""
 
 
 class ReclaimBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -290,7 +293,11 @@ def _tell_bounds(app: Litestar) -> None:
     schemas = app.openapi_schema.components.schemas or {}
     for body in (Submission, LendBody, ReclaimBody):
         schemas[body.__name__].additional_properties = False
-    for body, field, most in ((LendBody, "gpus", MAX_ASKED), (ReclaimBody, "grace", MAX_NOTICE)):
+    for body, field, most in (
+        (LendBody, "gpus", MAX_ASKED),
+        (LendBody, "ends", MAX_TIME),
+        (ReclaimBody, "grace", MAX_NOTICE),
+    ):
         number = Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=most)
         either = Schema(one_of=[number, Schema(type=OpenAPIType.NULL)])
         (schemas[body.__name__].properties or {})[field] = either
@@ -559,7 +566,7 @@ async def node_deeds(state: State, node: FromPath[str]) -> Deeds:
 )
 async def lend(state: State, request: Req, node: FromPath[str], data: JSONBody[LendBody]) -> Reply:
     await _refuse_guesses(request, LendBody)
-    asked = LendRequest(gpus=data.gpus, notice=data.notice, users=tuple(data.users))
+    asked = msgspec.convert(msgspec.structs.asdict(data), LendRequest)
     return await _asked(state, node, asked)
 
 
@@ -572,7 +579,7 @@ async def reclaim(
     state: State, request: Req, node: FromPath[str], data: JSONBody[ReclaimBody]
 ) -> Reply:
     await _refuse_guesses(request, ReclaimBody)
-    asked = ReclaimRequest(gpus=tuple(data.gpus), grace=data.grace, reason=data.reason)
+    asked = msgspec.convert(msgspec.structs.asdict(data), ReclaimRequest)
     return await _asked(state, node, asked)
 
 

@@ -252,7 +252,7 @@ class Desk:
             raise UsageError("commands and variables cannot hold a zero byte")
         if key is not None and len(key) > MAX_KEY:
             raise UsageError(f"an Idempotency-Key has at most {MAX_KEY} letters")
-        if submission.nodes > 1 and submission.saving is Saving.SIGNAL:
+        if submission.nodes > 1 and submission.saving in (Saving.SIGNAL, Saving.CRIU):
             raise UsageError(
                 "a job over several nodes is saved by all at one step, which only the SDK can do;"
                 " use it, or submit the job with --saving none"

@@ -33,7 +33,7 @@ from reclaimnet.adapters.kube.mirror import MAX_BACK_OFF_S, Mirror
 from reclaimnet.adapters.kube.read import time_of
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import Config
-from reclaimnet.apps.kube_view import View, Views, connect, mirror_of
+from reclaimnet.apps.kube_view import View, Views, mirror_of
 from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, JobId
@@ -68,6 +68,8 @@ class Controller:
         self._plan = RotationPlan(rounds=())
         self._anchors: dict[JobId, tuple[int, int]] = {}
         """When an iteration of each job was to begin, in nanoseconds since 1970, and its period."""
+        self._expected: dict[JobId, float] = {}
+        """The slowdown of the round that each job is in."""
         self._told: dict[str, None] = {}
         self._failed: list[str] = []
 
@@ -118,6 +120,10 @@ class Controller:
         alive = {rhythm.job for rhythm in rhythms}
         self._anchors = {job: at for job, at in self._anchors.items() if job in alive}
         self._plan = plan
+        self._expected = {}
+        for one in plan.rounds:
+            expected = slowdown(one, links)
+            self._expected |= {rhythm.job: expected for rhythm in one.rhythms}
 
     def _write_links(self, view: View) -> None:
         for shared in view.links:
@@ -125,7 +131,7 @@ class Controller:
             fits = {} if one is None else {fit.link: fit for fit in one.fits}
             here = fits.get(shared.link.id)
             jobs = [] if one is None else [r.job for r in one.rhythms if shared.link.id in r.links]
-            expected = 1.0 if one is None else slowdown(one, view.capacities)
+            expected = 1.0 if one is None else self._expected[one.rhythms[0].job]
             full = expected > MAX_SLOWDOWN
             status = {
                 "jobs": sorted(jobs)[:MAX_LISTED],
@@ -145,17 +151,27 @@ class Controller:
                 _condition("Compatible", not full, "Overfull" if full else "BurstsFit", why),
             )
 
+        for item, wrong in view.wrong_links:
+            meta = item["metadata"]
+            self._write_status(
+                LINKS,
+                meta["name"],
+                None,
+                item.get("status") or {},
+                {"jobs": [], "observedGeneration": int(meta.get("generation") or 0)},
+                _condition("Compatible", False, "Unreadable", wrong),
+            )
+
     def _write_rhythms(self, view: View) -> None:
         users: dict[str, list[Pod]] = {}
         for pod in view.pods:
             if pod.rhythm and not pod.over:
                 users.setdefault(f"{pod.namespace}/{pod.rhythm}", []).append(pod)
-        for named in view.beats.values():
+        for named in view.tunes.values():
             pods = users.get(named.key, [])
             jobs = sorted({pod.job for pod in pods if pod.uid in view.sitters})
-            rounds = {id(one): one for job in jobs if (one := self._plan.round_of(job))}
-            worst = max((slowdown(one, view.capacities) for one in rounds.values()), default=1.0)
-            if named.beat is None:
+            worst = max((self._expected.get(job, 1.0) for job in jobs), default=1.0)
+            if named.tune is None:
                 condition = _condition("Fits", False, "Unreadable", named.wrong)
             elif worst > MAX_SLOWDOWN:
                 condition = _condition(
@@ -190,7 +206,7 @@ class Controller:
                 self._annotate(pod, ROTATION, text or None)
             if one is not None:
                 links = ", ".join(fit.link for fit in one.fits)
-                expected = slowdown(one, view.capacities)
+                expected = self._expected[pod.job]
                 if expected > MAX_SLOWDOWN:
                     said = f"{len(one.rhythms)} jobs on {links}: expected slowdown {expected:.2f}"
                     self._tell(pod, "RhythmConflict", said, warns=True)
@@ -226,6 +242,11 @@ class Controller:
             card = cards.get(pod.name)
             if card is None:
                 waits = waits or pod.leaves_at is None
+                continue
+            if card.address.host != pod.address:
+                # Anybody may call a pod like somebody else's node, but not have its address.
+                said = f"the agent called {pod.name} is at {card.address.host}, which is not here"
+                self._tell(pod, "LoanFailed", said, warns=True)
                 continue
             try:
                 waits = self._write_loan(view, pod, card, now) or waits
@@ -395,7 +416,7 @@ def run(
     """Behind `rn kube controller`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    api = connect(kubeconfig, context)
+    api = Api(kubeconfig=kubeconfig, context=context)
     mirror = mirror_of(api)
     mirror.start()
     gateway = Gateway(config) if config.gateway_url else None

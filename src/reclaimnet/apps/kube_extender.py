@@ -13,10 +13,10 @@ from typing import Any, Final
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from reclaimnet.adapters.kube.client import PODS
+from reclaimnet.adapters.kube.client import PODS, Api
 from reclaimnet.adapters.kube.mirror import Mirror
 from reclaimnet.adapters.kube.read import pod_of
-from reclaimnet.apps.kube_view import Views, connect, mirror_of
+from reclaimnet.apps.kube_view import Views, mirror_of
 from reclaimnet.errors import UsageError
 from reclaimnet.model.pods import Pod
 from reclaimnet.policy.seat import Seat, Seating, Sitter
@@ -202,7 +202,7 @@ def run(
     """Behind `rn kube extender`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    mirror = mirror_of(connect(kubeconfig, context))
+    mirror = mirror_of(Api(kubeconfig=kubeconfig, context=context))
     mirror.start()
     extender = Extender(mirror, Seating(max_slowdown=max_slowdown))
     host, port = listen

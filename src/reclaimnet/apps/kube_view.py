@@ -2,21 +2,20 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
-from reclaimnet.adapters.kube.client import LINKS, NODES, PODS, RHYTHMS, Api
+from reclaimnet.adapters.kube.client import LINKS, NODES, PODS, RHYTHMS, Api, Object
 from reclaimnet.adapters.kube.mirror import Mirror
 from reclaimnet.adapters.kube.read import (
-    inline_beat,
+    inline_tune,
     is_inline,
     link_of,
-    named_beat_of,
+    named_tune_of,
     node_of,
     pod_of,
 )
 from reclaimnet.model.moving import Link, LinkId
-from reclaimnet.model.pods import Beat, KubeNode, NamedBeat, Pod, SharedLink
+from reclaimnet.model.pods import KubeNode, NamedTune, Pod, SharedLink, Tune
 from reclaimnet.policy.seat import Sitter
 
 _PARSED: Final = 1024
@@ -29,13 +28,15 @@ class View:
     pods: tuple[Pod, ...]
     nodes: dict[str, KubeNode]
     links: tuple[SharedLink, ...]
-    beats: dict[str, NamedBeat]
+    tunes: dict[str, NamedTune]
     reach: dict[str, tuple[LinkId, ...]]
     """The links of each node."""
     sitters: dict[str, Sitter]
     """The pods with a rhythm that are on a node, by uid."""
     wrong: dict[str, str]
     """Why the rhythm of a pod, by uid, cannot be used."""
+    wrong_links: tuple[tuple[Object, str], ...] = ()
+    """Links as they are, and why they cannot be used."""
 
     @property
     def capacities(self) -> tuple[Link, ...]:
@@ -43,28 +44,24 @@ class View:
 
     def sitter(self, pod: Pod, *, node: str) -> tuple[Sitter | None, str]:
         """The pod as one that talks, if it has a rhythm; or why that cannot be used."""
-        beat, wrong = self._beat(pod)
-        if beat is None:
+        tune, wrong = self._tune(pod)
+        if tune is None:
             return None, wrong
-        return Sitter(job=pod.job, node=node, beat=beat, priority=pod.priority), ""
+        return Sitter(job=pod.job, node=node, tune=tune, priority=pod.priority), ""
 
-    def _beat(self, pod: Pod) -> tuple[Beat | None, str]:
+    def _tune(self, pod: Pod) -> tuple[Tune | None, str]:
         if not pod.rhythm:
             return None, ""
         if is_inline(pod.rhythm):
             return _parsed(pod.rhythm)
-        named = self.beats.get(f"{pod.namespace}/{pod.rhythm}")
+        named = self.tunes.get(f"{pod.namespace}/{pod.rhythm}")
         if named is None:
             return None, f"there is no Rhythm {pod.rhythm} in namespace {pod.namespace}"
-        return named.beat, named.wrong
+        return named.tune, named.wrong
 
 
 def mirror_of(api: Api) -> Mirror:
-    return Mirror(api, {LINKS: link_of, RHYTHMS: named_beat_of, NODES: node_of, PODS: pod_of})
-
-
-def connect(kubeconfig: Path | None, context: str | None) -> Api:
-    return Api(kubeconfig=kubeconfig, context=context)
+    return Mirror(api, {LINKS: link_of, RHYTHMS: named_tune_of, NODES: node_of, PODS: pod_of})
 
 
 class Views:
@@ -88,13 +85,14 @@ def _view(mirror: Mirror) -> View:
         pods=tuple(mirror.all(PODS)),
         nodes=nodes,
         links=links,
-        beats={named.key: named for named in mirror.all(RHYTHMS)},
+        tunes={named.key: named for named in mirror.all(RHYTHMS)},
         reach={
             node.name: tuple(shared.link.id for shared in links if shared.carries(node))
             for node in nodes.values()
         },
         sitters={},
         wrong={},
+        wrong_links=tuple(mirror.unreadable(LINKS)),
     )
     for pod in view.pods:
         if pod.over or not pod.rhythm:
@@ -108,8 +106,8 @@ def _view(mirror: Mirror) -> View:
 
 
 @lru_cache(maxsize=_PARSED)
-def _parsed(text: str) -> tuple[Beat | None, str]:
+def _parsed(text: str) -> tuple[Tune | None, str]:
     try:
-        return inline_beat(text), ""
+        return inline_tune(text), ""
     except ValueError as error:
         return None, str(error)

@@ -19,7 +19,7 @@ AFTER_S: Final = 60.0
 """How long after the deadline the job may take to run again, before we stop waiting."""
 COUNT_S: Final = 30.0
 """How long we wait to learn how long it stood still."""
-LEND_TRIES: Final = 50
+LEND_PAUSE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) 
         took = time.monotonic() - began
         after = _counted(gateway, before, after)
     finally:
-        lent = _lend_again(gateway, plan)
+        lent = _lend_again(gateway, plan, began + plan.notice / SECOND + AFTER_S)
     still = after.downtime - before.downtime
     return Outcome(
         job=before.id,
@@ -140,19 +140,26 @@ def _counted(gateway: Gateway, before: JobRecord, after: JobRecord) -> JobRecord
     return after
 
 
-def _lend_again(gateway: Gateway, plan: Plan) -> bool:
-    """What was lent before is lent again, on the same terms."""
-    card = plan.node.card
+def _lend_again(gateway: Gateway, plan: Plan, until: float) -> bool:
+    """Once the notice has run out, what was lent before is lent again, on the same terms; not if
+    the owner has taken more back meanwhile."""
+    before = plan.node.card
+    staying = {gpu.id for gpu in before.gpus} - set(plan.gpus)
     request = LendRequest(
-        gpus=len(card.gpus), notice=card.terms.notice, users=tuple(card.terms.users)
+        gpus=len(before.gpus), notice=before.terms.notice, users=tuple(before.terms.users)
     )
-    for _ in range(LEND_TRIES):
+    while time.monotonic() < until:
+        card = next((n.card for n in gateway.nodes() if n.card.node == before.node), None)
+        if card is None or staying - {gpu.id for gpu in card.gpus} - set(card.leaving):
+            return False
+        if set(card.leaving) - set(plan.gpus):
+            return False
         try:
-            if gateway.ask(card.node, request).ok:
+            if gateway.ask(before.node, request).ok:
                 return True
         except ReclaimNetError:
             # The notice has not run out yet.
-            time.sleep(POLL_S)
+            time.sleep(LEND_PAUSE_S)
     return False
 
 

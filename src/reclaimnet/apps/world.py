@@ -179,6 +179,9 @@ class LiveWorld:
     def now(self) -> int:
         return self._clock.now()
 
+    def wall(self, monotonic: int) -> int:
+        return self._clock.wall(monotonic)
+
     def deliver(self, event: ev.Event) -> None:
         """Tell the mind, write it down, and do what it orders."""
         if self._closed:

@@ -186,8 +186,8 @@ class Chain:
         elif link.state.over:
             return link
         left = link.leaving is not None or link.killed is not None
-        service = self.spec.handover is Handover.SERVICE
-        if left and state.over and (service or state is not LinkState.DONE):
+        saves = self.spec.handover is Handover.SAVE
+        if left and state.over and not (saves and state is LinkState.DONE):
             state = LinkState.TO_GO_ON
         ended = seen.ended if seen.ended is not None else now
         return replace(
@@ -305,8 +305,10 @@ class Chain:
         newest = running[-1]
         older = [link for link in self._live() if link.number < newest.number]
         arrived = newest.number in seen and seen[newest.number].arrived
-        if self.spec.handover is Handover.SERVICE:
-            if newest.ready is not None:
+        if self.spec.handover is not Handover.SAVE:
+            if newest.ready is not None and self.spec.handover is Handover.DRAIN:
+                self._ask_to_leave(older, newest, now)
+            elif newest.ready is not None:
                 self._retire(older, now)
             elif older and now - (newest.started or now) > self.spec.tempo.ready_patience:
                 self._say(
@@ -314,8 +316,12 @@ class Chain:
                     f"{show_duration(self.spec.tempo.ready_patience)}; its predecessor stays",
                     once=True,
                 )
+        elif arrived and older:
+            self._ask_to_leave(older, newest, now)
         elif arrived:
-            self._ask_to_save(older, newest, now)
+            # One life: the gate opens only when the batch system says that the others are over.
+            self._orders.append(OpenGate(number=newest.number))
+            self._replace(replace(newest, entered=newest.entered or now))
 
     def _retire(self, older: list[Link], now: int, why: str = "handed over") -> None:
         """Whoever is not needed any more is ended, and again until it is gone."""
@@ -335,12 +341,8 @@ class Chain:
             self._replace(replace(link, leaving=link.leaving or now, killed=now))
         self._say(f"{why}; job {', '.join(link.id for link in due)} is ended")
 
-    def _ask_to_save(self, older: list[Link], newest: Link, now: int) -> None:
-        """One life: the gate opens only when the batch system says that the others are over."""
-        if not older:
-            self._orders.append(OpenGate(number=newest.number))
-            self._replace(replace(newest, entered=newest.entered or now))
-            return
+    def _ask_to_leave(self, older: list[Link], newest: Link, now: int) -> None:
+        """In peace first; whoever does not go within the patience is ended."""
         for link in older:
             if link.state is LinkState.PENDING:
                 self._retire([link], now)
@@ -348,7 +350,7 @@ class Chain:
                 self._told.add((AskToSave, link.number))
                 self._orders.append(AskToSave(number=link.number, id=link.id))
                 self._replace(replace(link, leaving=link.leaving or now))
-                self._say(f"job {newest.id} has started; job {link.id} saves and stops")
+                self._say(f"job {newest.id} takes over; job {link.id} is asked to leave")
             elif now - link.leaving >= self.spec.tempo.save_patience:
                 self._retire([link], now)
 

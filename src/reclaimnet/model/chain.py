@@ -12,6 +12,8 @@ class Handover(StrEnum):
 
     SERVICE = "service"
     """Both run until the successor is ready; then the predecessor is ended."""
+    DRAIN = "drain"
+    """As with a service, but the predecessor is asked to leave, and ended only if it does not."""
     SAVE = "save"
     """The successor waits at a gate; the predecessor saves and stops; then the gate opens."""
 

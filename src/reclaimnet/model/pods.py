@@ -24,7 +24,7 @@ ROTATION: Final = f"{GROUP}/rotation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class Tune:
     """A rhythm as declared: whose it is and which links it meets is seen from the pods."""
 
     period: int
@@ -38,6 +38,8 @@ class Pod:
     name: str
     uid: str
     job: JobId
+    address: str = ""
+    """Which no pod can choose; empty until it runs."""
     node: str | None = None
     """None until the scheduler has bound it."""
     phase: str = "Pending"
@@ -87,14 +89,14 @@ class SharedLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedBeat:
+class NamedTune:
     """A Rhythm of the cluster, which pods of its namespace refer to by name."""
 
     namespace: str
     name: str
-    beat: Beat | None
+    tune: Tune | None
     wrong: str = ""
-    """Why there is no beat."""
+    """Why there is no tune."""
     generation: int = 0
     status: dict[str, Any] = field(default_factory=dict)
 

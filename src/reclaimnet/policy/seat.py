@@ -11,7 +11,7 @@ from typing import Final
 
 from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link, LinkId
-from reclaimnet.model.pods import Beat
+from reclaimnet.model.pods import Tune
 from reclaimnet.model.rhythm import Rhythm
 from reclaimnet.policy.rotate import Fit, Rotate, fit, rotate
 
@@ -28,7 +28,7 @@ class Sitter:
 
     job: JobId
     node: str
-    beat: Beat
+    tune: Tune
     priority: int = 0
 
 
@@ -77,7 +77,7 @@ class Seating:
         reach: Mapping[str, tuple[LinkId, ...]],
         links: Collection[Link],
     ) -> tuple[float, str, tuple[str, ...]]:
-        if not reach.get(sitter.node) or not sitter.beat.bursts:
+        if not reach.get(sitter.node) or not sitter.tune.bursts:
             return 1.0, "", ()
         everybody = together((*sitters, sitter), reach)
         ours = next(rhythm for rhythm in everybody if rhythm.job == sitter.job)
@@ -109,7 +109,7 @@ def together(
     """One rhythm for each job, over all links of its pods, by job.
 
     Pods of one job burst at the same moment, so on a link that several of them share they want so
-    many times as much. Of several priorities or beats within a job the highest and the first count.
+    many times as much. Of several priorities or tunes within a job the highest and the first count.
     """
     members: dict[JobId, list[Sitter]] = {}
     for sitter in sitters:
@@ -121,16 +121,16 @@ def together(
         for pod in pods:
             for link in reach.get(pod.node, ()):
                 counts[link] = counts.get(link, 0) + 1
-        beat = pods[0].beat
+        tune = pods[0].tune
         times = max(counts.values(), default=1)
         found.append(
             Rhythm(
                 job=job,
-                period=beat.period,
-                bursts=tuple(replace(b, demand=b.demand * times) for b in beat.bursts),
+                period=tune.period,
+                bursts=tuple(replace(b, demand=b.demand * times) for b in tune.bursts),
                 links=tuple(sorted(counts)),
                 priority=max(pod.priority for pod in pods),
-                hold=beat.hold,
+                hold=tune.hold,
             )
         )
     return tuple(found)

@@ -32,6 +32,10 @@ POLL_S: Final = 0.005
 """How often a job that waits looks whether it may go on."""
 WORTH_PREPARING: Final = 16 << 20
 """Smaller images are made when they are needed."""
+REREAD: Final = 1_000_000_000
+"""How often a rotation that is told by a file is looked at, in nanoseconds."""
+MAX_PERIOD: Final = 600_000_000_000
+"""No iteration waits longer than ten minutes, whatever the file says."""
 EXIT_GO_ON: Final = 85
 """Saved; run me again."""
 KEPT_LOCALLY: Final = 2
@@ -64,10 +68,15 @@ def job(*, local: str | os.PathLike[str] | None = None, every: int = 100) -> "Jo
     run_dir = os.environ.get("RN_RUN_DIR")
     if run_dir:
         return Job(link=_Link(Path(run_dir)), shelf=None)
+    told = os.environ.get("RN_ROTATION_FILE")
+    rotation = None if not told else _RotationFile(Path(told))
     chain = os.environ.get("RN_CHAIN_STATE")
+    shelf: _Shelf | None = None
     if chain:
-        return Job(link=None, shelf=_Shelf(Path(chain), every, leave=_asked_by_signal()))
-    return Job(link=None, shelf=None if local is None else _Shelf(Path(local), every))
+        shelf = _Shelf(Path(chain), every, leave=_asked_by_signal())
+    elif local is not None:
+        shelf = _Shelf(Path(local), every)
+    return Job(link=None, shelf=shelf, rotation=rotation)
 
 
 class Job:
@@ -77,9 +86,16 @@ class Job:
     saves for all; the others restore the same state, and stand still with it.
     """
 
-    def __init__(self, *, link: "_Link | None", shelf: "_Shelf | None") -> None:
+    def __init__(
+        self,
+        *,
+        link: "_Link | None",
+        shelf: "_Shelf | None",
+        rotation: "_RotationFile | None" = None,
+    ) -> None:
         self._link = link
         self._shelf = shelf
+        self._rotation = rotation
         self._words = link.words if link is not None and link.leads else None
         self._answered = 0 if link is None else link.words[Word.SAVE_ANSWERED]
         """The last wanted save that was answered: our own copy, to keep `step` fast."""
@@ -156,6 +172,8 @@ class Job:
         waits a few milliseconds where the job's traffic would meet that of others on its links."""
         words = self._words
         if words is None:
+            if self._rotation is not None:
+                self._rotation.wait()
             return
         ready = began = time.monotonic_ns()
         period = words[Word.ROTATION_PERIOD]
@@ -412,6 +430,46 @@ class _Link:
             bell = os.open(self._run_dir / "bell", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.write(bell, b"j")
             os.close(bell)
+
+
+class _RotationFile:
+    """Where somebody else says when iterations are to begin: in a pod, our controller's annotation,
+    which Kubernetes keeps in a file. Times there are nanoseconds since 1970."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_at = 0
+        self._rotation: tuple[int, int] | None = None
+        """Period and anchor."""
+        self._settled: tuple[int, int] | None = None
+
+    def wait(self) -> None:
+        now = time.time_ns()
+        if now - self._read_at >= REREAD:
+            self._read_at = now
+            self._rotation = self._read()
+        if self._rotation is None:
+            return
+        period, anchor = self._rotation
+        wait, settled = wait_before(
+            now,
+            anchor=anchor,
+            period=period,
+            bound=period,
+            settled=self._settled == self._rotation,
+        )
+        self._settled = self._rotation if settled else None
+        if wait:
+            time.sleep(wait / 1e9)
+
+    def _read(self) -> tuple[int, int] | None:
+        """None if there is none, or none that makes sense: the job then begins when it likes."""
+        try:
+            told = json.loads(self._path.read_text())
+            period, anchor = int(told["period"]), int(told["anchor"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return (period, anchor) if 0 < period <= MAX_PERIOD else None
 
 
 class _Shelf:

@@ -70,7 +70,6 @@ class Api:
         if single is None or single.user is None:
             raise BadConfig(f"{where}: the context names no user; add one to it")
         self.server = single.cluster.server
-        self.namespace = single.namespace
         try:
             self._http = _transport(single)
             self._client: Any = Client(

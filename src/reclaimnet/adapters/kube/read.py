@@ -14,11 +14,11 @@ from reclaimnet.model.pods import (
     NOTICE,
     RHYTHM,
     ROTATION,
-    Beat,
     KubeNode,
-    NamedBeat,
+    NamedTune,
     Pod,
     SharedLink,
+    Tune,
 )
 from reclaimnet.model.rhythm import Burst, Hold
 from reclaimnet.model.units import SECOND, parse_duration, parse_rate
@@ -35,7 +35,7 @@ def is_inline(annotation: str) -> bool:
     return ":" in annotation
 
 
-def inline_beat(text: str) -> Beat:
+def inline_tune(text: str) -> Tune:
     """A rhythm in one line: "200ms: 60ms@1G" or "1s: 80ms@400M+100ms, 50ms@1G+800ms".
 
     Period, then length@rate of each burst, and +start where it does not end with the iteration.
@@ -49,10 +49,10 @@ def inline_beat(text: str) -> Beat:
         if match is None:
             raise ValueError(f"{part!r} is not a burst; write for example 60ms@1G or 60ms@1G+140ms")
         bursts.append({"length": match[1], "rate": match[2], "start": match[3]})
-    return beat_of({"period": period_text, "bursts": bursts})
+    return tune_of({"period": period_text, "bursts": bursts})
 
 
-def beat_of(spec: Mapping[str, Any]) -> Beat:
+def tune_of(spec: Mapping[str, Any]) -> Tune:
     """A rhythm from the spec of a Rhythm. Raises ValueError with what is wrong."""
     period = parse_duration(str(spec.get("period", "")))
     entries = spec.get("bursts") or []
@@ -71,7 +71,7 @@ def beat_of(spec: Mapping[str, Any]) -> Beat:
         raise ValueError("bursts must not overlap")
     if bursts[0].start < 0 or bursts[-1].end > period:
         raise ValueError("bursts must lie inside of their period")
-    return Beat(period=period, bursts=tuple(bursts), hold=Hold(spec.get("hold", Hold.SDK)))
+    return Tune(period=period, bursts=tuple(bursts), hold=Hold(spec.get("hold", Hold.SDK)))
 
 
 def pod_of(item: Mapping[str, Any]) -> Pod:
@@ -86,6 +86,7 @@ def pod_of(item: Mapping[str, Any]) -> Pod:
         namespace=namespace,
         name=name,
         uid=meta["uid"],
+        address=status.get("podIP") or "",
         node=spec.get("nodeName"),
         phase=status.get("phase", "Pending"),
         priority=int(spec.get("priority") or 0),
@@ -125,17 +126,17 @@ def link_of(item: Mapping[str, Any]) -> SharedLink:
     )
 
 
-def named_beat_of(item: Mapping[str, Any]) -> NamedBeat:
+def named_tune_of(item: Mapping[str, Any]) -> NamedTune:
     meta = item["metadata"]
-    beat, wrong = None, ""
+    tune, wrong = None, ""
     try:
-        beat = beat_of(item.get("spec", {}))
+        tune = tune_of(item.get("spec", {}))
     except ValueError as error:
         wrong = str(error)
-    return NamedBeat(
+    return NamedTune(
         namespace=meta["namespace"],
         name=meta["name"],
-        beat=beat,
+        tune=tune,
         wrong=wrong,
         generation=int(meta.get("generation") or 0),
         status=dict(item.get("status") or {}),

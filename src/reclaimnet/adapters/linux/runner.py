@@ -429,6 +429,11 @@ class Runner:
         attempt = self._attempts.get((job, epoch))
         return attempt is not None and attempt.words[Word.STILL] != 0
 
+    def suspended_at(self, job: JobId, epoch: int) -> int | None:
+        """Since when it may not run, by the monotonic clock; None if it may."""
+        attempt = self._attempts.get((job, epoch))
+        return (attempt.words[Word.SUSPENDED_AT] or None) if attempt is not None else None
+
     def group_of(self, job: JobId, epoch: int) -> Path | None:
         """The group in which its processes are stopped, if it has one."""
         attempt = self._attempts.get((job, epoch))
@@ -755,11 +760,11 @@ class Runner:
 
     def _cell_environment(self, attempt: _Attempt, restarts: int) -> dict[str, str]:
         """Only what is the same on every node: its environment moves with it. GPUs it has none,
-        since CRIU cannot save their memory."""
+        since CRIU cannot save their memory. Nor a run directory, by which orphans are known: its
+        cell dies with the minder, and another agent's job must not be taken for one."""
         return {
             "RN_JOB_ID": attempt.job,
             "RN_RESTART_COUNT": str(restarts),
-            "RN_RUN_DIR": str(attempt.dir),
             "RN_OUTPUT_DIR": f"{cell.ROOM}/output",
             "CUDA_VISIBLE_DEVICES": "",
             "SLURM_JOB_ID": attempt.job,

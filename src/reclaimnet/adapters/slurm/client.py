@@ -97,8 +97,9 @@ class Slurm:
                 lambda: self._sacct("-a", "-S", f"now-{HISTORY_DAYS}days"),
                 fresh=HISTORY_FRESH,
             )
-        except Unavailable:
-            self._no_history = True
+        except Unavailable as error:
+            # Without a database it will never be there; a silent one may answer next time.
+            self._no_history = "disabled" in str(error)
             return []
         return parse_sacct(text)[-MAX_HISTORY:]
 

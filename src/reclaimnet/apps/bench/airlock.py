@@ -285,9 +285,12 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
             "survived": "never ended before its own end, not even after it was saved",
             "episode": "from the moment a job is stopped or ended until it runs again or has left",
             "away": "the same until it runs again, however long it waits in the queue",
-            "stop_ms": "from a reading to the moment the kernel says that the processes are frozen",
+            "stop_ms": "from a reading to the moment the kernel is told to freeze the processes: "
+            "from then on none of them runs in user space",
             "react_ms": "the same from the reading before, so an upper bound from the crossing on",
             "first_ms": "react_ms of the first job stopped by a reading",
+            "frozen_ms": "as react_ms, until the kernel says that all of them have arrived there, "
+            "for which each has to be given the processor once",
             "used_fraction": f"mean from the first moment above {SATURATED} on",
         },
         "results": results,
@@ -418,6 +421,7 @@ class _Stop:
     """A job that was to be stopped."""
 
     job: JobId
+    epoch: int
     group: Path | None
     at: int
     """When memory was read that stopped it."""
@@ -444,6 +448,7 @@ class NotedNode(Node):
             for order in stops:
                 stop = _Stop(
                     job=order.job,
+                    epoch=order.epoch,
                     group=self.group_of(order.job, order.epoch),
                     at=event.reading.at,
                     before=self._last_read,
@@ -461,6 +466,7 @@ class _Samples:
     stop_ms: list[float] = field(default_factory=list)
     react_ms: list[float] = field(default_factory=list)
     first_ms: list[float] = field(default_factory=list)
+    frozen_ms: list[float] = field(default_factory=list)
 
     def see_stops(self, world: LiveWorld, mind: NotedNode) -> None:
         """In a thread of its own: when is each that was to be stopped really frozen?"""
@@ -478,10 +484,13 @@ class _Samples:
             now = world.now()
             frozen = [stop for stop in waiting if _frozen(stop.group)]
             for stop in frozen:
-                self.stop_ms.append((now - stop.at) / MILLISECOND)
-                self.react_ms.append((now - stop.before) / MILLISECOND)
+                since = world.runner.suspended_at(stop.job, stop.epoch)
+                stopped = now if since is None else min(world.wall(since), now)
+                self.stop_ms.append((stopped - stop.at) / MILLISECOND)
+                self.react_ms.append((stopped - stop.before) / MILLISECOND)
+                self.frozen_ms.append((now - stop.before) / MILLISECOND)
                 if stop.first:
-                    self.first_ms.append((now - stop.before) / MILLISECOND)
+                    self.first_ms.append((stopped - stop.before) / MILLISECOND)
             # Who was let go on at once to save itself is never seen frozen.
             waiting = [
                 stop
@@ -611,6 +620,7 @@ def _result(tally: Tally, samples: _Samples, now: int) -> dict[str, Any]:
         "stop_ms": _spread(samples.stop_ms),
         "react_ms": _spread(samples.react_ms),
         "first_ms": _spread(samples.first_ms),
+        "frozen_ms": _spread(samples.frozen_ms),
     }
 
 

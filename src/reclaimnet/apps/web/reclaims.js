@@ -48,6 +48,7 @@ export class Reclaims {
         this.depart(current, record.id);
       }
     }
+    this.sawSending(current, card);
     const stays = (gpu) => card.gpus.some((g) => g.id === gpu) && !card.leaving.includes(gpu);
     if (!card.leaving.length) {
       this.close(current, current.gpus.every(stays) ? "withdrawn" : "back");
@@ -152,11 +153,20 @@ export class Reclaims {
     this.look(departure.reclaim);
   }
 
-  sawTransfer(transfer) {
-    const departure = this.departures.get(transfer.job);
-    if (!departure) return;
-    departure.transfer = transfer;
-    if (departure.stage === "notice" || departure.stage === "saving") departure.stage = "moving";
+  /** What is on its way from the node: the bytes of those who leave it. */
+  sawSending(reclaim, card) {
+    for (const sent of card.sending || []) {
+      const departure = this.departures.get(sent.job);
+      if (!departure || departure.reclaim !== reclaim || departure.doneAt !== null) continue;
+      departure.transfer = {
+        bytes: sent.size,
+        bytes_left: sent.bytes_left,
+        rate: sent.rate || sent.pace || 0,
+        eta: sent.eta,
+        shed: sent.shed,
+      };
+      departure.to = departure.to || sent.to;
+    }
   }
 
   /** The GPUs are free when no guest holds them any more, whatever the deadline says. */

@@ -13,7 +13,6 @@ export class Campus {
     this.records = new Map();
     this.nodes = new Map();
     this.links = new Map();
-    this.transfers = new Map();
     this.samples = new Map();
     this.reclaims = new Reclaims(this);
     this.session = null;
@@ -56,7 +55,6 @@ export class Campus {
     this.records.clear();
     this.nodes.clear();
     this.links.clear();
-    this.transfers.clear();
     this.samples.clear();
     this.reclaims.clear();
   }
@@ -76,13 +74,6 @@ export class Campus {
         data.heard = this.now() - data.age_s * SECOND;
         this.sawNode(data);
         break;
-      case "link":
-        this.links.set(data.id, data);
-        break;
-      case "transfer":
-        this.transfers.set(data.id, data);
-        this.reclaims.sawTransfer(data);
-        break;
       case "gone":
         this.mapOf(data.kind).delete(data.id);
         break;
@@ -96,15 +87,38 @@ export class Campus {
     const before = this.nodes.get(seen.card.node);
     this.nodes.set(seen.card.node, seen);
     this.sample(seen);
+    this.sawLinks(seen.card);
     this.reclaims.sawNode(seen, before);
   }
 
+  /** Who conducts a stretch of the network tells what moves on it. */
+  sawLinks(card) {
+    for (const [id, link] of this.links) if (link.conductor === card.node) this.links.delete(id);
+    for (const told of card.links || []) {
+      const rate = told.carries || told.rate;
+      this.links.set(told.link, {
+        id: told.link,
+        conductor: card.node,
+        rate,
+        assumed: told.assumed,
+        migration: told.reached,
+        training: told.use * rate,
+        circle: told.round
+          ? {
+              period: told.round,
+              met: told.met_before,
+              meets: told.meets_now,
+              arcs: told.voices.flatMap((voice) =>
+                voice.talks.map(([start, length]) => ({ job: voice.job, start, length })),
+              ),
+            }
+          : null,
+      });
+    }
+  }
+
   mapOf(kind) {
-    return (
-      { record: this.records, node: this.nodes, link: this.links, transfer: this.transfers }[
-        kind
-      ] || new Map()
-    );
+    return kind === "record" ? this.records : this.nodes;
   }
 
   /** Steps and memory over time while the page is open; journals know only the checkpoints. */
@@ -201,7 +215,7 @@ export async function begin(token) {
   return answer.json();
 }
 
-const KINDS = ["campus", "record", "node", "link", "transfer", "gone", "current"];
+const KINDS = ["campus", "record", "node", "gone", "current"];
 
 /** Follow the events for ever; the browser comes back by itself, with the id it heard last. */
 export function follow(campus) {

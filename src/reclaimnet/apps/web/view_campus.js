@@ -231,7 +231,7 @@ function links(campus) {
               h("i", { key: name, class: name, style: `transform-origin:left;width:${100 * s}%` }),
             ),
           ),
-          h("span", { class: "of" }, rate(link.rate)),
+          h("span", { class: "of" }, rate(link.rate), link.assumed ? " (a guess)" : ""),
         );
       }),
     ),

@@ -151,7 +151,8 @@ function bytes(record, departure, now) {
       transfer.bytes ? ` of ${size(transfer.bytes)}` : "",
       transfer.rate ? ` at ${rate(transfer.rate)}` : "",
       eta ? `, there in ${duration(Math.max(0, eta - now))}` : "",
-      margin === null ? "" : margin >= 0 ? `, ${duration(margin)} to spare` : ", too late by now",
+      transfer.shed ? ", given up so that others arrive; it goes on from its last copy" : "",
+      margin === null || transfer.shed ? "" : margin >= 0 ? `, ${duration(margin)} to spare` : ", too late by now",
     ];
   }
   const newest = record && record.checkpoints[0];

@@ -147,7 +147,8 @@ class Record:
     """Its dependency can no longer be satisfied."""
 
 
-@dataclass(slots=True, kw_only=True)
+# Compared by identity: a list finds and removes them without looking into their jobs.
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Run:
     record: Record
     start_s: int
@@ -156,7 +157,7 @@ class _Run:
     requeue_after: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Waiting:
     record: Record
     since_s: int
@@ -424,7 +425,10 @@ class Cluster:
                 self._start(waiting)
                 continue
             closed.add(pool)
-            self._preempt_for(job)
+            if self._preempts:
+                self._preempt_for(job)
+            elif len(closed) == len(self.pools):
+                break
 
     def _backfill_pass(self, pool: str) -> None:
         """Plan by limits in rank of priority; start whose plan says now."""
@@ -455,8 +459,9 @@ class Cluster:
 
     def _ranked(self) -> list[_Waiting]:
         self._reckon()
+        # Places differ, so that the comparison never reaches the job itself.
         keyed = [(-w.tier, -self._priority(w), w.place, w) for w in self._waiting]
-        keyed.sort(key=lambda key: key[:3])
+        keyed.sort()
         return [key[3] for key in keyed]
 
     def _priority(self, waiting: _Waiting) -> float:

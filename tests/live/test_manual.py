@@ -1,0 +1,133 @@
+"""The manual is true: its commands run, its keys exist, its links lead somewhere."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+from tests.live.campus import LiveCampus, until
+
+from reclaimnet.apps import config, notify
+from reclaimnet.apps.cli_base import SECTIONS, cli
+
+ROOT = Path(__file__).resolve().parents[2]
+MANUAL = ROOT / "docs" / "manual"
+PAGES = sorted(MANUAL.glob("*.md"))
+PATIENCE_S = 120.0
+BLOCK = re.compile(r"(?:<!-- not run: (?P<why>.+?) -->\n)?```console\n(?P<text>.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Command:
+    text: str
+    is_run: bool
+
+
+def commands(page: Path) -> list[Command]:
+    return [
+        Command(line.removeprefix("$ "), is_run=block["why"] is None)
+        for block in BLOCK.finditer(page.read_text())
+        for line in block["text"].splitlines()
+        if line.startswith("$ ")
+    ]
+
+
+def words_of(text: str) -> list[list[str]]:
+    """The calls of rn within a line of shell."""
+    parts = re.split(r"\s*(?:&&|;|>|\|)\s*", text)
+    return [words[1:] for part in parts if (words := shlex.split(part)) and words[0] == "rn"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveCampus, Path]]:
+    """A campus of two nodes that live on, a job called train, and `rn` on the path."""
+    home = tmp_path_factory.mktemp("manual")
+    campus = LiveCampus(home)
+    (home / "bin").mkdir()
+    shim = home / "bin" / "rn"
+    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m reclaimnet.apps.cli "$@"\n')
+    shim.chmod(0o755)
+    python = home / "bin" / "python"
+    python.symlink_to(sys.executable)
+    work = home / "work"
+    shutil.copytree(ROOT / "examples", work)
+    campus.env["PATH"] = f"{home / 'bin'}:{os.environ['PATH']}"
+    try:
+        campus.start("lab", "office", gpus=2)
+        job = campus.train(padding_mib=1)
+        campus.await_saved(job, holders=2)
+        yield campus, work
+    finally:
+        campus.close()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_of_the_manual_runs(place: tuple[LiveCampus, Path], page: Path) -> None:
+    campus, work = place
+    until(lambda: all(len(campus[name].card().gpus) == 2 for name in campus.agents), "all lend")
+    for command in commands(page):
+        if not command.is_run:
+            continue
+        done = subprocess.run(
+            ["bash", "-c", command.text],
+            cwd=work,
+            env=campus.env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{page.name}: $ {command.text}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_that_are_not_run_exist_at_least(page: Path) -> None:
+    for words in [words for each in commands(page) for words in words_of(each.text)]:
+        command: click.Command = cli
+        rest = words
+        while isinstance(command, click.Group):
+            assert rest, words
+            assert rest[0] in command.commands, f"{page.name}: rn {' '.join(words)}"
+            command, rest = command.commands[rest[0]], rest[1:]
+        context = click.Context(command, info_name=words[0])
+        command.make_parser(context).parse_args(list(rest))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_in_the_text_exist(page: Path) -> None:
+    for text in re.findall(r"`rn ([a-z][^`]*)`", page.read_text()):
+        name = text.split()[0]
+        assert name in cli.commands, f"{page.name}: rn {text}"
+
+
+def test_every_command_is_in_a_section_and_in_the_manual() -> None:
+    listed = {name for names in SECTIONS.values() for name in names}
+    assert listed == set(cli.commands)
+    told = "\n".join(page.read_text() for page in PAGES)
+    missing = [name for name in sorted(listed) if f"rn {name}" not in told]
+    assert set(missing) <= {"completion", "guard", "testbed", "lend", "kube", "chain"}, missing
+
+
+def test_every_setting_is_in_the_manual_and_nothing_else() -> None:
+    text = (MANUAL / "configuration.md").read_text()
+    rows = re.findall(r"^\| `([a-z.]+)` \| `([A-Z_]+)`", text, re.MULTILINE)
+    assert [key for key, _ in rows] == list(config.KEYS)
+    for key, variable in rows:
+        assert variable == config.ENV_PREFIX + key.upper().replace(".", "__")
+    for event in notify.EVENTS:
+        assert f"`{event}`" in text
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -517,7 +517,6 @@ class FakeApp:
                     "address": None,
                     "grace": None,
                     "uplink": None,
-                    "grace": None,
                     "zone": None,
                     "topology": None,
                 },

@@ -147,8 +147,9 @@ def test_lower_effort_yields_at_a_shaped_uplink(bed) -> None:
         low = move(bed, 0, source="a2", target="b2", tos=tc.LOWER_EFFORT_TOS)
         wait_until(lambda: movers.bytes > 500_000)
         size = 10_000_000
-        before = movers.bytes
         owner = move(bed, size)
+        wait_until(lambda: owners.bytes > 100_000)  # it takes its time to start
+        before = movers.bytes
         assert owner.wait(timeout=60) == 0
         assert movers.bytes - before < 0.25 * size
         assert low.poll() is None

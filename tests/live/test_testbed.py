@@ -133,7 +133,6 @@ def test_twice_the_same_mark_is_refused_and_the_first_stays(bed) -> None:
 
 
 def test_without_the_right_to_it_one_sentence_and_nothing_touched() -> None:
-    before = set(tc_netns.NETNS_DIR.glob("*"))
     code = (
         "import os\n"
         "from reclaimnet.adapters.linux.testbed import Campus, Rack, up\n"
@@ -144,7 +143,7 @@ def test_without_the_right_to_it_one_sentence_and_nothing_touched() -> None:
     )
     done = run_python(code)
     assert done.stdout == "A testbed needs CAP_NET_ADMIN and CAP_SYS_ADMIN: run this as root.\n"
-    assert set(tc_netns.NETNS_DIR.glob("*")) == before
+    assert testbed.leftovers("nope") == []
 
 
 def run_python(code):

@@ -402,7 +402,8 @@ class Guard:
         """Network first: killing a sender still lets a megabyte out of its buffers. The disk last:
         it may be full, or take its time."""
         self.switch.stop(guest.slot)
-        kill(guest.processes, guest.cgroup)
+        # Many may end at once: what is not in its group is looked for by `_finish`, a moment later.
+        kill([] if guest.cgroup is not None else guest.processes, guest.cgroup)
         if not guest.ending:
             guest.ending = True
             self._save_if_possible()

@@ -307,3 +307,20 @@ def test_a_destination_where_the_rhythm_does_not_fit_loses() -> None:
     ranked = MOST_USEFUL(need, around.candidates(record, 0), 0)
     assert ranked.nodes == (C, B)
     assert any("its rhythm costs" in reason for reason in ranked.decision.reasons)
+
+
+def test_old_news_told_again_does_not_make_a_link_slow() -> None:
+    node = outbound()
+    node.sent(sent("j", 500 * MB), 0)
+    node.tell(0)
+    assert set_rates(node.hold(0)) == {"j": RATE}
+    for second in range(1, 5):
+        assert set_rates(node.hold(second * SECOND)) == {}
+
+
+def test_what_seems_too_late_goes_on_where_it_is_in_nobodys_way() -> None:
+    convoy = Convoy([LINK], least_rate_first)
+    convoy.told(A, [transfer("x", 5000 * MB, 10 * SECOND)], 0)
+    assert rates(convoy, 0) == {"x": RATE}
+    convoy.told(B, [transfer("y", 500 * MB, 10 * SECOND)], 0)
+    assert "x" not in rates(convoy, 0)

@@ -351,6 +351,7 @@ class Node:
                 return self._iterated(event, now)
             case ev.TrafficSampled():
                 orders, news = self.tempo.sampled(event, now)
+                self.around.rhythms = self.tempo.rhythms()
                 return orders + [o for told in news for o in self._tell_conductor(told, now)]
             case RhythmSeen() | RhythmGone() | IterationSeen():
                 return self._conduct(event, now)
@@ -998,6 +999,7 @@ class Node:
         orders = self.airlock.sweep(self.attempts, now)
         for gone in self.tempo.gone(j for j in self.tempo.players() if j not in self.attempts):
             orders += self._tell_conductor(gone, now)
+            self.around.rhythms = self.tempo.rhythms()
         return orders + self._hold_leases() + self._plan_saves(now)
 
     def _sweep_gangs(self, now: int) -> None:

@@ -40,6 +40,8 @@ SPREAD: Final = 0.5
 """How much of a shelf's worth is decided by lot, so that copies are spread."""
 ASSUMED_BPS: Final = 50_000_000
 """Bytes per second assumed on a path that was never measured."""
+CROWDED: Final = 1.005
+"""From this slowdown on, it is worth a word."""
 TOLD: Final = 16
 """How many of the refused are named in a decision."""
 
@@ -69,6 +71,8 @@ class Candidate:
     """Bytes per second from the asker to it; 0 if unknown."""
     stranded: bool = False
     """Nobody who has the job's state can send it, and it is worth waiting for."""
+    slowdown: float = 1.0
+    """By what all that talk on its links, this job among them, would be slower if it came there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +144,9 @@ class MostUseful:
         leaving = leave_time(need.state_bytes + card.guest_bytes, card)
         safe = leaving <= card.terms.notice
         ending = (MOVE_COST + (card.outlook.short if safe else 1.0) * ROLLBACK) / HOUR
-        value = _speed(need, card) * life - wait / HOUR - (1 - lasts) * ending
+        # Where bursts meet, the same hours bring less work, the newcomer's and the others'.
+        speed = _speed(need, card) / candidate.slowdown
+        value = speed * life - wait / HOUR - (1 - lasts) * ending
         if not safe and value > 0 and lasts < 1:
             value *= RISKY
         if need.vacant_now and card.short_of_memory and value > 0:
@@ -243,8 +249,10 @@ def _praise(judged: _Judged) -> str:
     card = judged.candidate.card
     holds = "holds the newest checkpoint, " if judged.candidate.holds else ""
     wait = f"state there in {show_duration(judged.wait)}, " if judged.wait else ""
+    slower = judged.candidate.slowdown
+    crowd = f"its rhythm costs {slower - 1:.0%} there, " if slower > CROWDED else ""
     return (
-        f"{card.node}: {holds}{wait}{len(card.vacant)} GPUs vacant, expected to last "
+        f"{card.node}: {holds}{wait}{crowd}{len(card.vacant)} GPUs vacant, expected to last "
         f"{judged.life:.1f} h more, worth {judged.value:.2f} h of work"
     )
 

@@ -73,7 +73,7 @@ WRITE_AGAIN: Final = SECOND
 BOOKED_PATIENCE: Final = 2 * MINUTE
 """A destination keeps its GPUs for a job on its way for this long after it last heard of it."""
 LOOK_AGAIN: Final = SECOND
-"""How often a destination checks that the source still lives."""
+"""A destination checks no more often than this that the source still lives."""
 OFFERED_PATIENCE: Final = 30 * MINUTE
 """Once the state is on its way the pull itself says when it fails; this is for one that hangs."""
 FINISH_PATIENCE: Final = 30 * SECOND
@@ -149,6 +149,8 @@ class Attempt:
         self._proving = False
         self._writing = False
         self._dirty = False
+        self._sent: JobRecord | None = None
+        """What was last sent to the store, until it has answered."""
         self._write_at: int | None = None
         self._booked_until = 0
         self._look_at = 0
@@ -173,7 +175,7 @@ class Attempt:
         if self.source is None:
             return self._claim(now)
         self._booked_until = now + BOOKED_PATIENCE
-        self._look_at = now + LOOK_AGAIN
+        self._look_at = self._look_next(now)
         newest = self.record.newest
         if newest is None or not self.suite.prepare.warm:
             # Only a job that was saved once is known to wait for its state when started ahead;
@@ -276,6 +278,9 @@ class Attempt:
         self.phase = Phase.GONE
         failed = HandoverFailed(job=self.job, node=self.node, reason=reason)
         return [End(job=self.job, epoch=self.epoch), Tell(to=self.source, event=failed)]
+
+    def _look_next(self, now: int) -> int:
+        return max(self.around.silent_at(self.source or self.node, now), now + LOOK_AGAIN)
 
     def _claim(self, now: int) -> list[Order]:
         self.phase = Phase.CLAIMING
@@ -738,7 +743,7 @@ class Attempt:
         return self._change(now, **changes)
 
     def _change(self, now: int, **changes: Any) -> list[Order]:
-        return self._store(replace(self.record, **changes), now)
+        return self._store(self.record.but(**changes), now)
 
     def _store(self, record: JobRecord, now: int) -> list[Order]:
         self.record = record
@@ -748,7 +753,8 @@ class Attempt:
         self._writing = True
         self._write_at = None
         self._proving = not self.trusted
-        return [Write(record=self.record, writer=Writer.ATTEMPT)]
+        self._sent = record
+        return [Write(record=record, writer=Writer.ATTEMPT)]
 
     def _close(self, state: JobState, reason: str, now: int, **changes: Any) -> list[Order]:
         ended: list[Order] = []
@@ -769,7 +775,11 @@ class Attempt:
     def written(self, event: Written, now: int) -> list[Order]:
         self._writing = False
         self.trusted = self.trusted or self._proving
-        self.record = replace(self.record, revision=event.record.revision)
+        if self.record is self._sent:
+            self.record = event.record
+        else:
+            self.record = replace(self.record, revision=event.record.revision)
+        self._sent = None
         if self.phase == Phase.CLAIMING:
             return self._won(now)
         orders = self._forget_older(event.record)
@@ -840,26 +850,33 @@ class Attempt:
     # --- time ------------------------------------------------------------------------------
 
     def next_wake(self) -> int | None:
+        if self.phase == Phase.RUNNING and self.departure is None and self._write_at is None:
+            return self._saves_at()
         times = [self._write_at, self._fetch_at]
         if self.phase == Phase.BOOKED:
             times.append(min(self._booked_until, self._look_at))
         if self.phase == Phase.FINISHING:
             times.append(self._finish_by)
-        if self._may_save() and self.due_at is not None:
-            # A state that could not leave the node is worth little: one copy at a time.
-            due_at = max(self.due_at, self._save_after)
-            times.append(max(due_at, self._copy_by) if self._copying else due_at)
+        if self.phase == Phase.RUNNING and self.departure is None:
+            times.append(self._saves_at())
         if self.departure is not None:
             times.append(self.departure.next_wake())
         if self.notice is not None and self.phase == Phase.FETCHING:
             times.append(self.notice.deadline)
         return min((time for time in times if time is not None), default=None)
 
+    def _saves_at(self) -> int | None:
+        if self.due_at is None or not self._may_save():
+            return None
+        due_at = max(self.due_at, self._save_after)
+        # A state that could not leave the node is worth little: one copy at a time.
+        return max(due_at, self._copy_by) if self._copying else due_at
+
     def woke(self, now: int) -> list[Order]:
         if self.phase == Phase.BOOKED and now >= self._booked_until:
             return self._decline("waited too long for the state")
         if self.phase == Phase.BOOKED and now >= self._look_at:
-            self._look_at = now + LOOK_AGAIN
+            self._look_at = self._look_next(now)
             if self.source is not None and not self.around.alive(self.source, now):
                 return self._decline(f"{self.source} is silent")
         if self.phase == Phase.FINISHING and now >= self._finish_by:

@@ -41,7 +41,7 @@ MAX_DESTINATIONS: Final = 4
 """Destinations that may fail before the state is put on a shelf."""
 MAX_SHELVES: Final = 4
 LOOK_AGAIN: Final = 4 * SECOND
-"""How often the destination's pulse is checked; silence shows after several beats only."""
+"""The destination's pulse is checked no more often than this; silence shows after several beats."""
 
 
 class Departure:
@@ -151,7 +151,7 @@ class Departure:
         if prober.ticket is not None:
             self.destination = prober.ticket.node
             self._placed_at = now
-            self._look_at = now + LOOK_AGAIN
+            self._look_at = self._look_next(now)
             redeemed = TicketRedeemed(
                 ticket=prober.ticket, record=self.attempt.record, source=self.attempt.node
             )
@@ -341,7 +341,7 @@ class Departure:
             orders.append(End(job=attempt.job, epoch=attempt.epoch))
             return orders
         self._shelf = ranked.nodes[0]
-        self._look_at = now + LOOK_AGAIN
+        self._look_at = self._look_next(now)
         asked = CopyAsked(job=attempt.job, manifest=newest.manifest, source=attempt.node)
         orders.append(Tell(to=self._shelf, event=asked))
         return orders + attempt.change(now, standby=self._shelf)
@@ -381,7 +381,7 @@ class Departure:
             orders += self._prober.woke(now)
             orders += self._if_sought(now)
         if self._look_at is not None and now >= self._look_at:
-            self._look_at = now + LOOK_AGAIN
+            self._look_at = self._look_next(now)
             orders += self._check_pulse(now)
         if self._precopying and now >= self._precopy_until:
             self._precopying = False
@@ -393,6 +393,11 @@ class Departure:
         elif self._seek_at is not None and now >= self._seek_at and self._prober is None:
             orders += self._seek(now)
         return orders
+
+    def _look_next(self, now: int) -> int:
+        whom = self.destination or self._shelf
+        soonest = now + LOOK_AGAIN
+        return max(self.attempt.around.silent_at(whom, now), soonest) if whom else soonest
 
     def _check_pulse(self, now: int) -> list[Order]:
         around = self.attempt.around

@@ -53,6 +53,10 @@ LEARN_AGAIN: Final = 6 * HOUR
 
 
 NOWHERE: Final = Address()
+ASIDE: Final = (ev.Written, ev.CopyAsked, ev.CopyHeld, ev.Pulled)
+"""What keeps checkpoints safe: frequent, and mostly of no consequence for anything else."""
+WITHOUT_GPUS: Final = frozenset({Phase.FINISHING, Phase.CLOSING, Phase.GONE})
+"""Phases of an attempt that uses no GPU any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,10 @@ class Node:
         self._leases: dict[JobId, int] = {}
         self._told: tuple[object, ...] = ()
         self._vacant_told: set[GpuId] = set()
+        self._vacant_as_of = -1
+        self._stands: tuple[object, ...] = ()
+        self._stands_as_of = -1
+        """Which version of the book each was derived from."""
         self._card: Card | None = None
         self._card_of: tuple[int, Forecast, int, bool, bool] | None = None
         self._strays: dict[JobId, int] = {}
@@ -112,6 +120,8 @@ class Node:
             self.around.heard(event.card, now)
             return []
         orders = self._react(event, now)
+        if isinstance(event, ASIDE) and now < self._beat_at and self._undisturbed(event):
+            return orders
         if isinstance(event, ev.PressureRead) and not orders and self._unmoved(now):
             return []
         orders += self._sweep(now)
@@ -119,15 +129,18 @@ class Node:
         return self.airlock.escort(orders, self.attempts, now)
 
     def next_wake(self) -> int | None:
-        times = [self._beat_at, self.provider.next_wake(), self.shelf.next_wake()]
-        times.append(self.airlock.next_wake())
-        times += [attempt.next_wake() for attempt in self.attempts.values()]
+        wake = self._beat_at
+        if self.attempts and self._plan_at < wake:
+            wake = self._plan_at
+        for part in (self.provider, self.shelf, self.airlock, *self.attempts.values()):
+            time = part.next_wake()
+            if time is not None and time < wake:
+                wake = time
         if self.dispatcher is not None:
-            times.append(self.dispatcher.next_wake())
-        times += self._strays.values()
-        if self.attempts:
-            times.append(self._plan_at)
-        return min(time for time in times if time is not None)
+            time = self.dispatcher.next_wake()
+            if time is not None and time < wake:
+                wake = time
+        return min((wake, *self._strays.values())) if self._strays else wake
 
     def card(self) -> Card:
         """What is told with every beat, but for the progress of jobs, which is always news."""
@@ -166,11 +179,11 @@ class Node:
         )
 
     def _guest_bytes(self) -> int:
-        return sum(
-            attempt.record.checkpoints[0].size
-            for attempt in self.attempts.values()
-            if attempt.record.checkpoints
-        )
+        total = 0
+        for attempt in self.attempts.values():
+            if attempt.record.checkpoints:
+                total += attempt.record.checkpoints[0].size
+        return total
 
     def _progress(self) -> tuple[Progress, ...]:
         return tuple(
@@ -182,7 +195,32 @@ class Node:
     # --- one event -------------------------------------------------------------------------
 
     def _react(self, event: ev.Event, now: int) -> list[Order]:
+        # The most frequent ones first: they are tried one after the other.
         match event:
+            case ev.Woke():
+                return self._woke(now)
+            case ev.Written():
+                return self._written(event, now)
+            case ev.Pulled():
+                return self._pulled(event, now)
+            case ev.CopyAsked():
+                return self.shelf.asked(event)
+            case ev.CopyHeld():
+                self._measured(event.node, event.rate_bps)
+                attempt = self.attempts.get(event.job)
+                return attempt.copy_held(event, now) if attempt else self._rehoused_copy(event)
+            case ev.SnapshotTaken():
+                attempt = self._running(event.job, event.epoch)
+                return attempt.snapshot_taken(event, now) if attempt else []
+            case ev.StepDone():
+                attempt = self._running(event.job, event.epoch)
+                return attempt.stepped(event, now) if attempt else []
+            case ev.BeatHeard():
+                return self._beat_heard(event, now)
+            case ev.BeatAcked():
+                return self._beat_acked(event, now)
+            case ev.RecordSeen():
+                return self._record_seen(event, now)
             case ev.LendAsked():
                 return [self._lend(event, now)]
             case ev.ReclaimAsked():
@@ -219,35 +257,19 @@ class Node:
                 if attempt is None or attempt.source != event.source:
                     return []
                 return attempt.handover_withdrawn(now)
-            case ev.CopyAsked():
-                return self.shelf.asked(event)
-            case ev.CopyHeld():
-                self._measured(event.node, event.rate_bps)
-                attempt = self.attempts.get(event.job)
-                return attempt.copy_held(event, now) if attempt else self._rehoused_copy(event)
             case ev.CopyRefused():
                 attempt = self.attempts.get(event.job)
                 return attempt.copy_refused(event, now) if attempt else []
-            case ev.Written():
-                return self._written(event, now)
             case ev.WriteRefused():
                 return self._write_refused(event, now)
             case ev.WriteFailed():
                 return self._write_failed(event, now)
-            case ev.RecordSeen():
-                return self._record_seen(event, now)
             case ev.CancelAsked():
                 attempt = self.attempts.get(event.job)
                 return attempt.cancel(now) if attempt else []
             case ev.ProcessStarted():
                 attempt = self._running(event.job, event.epoch)
                 return attempt.started(now) if attempt else [_end(event.job, event.epoch)]
-            case ev.StepDone():
-                attempt = self._running(event.job, event.epoch)
-                return attempt.stepped(event, now) if attempt else []
-            case ev.SnapshotTaken():
-                attempt = self._running(event.job, event.epoch)
-                return attempt.snapshot_taken(event, now) if attempt else []
             case ev.SaveFailed():
                 attempt = self._running(event.job, event.epoch)
                 if attempt is None:
@@ -261,16 +283,10 @@ class Node:
             case ev.CopiesFound():
                 self.shelf.found(event.jobs, now)
                 return []
-            case ev.Pulled():
-                return self._pulled(event, now)
             case ev.PullFailed():
                 return self._pull_failed(event, now)
             case ev.PressureRead():
                 return self.airlock.read(event.reading, self.attempts, now)
-            case ev.BeatHeard():
-                return self._beat_heard(event, now)
-            case ev.BeatAcked():
-                return self._beat_acked(event, now)
             case ev.BeatChecked():
                 return self._beat_checked(event, now)
             case ev.RoleWon():
@@ -287,8 +303,6 @@ class Node:
                 if event.role.startswith(DISPATCHER):
                     self.dispatcher = None
                 return []
-            case ev.Woke():
-                return self._woke(now)
             case _:
                 assert_never(event)
 
@@ -652,11 +666,10 @@ class Node:
 
     def _sweep(self, now: int) -> list[Order]:
         """What follows from the new state, whatever the event was."""
-        for job in sorted(self.attempts):
-            attempt = self.attempts[job]
-            if attempt.phase in (Phase.FINISHING, Phase.CLOSING, Phase.GONE):
-                self.provider.release(job)
-            if attempt.phase == Phase.GONE:
+        done = [job for job, attempt in self.attempts.items() if attempt.phase in WITHOUT_GPUS]
+        for job in sorted(done):
+            self.provider.release(job)
+            if self.attempts[job].phase == Phase.GONE:
                 del self.attempts[job]
                 # Not at this very moment: the attempt may have ended because time passed.
                 self.shelf.found((job,), now + EARLY_BEAT)
@@ -668,7 +681,7 @@ class Node:
         differently than before."""
         if not self.attempts and not self._planned:
             return []
-        marks = tuple((job, a.phase, a.saved_at, a.save_cost) for job, a in self.attempts.items())
+        marks = tuple([(job, a.phase, a.saved_at, a.save_cost) for job, a in self.attempts.items()])
         if marks == self._planned and now < self._plan_at:
             return []
         self._planned = marks
@@ -697,9 +710,12 @@ class Node:
         return orders
 
     def _maybe_beat(self, now: int) -> list[Order]:
-        vacant = {gpu.id for gpu in self.provider.vacant()}
-        gained = vacant - self._vacant_told
-        self._vacant_told = vacant
+        gained = False
+        if self._vacant_as_of != self.provider.version:
+            self._vacant_as_of = self.provider.version
+            vacant = {gpu.id for gpu in self.provider.vacant()}
+            gained = bool(vacant - self._vacant_told)
+            self._vacant_told = vacant
         if now >= self._beat_at:
             self._beat_at = now + self.body.timing.beat
             if self._learned_at is None or now - self._learned_at >= LEARN_AGAIN:
@@ -711,17 +727,18 @@ class Node:
             return [Beat(card=card)]
         if self._standing() != self._told:
             self._beat_at = min(self._beat_at, now + EARLY_BEAT)
-        return self._tell_vacancy(len(vacant), now) if gained else []
+        return self._tell_vacancy(len(self._vacant_told), now) if gained else []
 
     def _standing(self) -> tuple[object, ...]:
         """What everybody should know soon. That something became vacant is not: only who
         dispatches is told, or the cost of a placement would grow with the campus."""
         provider = self.provider
+        if self._stands_as_of != provider.version:
+            self._stands_as_of = provider.version
+            offered = (provider.offer, provider.leaving(), provider.deadline())
+            self._stands = (*offered, provider.lending_since)
         return (
-            provider.offer,
-            provider.leaving(),
-            provider.deadline(),
-            provider.lending_since,
+            self._stands,
             self.forecast,
             self._guest_bytes(),
             self.airlock.short,
@@ -741,6 +758,19 @@ class Node:
     def _unmoved(self, now: int) -> bool:
         """Nothing is due or to be told: readings come often, and most of them change nothing."""
         return now < self._beat_at and self._standing() == self._told
+
+    def _undisturbed(self, event: ev.CopyAsked | ev.CopyHeld | ev.Pulled | ev.Written) -> bool:
+        """Nothing follows for the node as a whole: the job is not here, or just runs on."""
+        job = event.record.id if isinstance(event, ev.Written) else event.job
+        attempt = self.attempts.get(job)
+        if attempt is None:
+            return self.dispatcher is None and not self.airlock.holds
+        return (
+            attempt.phase == Phase.RUNNING
+            and attempt.departure is None
+            and not self.airlock.holds
+            and self._leases.get(job) == self.lease_until
+        )
 
     def _running(self, job: JobId, epoch: int) -> Attempt | None:
         attempt = self.attempts.get(job)

@@ -285,8 +285,13 @@ class SimWorld:
             if machine.incarnation != incarnation or machine.wake_at != wake:
                 return
             machine.wake_at = None
+            due = machine.mind.next_wake() if machine.mind else None
+            if due is not None and due > self.now:
+                # It was put off meanwhile.
+                self._schedule_wake(machine)
+                return
             self._deliver(machine.body.node, ev.Woke())
-            again = machine.mind.next_wake() if machine.mind else None
+            again = machine.wake_at
             assert again is None or again > self.now, "a mind woke and left undone what it woke for"
 
         self.kernel.at(wake, wake_up)
@@ -322,6 +327,9 @@ class SimWorld:
 
     def _send(self, source: NodeId | None, target: NodeId, event: ev.Event) -> None:
         if source is not None and not self.machines[source].connected:
+            return
+        if self.quiet:
+            self.kernel.after(MILLISECOND, lambda: self._arrive(target, event))
             return
         copies = 1
         if self.rng.random() < self.faults.loss:
@@ -379,10 +387,20 @@ class SimWorld:
         match order:
             case od.Tell():
                 self._send(machine.body.node, order.to, order.event)
-            case od.Answer():
-                self.answers.append(order)
             case od.Write():
                 self._write(machine, order)
+            case od.Forget():
+                for manifest, saved in list(machine.vault.items()):
+                    if saved.job == order.job and manifest not in order.keep:
+                        del machine.vault[manifest]
+            case od.Pull():
+                self._pull(machine, order)
+            case od.Save():
+                self._save(machine, order)
+            case od.Warn() | od.Explain():
+                pass
+            case od.Answer():
+                self.answers.append(order)
             case od.Read():
                 if self._reaches_store(machine):
                     seen = ev.RecordSeen(job=order.job, record=self.store.records.get(order.job))
@@ -399,8 +417,6 @@ class SimWorld:
                 self._process(machine, order.job, order.epoch, order.gpus)
             case od.Start():
                 self._start(machine, order)
-            case od.Save():
-                self._save(machine, order)
             case od.Resume():
                 process = machine.processes.get((order.job, order.epoch))
                 if process is not None and process.mode == Mode.WAITING:
@@ -418,14 +434,6 @@ class SimWorld:
                 process = machine.processes.get((order.job, order.epoch))
                 if process is not None:
                     self._end(machine, process, code=-9, killed=True)
-            case od.Pull():
-                self._pull(machine, order)
-            case od.Forget():
-                for manifest, saved in list(machine.vault.items()):
-                    if saved.job == order.job and manifest not in order.keep:
-                        del machine.vault[manifest]
-            case od.Warn() | od.Explain():
-                pass
             case _:
                 assert_never(order)
 

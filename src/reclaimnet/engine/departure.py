@@ -26,7 +26,7 @@ from reclaimnet.model.events import (
 from reclaimnet.model.market import NodeId, Notice
 from reclaimnet.model.orders import End, Explain, Limit, Order, Save, Tell, Warn
 from reclaimnet.model.probing import Purpose
-from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.model.units import HOUR, SECOND, show_duration
 from reclaimnet.model.work import Decision, JobRecord, JobState, ManifestId, Saving, shape_of
 from reclaimnet.policy.place import Need
 from reclaimnet.policy.rescue import Plight
@@ -120,6 +120,8 @@ class Departure:
             shape=shape_of(attempt.record.spec),
             state_bytes=newest.size if newest else 0,
             grace=self.notice.deadline - now,
+            unsaved=self._at_stake(now),
+            changed=1.0 if attempt.record.changed is None else attempt.record.changed,
             avoid=self._failed,
         )
         ranked = attempt.suite.place(need, attempt.around.candidates(attempt.record, now), now)
@@ -216,6 +218,13 @@ class Departure:
         self._lost_hope = True
         self._stop_at = self._seek_at = self._look_at = None
         return [*self._withdraw(), End(job=self.attempt.job, epoch=self.attempt.epoch)]
+
+    def _at_stake(self, now: int) -> float:
+        """Hours of work that nobody else has."""
+        record, me = self.attempt.record, self.attempt.node
+        safe = [c.taken_at for c in record.checkpoints if any(h != me for h in c.holders)]
+        since = max(safe, default=record.started_at or record.submitted_at)
+        return max(now - since, 0) / HOUR
 
     def _safe_elsewhere(self, now: int) -> bool:
         """Somebody who stays holds a checkpoint, so there is something to fall back on."""
@@ -330,6 +339,9 @@ class Departure:
             job=attempt.job,
             shape=shape_of(attempt.record.spec),
             state_bytes=newest.size,
+            grace=self.notice.deadline - now,
+            unsaved=self._at_stake(now),
+            changed=1.0 if attempt.record.changed is None else attempt.record.changed,
             vacant_now=False,
             avoid=self._shelves_failed,
         )

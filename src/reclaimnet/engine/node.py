@@ -132,7 +132,8 @@ class Node:
         wake = self._beat_at
         if self.attempts and self._plan_at < wake:
             wake = self._plan_at
-        for part in (self.provider, self.shelf, self.airlock, *self.attempts.values()):
+        parts: list[Provider | Shelf | Airlock | Attempt] = [*self.attempts.values()]
+        for part in (self.provider, self.shelf, self.airlock, *parts):
             time = part.next_wake()
             if time is not None and time < wake:
                 wake = time

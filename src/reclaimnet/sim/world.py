@@ -230,7 +230,7 @@ class SimWorld:
         self.crash_agent(node)
         self.links.break_off(node)
         for process in list(machine.processes.values()):
-            self.ledger.stopped(process.job, process.step(self.now), self.now)
+            self.ledger.stopped(node, process.job, process.step(self.now), self.now)
             process.halt(Mode.DEAD, self.now)
         machine.processes.clear()
         if self.quiet and node in self._board:
@@ -291,10 +291,13 @@ class SimWorld:
                 self._schedule_wake(machine)
                 return
             self._deliver(machine.body.node, ev.Woke())
-            again = machine.wake_at
-            assert again is None or again > self.now, "a mind woke and left undone what it woke for"
+            self._must_sleep(machine)
 
         self.kernel.at(wake, wake_up)
+
+    def _must_sleep(self, machine: Machine) -> None:
+        later = machine.wake_at is None or machine.wake_at > self.now
+        assert later, "a mind woke and left undone what it woke for"
 
     def _ask(self, node: NodeId, event: ev.LendAsked | ev.ReclaimAsked | ev.WithdrawAsked) -> None:
         """The provider speaks to its own agent, which keeps it on disk before it acts."""
@@ -421,7 +424,8 @@ class SimWorld:
                 process = machine.processes.get((order.job, order.epoch))
                 if process is not None and process.mode == Mode.WAITING:
                     process.go_on(self.now)
-                    self.ledger.ran(order.job, process.step(self.now), self.now)
+                    step = process.step(self.now)
+                    self.ledger.ran(machine.body.node, order.job, step, self.now)
             case od.Suspend() | od.Unsuspend():
                 process = machine.processes.get((order.job, order.epoch))
                 if process is not None:
@@ -568,7 +572,7 @@ class SimWorld:
                 self._end(machine, process, code=1, killed=False, reason="the state is gone")
                 return
             process.run(saved.step if saved else 0, self.now)
-            self.ledger.ran(order.job, process.step(self.now), self.now)
+            self.ledger.ran(machine.body.node, order.job, process.step(self.now), self.now)
             self._report(machine, ev.ProcessStarted(job=order.job, epoch=order.epoch))
 
         # A process that was started ahead has loaded for a while already, perhaps not long enough.
@@ -632,11 +636,12 @@ class SimWorld:
             if self.report_every is not None:
                 self._report_step(machine, process)
             step = process.step(self.now)
+            self.ledger.paused(machine.body.node, order.job, work.save_time)
             manifest = ManifestId(self._mint("m"))
             machine.vault[manifest] = Saved(job=order.job, step=step, size=work.state_bytes)
             if order.final:
                 process.halt(Mode.WAITING, self.now)
-                self.ledger.stopped(order.job, step, self.now)
+                self.ledger.stopped(machine.body.node, order.job, step, self.now)
             taken = ev.SnapshotTaken(
                 job=order.job,
                 epoch=order.epoch,
@@ -670,7 +675,7 @@ class SimWorld:
         if process.mode == Mode.DEAD:
             return
         if process.mode == Mode.RUNNING:
-            self.ledger.stopped(process.job, process.step(self.now), self.now)
+            self.ledger.stopped(machine.body.node, process.job, process.step(self.now), self.now)
             if not killed:
                 self._report_step(machine, process)
             if not killed and code == process.work.exit_code:
@@ -734,6 +739,9 @@ class SimWorld:
 
         def done() -> None:
             nonlocal finished
+            if not self._serves(self.machines[source]):
+                # Its last packets were dropped at the deadline; `watch` finds out.
+                return
             finished = True
             if machine.incarnation != incarnation:
                 return

@@ -2,12 +2,12 @@
 
 from reclaimnet.engine.neighbourhood import LIVELY
 from reclaimnet.engine.node import Body
-from reclaimnet.model.market import Gpu, GpuId, JobId, NodeId, Offer, Terms
+from reclaimnet.model.market import Gpu, GpuId, NodeId, Offer, Terms
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobSpec
 from reclaimnet.policy.suite import Suite
-from reclaimnet.sim.process import Mode, Work
-from reclaimnet.sim.world import MINDER_POLL, Faults, SimWorld
+from reclaimnet.sim.process import Work
+from reclaimnet.sim.world import Faults, SimWorld
 
 
 def offer(node: str, gpus: int, notice: int = 20 * SECOND) -> Offer:
@@ -30,67 +30,6 @@ def campus(nodes: int = 4, gpus: int = 2, seed: int = 0, faults: Faults | None =
     for index in range(nodes):
         world.lend(NodeId(f"n{index}"), offer(f"n{index}", gpus))
     return world
-
-
-class Promises:
-    """The promises of the design, checked against what the machines really do."""
-
-    def __init__(self, world: SimWorld) -> None:
-        self.world = world
-        self.deadlines: dict[GpuId, int] = {}
-        world.checks.append(self.check)
-
-    def owner_first(self) -> None:
-        world = self.world
-        for node, machine in world.machines.items():
-            for process in machine.processes.values():
-                for gpu in process.gpus:
-                    deadline = self.deadlines.get(gpu)
-                    if deadline is not None and world.now > deadline + MINDER_POLL:
-                        raise AssertionError(
-                            f"{process.job} runs on {gpu} of {node} after its deadline"
-                        )
-
-    def one_life(self) -> None:
-        seen: dict[JobId, str] = {}
-        for node, machine in self.world.machines.items():
-            for process in machine.processes.values():
-                if not process.progressing:
-                    continue
-                other = seen.setdefault(process.job, node)
-                assert other == node, f"{process.job} makes progress on {other} and on {node}"
-
-    def never_overcommitted(self) -> None:
-        for machine in self.world.machines.values():
-            if machine.mind is None:
-                continue
-            gpus = [g for c in machine.mind.provider.contracts.values() for g in c.gpus]
-            assert len(gpus) == len(set(gpus)), "a GPU is in two contracts"
-            live = [
-                g
-                for p in machine.processes.values()
-                if p.mode in (Mode.RUNNING, Mode.STARTING)
-                for g in p.gpus
-            ]
-            assert len(live) == len(set(live)), f"a GPU of {machine.body.node} runs two jobs"
-
-    def can_go_on(self) -> None:
-        """Some checkpoint that the record names is where the record says."""
-        for record in self.world.store.records.values():
-            if record.state.terminal or not record.checkpoints:
-                continue
-            held = any(
-                checkpoint.manifest in self.world.machines[holder].vault
-                for checkpoint in record.checkpoints
-                for holder in checkpoint.holders
-            )
-            assert held, f"no checkpoint of {record.id} is where its record says"
-
-    def check(self) -> None:
-        self.owner_first()
-        self.one_life()
-        self.never_overcommitted()
-        self.can_go_on()
 
 
 WORK = Work(steps=60)

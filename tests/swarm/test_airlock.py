@@ -15,8 +15,9 @@ from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.survive import newest_first, nobody
 from reclaimnet.sim.memory import Footprint
 from reclaimnet.sim.process import Work
+from reclaimnet.sim.promises import Promises
 from reclaimnet.sim.world import Faults, SimWorld
-from tests.swarm.campus import Promises, offer, spec
+from tests.swarm.campus import offer, spec
 
 MB = 1 << 20
 N0, N1 = NodeId("n0"), NodeId("n1")

@@ -5,7 +5,8 @@ from dataclasses import replace
 from reclaimnet.model.market import JobId, Maintenance, NodeId
 from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import JobState, Saving
-from tests.swarm.campus import WORK, Promises, campus, offer, spec
+from reclaimnet.sim.promises import Promises
+from tests.swarm.campus import WORK, campus, offer, spec
 
 J = JobId("j1")
 

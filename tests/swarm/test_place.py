@@ -10,8 +10,9 @@ from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import JobSpec, JobState, Saving
 from reclaimnet.sim.process import Work
+from reclaimnet.sim.promises import Promises
 from reclaimnet.sim.world import Faults
-from tests.swarm.campus import Promises, campus, spec
+from tests.swarm.campus import campus, spec
 from tests.swarm.zones import zoned
 
 BRIEF = Work(steps=5)

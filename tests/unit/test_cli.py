@@ -18,7 +18,7 @@ import pytest
 from tests.fake_gateway import TOKEN, FakeGateway, serving
 
 from reclaimnet import wire
-from reclaimnet.apps import cli
+from reclaimnet.apps import cli, cli_base, cli_tables
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
 from reclaimnet.model.units import GIB, MINUTE, SECOND
@@ -154,7 +154,7 @@ def test_a_stranger_at_the_address_is_recognised(gateway: FakeGateway, person: P
 def test_a_fault_of_ours_is_a_sentence_too(
     gateway: FakeGateway, person: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli.cli_tables, "job_table", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(cli_tables, "job_table", lambda *_, **__: 1 / 0)
     gateway.jobs = [a_job("a")]
     assert person.types("ps") == 70
     assert "RN_DEBUG=1" in person.err
@@ -167,7 +167,7 @@ def test_what_is_not_installed_is_named(
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name="numba")
 
-    monkeypatch.setattr(cli.importlib, "import_module", missing)
+    monkeypatch.setattr(cli_base.importlib, "import_module", missing)
     assert person.types("bench", "loss") == 69
     assert "needs the package numba" in person.err
 
@@ -570,7 +570,7 @@ def test_every_command_has_help_with_an_example(person: Person, name: str) -> No
 
 
 def test_every_command_is_listed_for_someone(person: Person) -> None:
-    listed = [name for names in cli.SECTIONS.values() for name in names]
+    listed = [name for names in cli_base.SECTIONS.values() for name in names]
     assert sorted(listed) == sorted(cli.cli.commands)
     assert person.types("--help") == 0
     assert max(map(len, person.out.splitlines())) <= 80

@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -406,11 +407,14 @@ class Agent:
         provider = mind.provider
         state = msgspec.to_builtins(
             {
+                "boot": _boot_id(),
                 "offer": provider.offer,
                 "notices": [
                     {
                         "gpus": n.gpus,
                         "deadline": n.deadline,
+                        # The wall may be set before the next agent reads this.
+                        "monotonic": self._clock.monotonic(n.deadline),
                         "cause": n.cause,
                         "reason": n.reason,
                     }
@@ -439,12 +443,12 @@ class Agent:
             known = {gpu.id for gpu in self.settings.gpus}
             if not {gpu.id for gpu in offer.gpus} <= known:
                 raise Damaged("GPUs that were lent are gone")
-            now = self._clock.now()
+            same_boot = state.get("boot") == _boot_id()
             notices = [
                 ev.ReclaimAsked(
                     request=self._mint(),
                     gpus=tuple(GpuId(gpu) for gpu in notice["gpus"]),
-                    grace=max(int(notice["deadline"]) - now, 0),
+                    grace=max(self._left(notice, same_boot=same_boot), 0),
                     cause=Cause(notice["cause"]),
                     reason=str(notice["reason"]),
                 )
@@ -456,6 +460,11 @@ class Agent:
             _log.warning("what was lent before is not known any more (%s); lend again", error)
             return []
         return [ev.LendAsked(request=self._mint(), offer=offer), *notices]
+
+    def _left(self, notice: dict[str, Any], *, same_boot: bool) -> int:
+        if same_boot:
+            return int(notice["monotonic"]) - time.monotonic_ns()
+        return int(notice["deadline"]) - self._clock.now()
 
     # --- the end ---------------------------------------------------------------------------
 
@@ -654,3 +663,7 @@ def _detached(
     )
     sys.stderr.write(f"The agent for {node} runs (pid {pid}); `rn down` ends it.\n")
     return 0
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

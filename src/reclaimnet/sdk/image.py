@@ -21,6 +21,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +37,10 @@ INLINE_BYTES: Final = 1024
 SLACK: Final = 1 << 20
 """An image may have holes of this size, and as many again as it has contents."""
 MADV_POPULATE_WRITE: Final = 23
+PIECE_BYTES: Final = 4 << 20
+"""What is read past the page cache at a time."""
+BLOCK: Final = 4096
+"""What such reads are aligned to."""
 PLAIN_INT_BITS: Final = 64
 """Larger integers are written in hexadecimal, which has no limit on digits."""
 
@@ -167,8 +172,9 @@ def _load(
                     f"the image in {directory} has {have} of {want} bytes; "
                     "go on from an older checkpoint"
                 )
-            unpacker = _Unpacker(_reader(file.fileno(), directory), ahead, changed)
-            state = unpacker.unpack(document["tree"], "state")
+            with _Reader(file.fileno(), directory) as read:
+                unpacker = _Unpacker(read, ahead, changed)
+                state = unpacker.unpack(document["tree"], "state")
             return state, Layout(places=unpacker.places, end=want), unpacker.arrays
     except OSError as error:
         raise Damaged(f"the checkpoint in {directory} cannot be read: {error.strerror}") from error
@@ -189,15 +195,53 @@ def _checked_header(raw: bytes, directory: Path) -> bytes:
     return text
 
 
-def _reader(fd: int, directory: Path) -> Callable[[int, memoryview], None]:
-    def read(offset: int, into: memoryview) -> None:
+class _Reader:
+    """Reads an image into arrays: from the page cache what is there, the rest past it, since an
+    image is read once, and memory that holds it a second time is taken from the arrays."""
+
+    def __init__(self, fd: int, directory: Path) -> None:
+        self._fd = fd
+        self._directory = directory
+        self._direct: int | None = None
+        self._piece = memoryview(b"")
+
+    def __enter__(self) -> "_Reader":
+        # Some file systems know only the page cache.
+        with suppress(OSError):
+            self._direct = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_DIRECT)
+            self._piece = memoryview(mmap.mmap(-1, PIECE_BYTES))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._direct is not None:
+            os.close(self._direct)
+
+    def __call__(self, offset: int, into: memoryview) -> None:
         while into:
-            got = os.preadv(fd, [into], offset)
-            if got == 0:
-                raise Damaged(f"the image in {directory} ends too early")
+            got = self._cached(offset, into)
+            if not got and self._direct is not None:
+                got = self._past_cache(self._direct, offset, into)
+            if not got:
+                got = os.preadv(self._fd, [into], offset)
+            if not got:
+                raise Damaged(f"the image in {self._directory} ends too early")
             into, offset = into[got:], offset + got
 
-    return read
+    def _cached(self, offset: int, into: memoryview) -> int:
+        try:
+            return os.preadv(self._fd, [into], offset, os.RWF_NOWAIT)
+        except OSError:
+            return 0
+
+    def _past_cache(self, direct: int, offset: int, into: memoryview) -> int:
+        skipped = offset % BLOCK
+        try:
+            got = os.preadv(direct, [self._piece], offset - skipped) - skipped
+        except OSError:
+            return 0
+        got = max(0, min(got, len(into)))
+        into[:got] = self._piece[skipped : skipped + got]
+        return got
 
 
 class _Packer:

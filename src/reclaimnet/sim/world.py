@@ -10,6 +10,7 @@ from reclaimnet.engine.node import DISPATCHER, Body, Node
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Card, JobId, NodeId, Offer
+from reclaimnet.model.pressure import Pressure
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, ManifestId, Saving
 from reclaimnet.policy.suite import Suite
@@ -60,18 +61,32 @@ class Machine:
 
     body: Body
     mind: Node | None = None
-    connected: bool = True
+    clock: int = 0
+    """What its clock is ahead of the world's; changed only while no agent lives, since an agent
+    reads the wall once and counts on from there."""
+    deaf: bool = False
+    """Nothing reaches it."""
+    mute: bool = False
+    """Nothing that it sends reaches anybody."""
+    disk_full: bool = False
+    slowness: int = 1
+    """So many times as long as usual takes what goes to its disk."""
     processes: dict[tuple[JobId, int], Process] = field(default_factory=dict)
     leases: dict[JobId, int] = field(default_factory=dict)
     vault: dict[ManifestId, Saved] = field(default_factory=dict)
     offer: Offer | None = None
     """What the agent reads from its disk when it restarts."""
-    notices: dict[str, ev.ReclaimAsked] = field(default_factory=dict)
+    notices: dict[str, tuple[ev.ReclaimAsked, int]] = field(default_factory=dict)
+    """What its provider has asked for, and by when."""
     exits: dict[tuple[JobId, int], tuple[Process, ev.ProcessExited]] = field(default_factory=dict)
     """What minders wrote down of processes that ended, until an agent has read it."""
     memory: Memory | None = None
     incarnation: int = 0
     wake_at: int | None = None
+
+    @property
+    def connected(self) -> bool:
+        return not (self.deaf or self.mute)
 
 
 class SimWorld:
@@ -132,7 +147,7 @@ class SimWorld:
             machine.memory = Memory(
                 self.kernel,
                 memory_bytes,
-                tell=lambda reading: self._deliver(body.node, ev.PressureRead(reading=reading)),
+                tell=lambda reading: self._read(machine, reading),
                 kill=lambda process: self._end(
                     machine, process, code=137, killed=True, reason="the kernel ran out of memory"
                 ),
@@ -172,6 +187,10 @@ class SimWorld:
     def withdraw(self, node: NodeId) -> None:
         self._ask(node, ev.WithdrawAsked(request=self._mint("q")))
 
+    def tell(self, node: NodeId, event: ev.Event) -> None:
+        """Something of the node itself, such as a reading of its sensors."""
+        self._deliver(node, event)
+
     def run(self, until: int) -> None:
         while self.kernel.step(until):
             for check in self.checks:
@@ -196,8 +215,8 @@ class SimWorld:
         machine.incarnation += 1
         if machine.offer is not None:
             self._deliver(node, ev.LendAsked(request=self._mint("q"), offer=machine.offer))
-        for asked in list(machine.notices.values()):
-            self._deliver(node, asked)
+        for asked, deadline in list(machine.notices.values()):
+            self._deliver(node, replace(asked, grace=max(deadline - self.now, 0)))
         for (job, epoch), (process, exited) in sorted(machine.exits.items()):
             record = self.store.records[job]
             if record.epoch == epoch and record.holder == node:
@@ -207,8 +226,11 @@ class SimWorld:
         for (job, epoch), process in sorted(machine.processes.items()):
             record = self.store.records[job]
             if process.mode in (Mode.RUNNING, Mode.WAITING) and record.epoch == epoch:
+                since = process.suspended_at
                 found = ev.ProcessFound(
-                    record=record, gpus=process.gpus, suspended_at=process.suspended_at
+                    record=record,
+                    gpus=process.gpus,
+                    suspended_at=None if since is None else since + machine.clock,
                 )
                 self._deliver(node, found)
                 if process.mode == Mode.WAITING:
@@ -239,14 +261,17 @@ class SimWorld:
                 self._told.pop(record.id, None)
                 self._tell_watchers(record)
 
-    def cut_off(self, node: NodeId) -> None:
+    def cut_off(self, node: NodeId, *, deaf: bool = True, mute: bool = True) -> None:
+        """In both directions, or in one: then it hears and is not heard, or the other way round."""
         assert not self.quiet, "in a quiet world nobody is cut off"
-        self.machines[node].connected = False
+        machine = self.machines[node]
+        machine.deaf, machine.mute = deaf, mute
         self.links.break_off(node)
         self.kernel.after(ROLE_TIMEOUT, self._elect)
 
     def reconnect(self, node: NodeId) -> None:
-        self.machines[node].connected = True
+        machine = self.machines[node]
+        machine.deaf = machine.mute = False
         self.kernel.after(ROLE_TIMEOUT, self._elect)
 
     # --- delivery --------------------------------------------------------------------------
@@ -255,7 +280,7 @@ class SimWorld:
         machine = self.machines[node]
         if machine.mind is None:
             return
-        orders = machine.mind.handle(event, self.now)
+        orders = machine.mind.handle(event, self.now + machine.clock)
         self.ledger.look(node, machine.mind.provider, self.now)
         if self.journal is not None:
             self.journal(self.now, node, event, orders)
@@ -275,7 +300,7 @@ class SimWorld:
 
     def _schedule_wake(self, machine: Machine) -> None:
         assert machine.mind is not None, "only a living mind wakes"
-        wake = machine.mind.next_wake()
+        wake = self._next_wake(machine)
         if wake is None or (machine.wake_at is not None and machine.wake_at <= wake):
             return
         machine.wake_at = wake
@@ -285,7 +310,7 @@ class SimWorld:
             if machine.incarnation != incarnation or machine.wake_at != wake:
                 return
             machine.wake_at = None
-            due = machine.mind.next_wake() if machine.mind else None
+            due = self._next_wake(machine)
             if due is not None and due > self.now:
                 # It was put off meanwhile.
                 self._schedule_wake(machine)
@@ -298,6 +323,10 @@ class SimWorld:
     def _must_sleep(self, machine: Machine) -> None:
         later = machine.wake_at is None or machine.wake_at > self.now
         assert later, "a mind woke and left undone what it woke for"
+
+    def _next_wake(self, machine: Machine) -> int | None:
+        wake = None if machine.mind is None else machine.mind.next_wake()
+        return None if wake is None else wake - machine.clock
 
     def _ask(self, node: NodeId, event: ev.LendAsked | ev.ReclaimAsked | ev.WithdrawAsked) -> None:
         """The provider speaks to its own agent, which keeps it on disk before it acts."""
@@ -317,7 +346,7 @@ class SimWorld:
                 if mind.provider.offer
                 else 0
             )
-            machine.notices[event.request] = event
+            machine.notices[event.request] = event, deadline
             self.kernel.at(deadline, lambda: self._forget_notice(machine, event))
         elif isinstance(event, ev.WithdrawAsked) and accepted:
             machine.notices.clear()
@@ -328,8 +357,14 @@ class SimWorld:
         left = tuple(g for g in machine.offer.gpus if asked.gpus and g.id not in asked.gpus)
         machine.offer = replace(machine.offer, gpus=left) if left else None
 
+    def _read(self, machine: Machine, reading: Pressure) -> None:
+        """Stamped by the machine's own clock."""
+        if machine.clock:
+            reading = replace(reading, at=reading.at + machine.clock)
+        self._deliver(machine.body.node, ev.PressureRead(reading=reading))
+
     def _send(self, source: NodeId | None, target: NodeId, event: ev.Event) -> None:
-        if source is not None and not self.machines[source].connected:
+        if source is not None and self.machines[source].mute:
             return
         if self.quiet:
             self.kernel.after(MILLISECOND, lambda: self._arrive(target, event))
@@ -347,7 +382,7 @@ class SimWorld:
 
     def _arrive(self, target: NodeId, event: ev.Event) -> None:
         machine = self.machines.get(target)
-        if machine is not None and machine.connected:
+        if machine is not None and not machine.deaf:
             self._deliver(target, event)
 
     def _elect(self) -> None:
@@ -433,7 +468,8 @@ class SimWorld:
             case od.Limit():
                 process = machine.processes.get((order.job, order.epoch))
                 if process is not None:
-                    self._limit(machine, process, order.at)
+                    at = None if order.at is None else order.at - machine.clock
+                    self._limit(machine, process, at)
             case od.End():
                 process = machine.processes.get((order.job, order.epoch))
                 if process is not None:
@@ -447,7 +483,7 @@ class SimWorld:
     def _write(self, machine: Machine, order: od.Write) -> None:
         job, writer = order.record.id, order.writer
         failed = ev.WriteFailed(job=job, reason="the store does not answer", writer=writer)
-        if not self._reaches_store(machine):
+        if machine.mute or not self.store_up:
             self._later(machine, WRITE_TIMEOUT, failed)
             return
         incarnation = machine.incarnation
@@ -470,16 +506,17 @@ class SimWorld:
         self.kernel.after(MILLISECOND, arrive)
 
     def _beat(self, machine: Machine, order: od.Beat) -> None:
-        if not self._reaches_store(machine):
+        if machine.mute or not self.store_up:
             return
-        sent_at = self.now
+        sent_at = self.now + machine.clock
         self.cards[machine.body.node] = order.card
         if self.quiet:
             self._beat_quietly(machine, order.card)
             return
         for node in self.machines:
             self._send(machine.body.node, node, ev.BeatHeard(card=order.card))
-        self._later(machine, 2 * MILLISECOND, ev.BeatAcked(sent_at=sent_at))
+        if not machine.deaf:
+            self._later(machine, 2 * MILLISECOND, ev.BeatAcked(sent_at=sent_at))
 
     def _beat_quietly(self, machine: Machine, card: Card) -> None:
         incarnation = machine.incarnation
@@ -493,7 +530,7 @@ class SimWorld:
 
         self.kernel.after(MILLISECOND, arrive)
         # The beats until the next one that says something are acknowledged ahead.
-        ahead = self.now + machine.body.timing.beat
+        ahead = self.now + machine.clock + machine.body.timing.beat
         self._later(machine, 2 * MILLISECOND, ev.BeatAcked(sent_at=ahead))
 
     def _neighbourhood(self, body: Body) -> Neighbourhood:
@@ -506,10 +543,11 @@ class SimWorld:
         )
 
     def _hold_lease(self, machine: Machine, order: od.HoldLease) -> None:
-        machine.leases.update(dict.fromkeys(order.jobs, order.until))
+        until = order.until - machine.clock
+        machine.leases.update(dict.fromkeys(order.jobs, until))
         for process in list(machine.processes.values()):
             if process.job in order.jobs:
-                self._lease_process(process, order.until)
+                self._lease_process(process, until)
 
     def _lease_process(self, process: Process, until: int) -> None:
         process.lease_until = until
@@ -611,7 +649,8 @@ class SimWorld:
 
     def _report_step(self, machine: Machine, process: Process) -> None:
         step = process.step(self.now)
-        done = ev.StepDone(job=process.job, epoch=process.epoch, step=step, at=self.now)
+        at = self.now + machine.clock
+        done = ev.StepDone(job=process.job, epoch=process.epoch, step=step, at=at)
         self._report(machine, done)
 
     def _save(self, machine: Machine, order: od.Save) -> None:
@@ -620,12 +659,13 @@ class SimWorld:
             failed = ev.SaveFailed(job=order.job, epoch=order.epoch, reason="it does not run")
             self._later(machine, MILLISECOND, failed)
             return
-        if self.works[order.job].save_time < 0 or self.rng.random() < self.faults.save_fails:
+        if machine.disk_full or self.rng.random() < self.faults.save_fails:
             failed = ev.SaveFailed(job=order.job, epoch=order.epoch, reason="the disk is full")
             self._later(machine, MILLISECOND, failed)
             return
         work = process.work
-        process.pause(self.now, work.save_time)
+        save_time = work.save_time * machine.slowness
+        process.pause(self.now, save_time)
 
         def take() -> None:
             if process.mode != Mode.RUNNING:
@@ -649,11 +689,11 @@ class SimWorld:
                 step=step,
                 size=work.state_bytes,
                 final=order.final,
-                pause=work.save_time,
+                pause=save_time,
             )
             self._report(machine, taken)
 
-        self.kernel.after(work.save_time, take)
+        self.kernel.after(save_time, take)
 
     def _limit(self, machine: Machine, process: Process, at: int | None) -> None:
         process.limit = at
@@ -744,6 +784,10 @@ class SimWorld:
                 return
             finished = True
             if machine.incarnation != incarnation:
+                return
+            if machine.disk_full:
+                full = ev.PullFailed(job=order.job, manifest=order.manifest, reason="no room")
+                self._deliver(machine.body.node, full)
                 return
             if self.rng.random() < self.faults.damage:
                 damaged = ev.PullFailed(

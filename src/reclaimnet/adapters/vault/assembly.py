@@ -14,7 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from reclaimnet.adapters.vault.slots import SLOT_BYTES, Bytes, chunk_buffer
+from reclaimnet.adapters.vault.slots import (
+    SLOT_BYTES,
+    Bytes,
+    chunk_buffer,
+    open_direct,
+    write_fully,
+)
 from reclaimnet.errors import Damaged
 from reclaimnet.model.work import ChunkId, Manifest, Part
 
@@ -41,9 +47,9 @@ class Assembly:
         self.holds = holds
         self._coming: Manifest | None = None
         self._before: dict[str, Part] = {}
-        self._open: dict[str, int] = {}
-        self._wanted: dict[ChunkId, list[tuple[int, int, int]]] = {}
-        """Descriptor, offset and length of each place that an arriving chunk goes to."""
+        self._open: dict[str, _File] = {}
+        self._wanted: dict[ChunkId, list[tuple[_File, int, int]]] = {}
+        """File, offset and length of each place that an arriving chunk goes to."""
         self._written: set[ChunkId] = set()
 
     def begin(self, manifest: Manifest) -> None:
@@ -60,9 +66,9 @@ class Assembly:
             for part in manifest.parts:
                 changed = self._changed(part)
                 if len(changed) >= WORTH_KEEPING_OPEN and len(self._open) < MAX_OPEN:
-                    self._open[part.name] = descriptor = self._make_room(root, part)
+                    self._open[part.name] = file = self._make_room(root, part)
                     for index in changed:
-                        place = descriptor, index * SLOT_BYTES, chunk_length(part.size, index)
+                        place = file, index * SLOT_BYTES, chunk_length(part.size, index)
                         self._wanted.setdefault(part.chunks[index], []).append(place)
         except BaseException:
             self._close()
@@ -73,10 +79,10 @@ class Assembly:
     def write(self, chunk: ChunkId, data: Bytes) -> None:
         """Put verified bytes where they belong, from any thread."""
         places = self._wanted.get(chunk, ())
-        for descriptor, offset, length in places:
+        for file, offset, length in places:
             if len(data) != length:
                 raise Damaged(f"chunk {chunk[:12]} does not fit its place")
-            write_fully(descriptor, data, offset)
+            file.write(data, offset)
         if places:
             self._written.add(chunk)
 
@@ -99,7 +105,7 @@ class Assembly:
 
     def _finish_part(self, part: Part, root: int, read: Read, pool: ThreadPoolExecutor) -> None:
         opened = self._open.pop(part.name, None)
-        descriptor = self._make_room(root, part) if opened is None else opened
+        file = self._make_room(root, part) if opened is None else opened
         written = frozenset() if opened is None else self._written
         left = [index for index in self._changed(part) if part.chunks[index] not in written]
 
@@ -107,18 +113,18 @@ class Assembly:
             length = read(part.chunks[index], buffer)
             if length != chunk_length(part.size, index):
                 raise Damaged(f"chunk {part.chunks[index][:12]} does not fit its place")
-            write_fully(descriptor, buffer[:length], index * SLOT_BYTES)
+            file.write(buffer[:length], index * SLOT_BYTES)
 
         try:
             each(left, write_chunk, pool)
-            os.fchmod(descriptor, part.mode & 0o777)
+            os.fchmod(file.cached, part.mode & 0o777)
         finally:
-            os.close(descriptor)
+            file.close()
 
     def _changed(self, part: Part) -> list[int]:
         return changed_chunks(self._before.get(part.name), part)
 
-    def _make_room(self, root: int, part: Part) -> int:
+    def _make_room(self, root: int, part: Part) -> "_File":
         fresh = part.name not in self._before
         descriptor = _open_below(root, part.name, fresh=fresh)
         try:
@@ -126,16 +132,31 @@ class Assembly:
             os.ftruncate(descriptor, part.size)
             if grows:
                 os.posix_fallocate(descriptor, 0, part.size)
+            return _File(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        return descriptor
 
     def _close(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
+        for file in self._open.values():
+            file.close()
         self._open = {}
         self._wanted = {}
+
+
+class _File:
+    """A part being written, past the page cache: its pages would be the provider's to give up."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.cached = descriptor
+        self._direct = open_direct(f"/proc/self/fd/{descriptor}")
+
+    def write(self, data: Bytes, offset: int) -> None:
+        write_fully(self.cached, data, offset, direct=self._direct)
+
+    def close(self) -> None:
+        os.close(self._direct)
+        os.close(self.cached)
 
 
 def changed_chunks(before: Part | None, after: Part) -> list[int]:
@@ -185,13 +206,6 @@ def each(
     wait(lanes)
     for done in lanes:
         done.result()
-
-
-def write_fully(descriptor: int, data: Bytes, offset: int) -> None:
-    view = memoryview(data)
-    done = 0
-    while done < len(view):
-        done += os.pwrite(descriptor, view[done:], offset + done)
 
 
 def _open_below(root: int, name: str, *, fresh: bool) -> int:

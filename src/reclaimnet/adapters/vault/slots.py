@@ -45,7 +45,7 @@ class Slots:
         self._lock = threading.Lock()
         path = str(root / "chunks")
         self._cached = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._direct = _open_direct(path)
+        self._direct = open_direct(path)
         self._index = os.open(root / "index", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._count = os.fstat(self._cached).st_size // SLOT_BYTES
         self._free: list[int] = []
@@ -130,15 +130,7 @@ class Slots:
             heapq.heappush(self._free, slot)
 
     def _write(self, view: memoryview, offset: int) -> None:
-        done = 0
-        if len(view) % _BLOCK == 0:
-            try:
-                done = os.pwrite(self._direct, view, offset)
-            except OSError as error:
-                if error.errno != errno.EINVAL:  # The memory is not aligned.
-                    raise
-        while done < len(view):
-            done += os.pwrite(self._cached, view[done:], offset + done)
+        write_fully(self._cached, view, offset, direct=self._direct)
         used = -(-len(view) // _BLOCK) * _BLOCK
         if used < SLOT_BYTES:
             with suppress(OSError):  # A small chunk takes no more of the disk than it needs.
@@ -150,7 +142,22 @@ def chunk_buffer() -> memoryview:
     return memoryview(mmap.mmap(-1, SLOT_BYTES))
 
 
-def _open_direct(path: str) -> int:
+def write_fully(cached: int, data: Bytes, offset: int, *, direct: int | None = None) -> None:
+    """Past the page cache by the descriptor `direct` where that can be, else through it."""
+    view = memoryview(data)
+    done = 0
+    if direct is not None and len(view) % _BLOCK == 0:
+        try:
+            done = os.pwrite(direct, view, offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # The memory is not aligned.
+                raise
+    while done < len(view):
+        done += os.pwrite(cached, view[done:], offset + done)
+
+
+def open_direct(path: str) -> int:
+    """A second descriptor of a file, past the page cache where the file system can."""
     try:
         return os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:

@@ -35,9 +35,8 @@ from reclaimnet.adapters.vault.assembly import (
     chunk_count,
     chunk_length,
     each,
-    write_fully,
 )
-from reclaimnet.adapters.vault.slots import SLOT_BYTES, Bytes, Slots, chunk_buffer
+from reclaimnet.adapters.vault.slots import SLOT_BYTES, Bytes, Slots, chunk_buffer, write_fully
 from reclaimnet.errors import Damaged, NotFound, Unavailable, UsageError, VaultFull
 from reclaimnet.model.market import JobId
 from reclaimnet.model.units import MIB, show_size

@@ -1,21 +1,17 @@
-"""One TLS connection with whole frames on it, whose every wait can be ended.
-
-TLS is done in memory and the socket is read and written in large pieces: a record is 16 KiB, and
-a system call or two for each would cost as much as the encryption.
-"""
+"""One TLS connection with whole frames on it, whose every wait can be ended."""
 
 import socket
 import ssl
 import struct
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.errors import Damaged, Forbidden
 
 PIECE_BYTES: Final = 256 << 10
-"""What is encrypted and sent, or received and decrypted, at a time; it fits the second cache."""
+"""What is sent or received at a time; the pace is kept between two of them."""
 POLL_S: Final = 0.1
 """How long a wait may go on after it should have ended."""
 STALL_S: Final = 30.0
@@ -23,9 +19,15 @@ STALL_S: Final = 30.0
 HEADER: Final = struct.Struct("!BI")
 """Kind and length of a frame."""
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class Stream:
-    """Used by one thread. Raises ConnectionError (or another OSError) when it is over."""
+    """Used by one thread. Raises ConnectionError (or another OSError) when it is over.
+
+    It takes the connection over: close the stream, not the socket.
+    """
 
     def __init__(
         self,
@@ -39,31 +41,18 @@ class Stream:
     ) -> None:
         connection.settimeout(POLL_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = connection
         self._stopped = stopped
         self._pace = pace
         self.stall_s = stall_s
         """A peer that moves nothing for so long is given up."""
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._piece = memoryview(bytearray(PIECE_BYTES))
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        self._tls = context.wrap_socket(
+            connection, server_side=server_side, do_handshake_on_connect=False
+        )
         self.sending_s = 0.0
-        """Time spent on the socket and in keeping the pace: how slow the way to the peer is."""
+        """Time spent in sending and in keeping the pace: how slow the way to the peer is."""
 
     def handshake(self) -> None:
-        while True:
-            try:
-                self._tls.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                self._flush()
-                self._fill()
-            except ssl.SSLError:
-                # The peer is to learn why.
-                self._flush()
-                raise
-        self._flush()
+        self._patiently(self._tls.do_handshake)
 
     @property
     def peer(self) -> str:
@@ -78,12 +67,14 @@ class Stream:
 
     def send(self, kind: int, payload: bytes | memoryview = b"") -> None:
         """One whole frame."""
-        self._tls.write(HEADER.pack(kind, len(payload)))
+        begun = time.monotonic()
+        self._send(memoryview(HEADER.pack(kind, len(payload))))
         view = memoryview(payload)
         for start in range(0, len(view), PIECE_BYTES):
-            self._tls.write(view[start : start + PIECE_BYTES])
-            self._flush()
-        self._flush()
+            piece = view[start : start + PIECE_BYTES]
+            self._pace.spend(len(piece), self._stopped)
+            self._send(piece)
+        self.sending_s += time.monotonic() - begun
 
     def receive_header(self, bounds: dict[int, int]) -> tuple[int, int]:
         """Kind and length of the next frame, which must be of a kind that may come now and no
@@ -101,49 +92,28 @@ class Stream:
         return bytes(payload)
 
     def receive_into(self, view: memoryview) -> None:
-        got = 0
-        while got < len(view):
-            try:
-                count = self._tls.read(len(view) - got, view[got:])
-            except ssl.SSLWantReadError:
-                self._fill()
-                continue
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError) as error:
-                raise ConnectionError("the peer closed the connection") from error
+        while view:
+            piece = view[:PIECE_BYTES]
+            count = self._patiently(self._tls.recv_into, piece)
             if not count:
                 raise ConnectionError("the peer closed the connection")
-            got += int(count)
+            self._pace.spend(count, self._stopped)
+            view = view[count:]
 
     def close(self) -> None:
-        self._socket.close()
+        self._tls.close()
 
-    def _fill(self) -> None:
-        count = self._receive_piece()
-        if count == 0:
-            raise ConnectionError("the peer closed the connection")
-        self._incoming.write(self._piece[:count])
-        self._pace.spend(count, self._stopped)
+    def _send(self, data: memoryview) -> None:
+        while data:
+            data = data[self._patiently(self._tls.send, data) :]
 
-    def _receive_piece(self) -> int:
+    def _patiently(self, attempt: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         started = time.monotonic()
         while True:
             try:
-                return self._socket.recv_into(self._piece)
+                return attempt(*args, **named)
             except TimeoutError:
                 self._check(started)
-
-    def _flush(self) -> None:
-        data = memoryview(self._outgoing.read())
-        begun = moved = time.monotonic()
-        self._pace.spend(len(data), self._stopped)
-        while data:
-            try:
-                sent = self._socket.send(data)
-                data = data[sent:]
-                moved = time.monotonic()
-            except TimeoutError:
-                self._check(moved)
-        self.sending_s += time.monotonic() - begun
 
     def _check(self, started: float) -> None:
         if self._stopped():

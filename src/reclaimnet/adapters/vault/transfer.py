@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -146,7 +146,7 @@ class ChunkServer:
         self._pace = pace or Pace()
         self._max_connections = max_connections
         self._lock = threading.Lock()
-        self._connections: dict[threading.Thread, socket.socket] = {}
+        self._connections: set[threading.Thread] = set()
         self._peers: dict[str, int] = {}
         self._stop = threading.Event()
         self._listener = listener
@@ -192,11 +192,8 @@ class ChunkServer:
         if self._accepting is not None:
             self._accepting.join()
         with self._lock:
-            connections = dict(self._connections)
-        for connection in connections.values():
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in connections:
+            connections = tuple(self._connections)
+        for thread in connections:  # No wait on a stream goes on for long after the stop.
             thread.join()
 
     def __enter__(self) -> "ChunkServer":
@@ -221,7 +218,7 @@ class ChunkServer:
                 thread = threading.Thread(
                     target=self._serve, args=(connection,), name="chunk-serve", daemon=True
                 )
-                self._connections[thread] = connection
+                self._connections.add(thread)
                 thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -237,13 +234,14 @@ class ChunkServer:
                     pace=self._pace,
                     stall_s=HANDSHAKE_S,
                 )
-                stream.handshake()
-                with self._counted(stream.peer):
-                    self._answer(stream)
+                with closing(stream):
+                    stream.handshake()
+                    with self._counted(stream.peer):
+                        self._answer(stream)
         finally:
-            with self._lock:
-                del self._connections[threading.current_thread()]
             connection.close()
+            with self._lock:
+                self._connections.remove(threading.current_thread())
 
     @contextmanager
     def _counted(self, peer: str) -> Iterator[None]:
@@ -644,15 +642,14 @@ class _Puller:
     def _open(self, origin: _Origin, *, send: bool) -> tuple[Stream, bytes]:
         """A connection on which the checkpoint is open. Raises _Broken otherwise."""
         with self._blaming(origin):
-            connection = _connect(origin.address, self._over)
+            stream = Stream(
+                _connect(origin.address, self._over),
+                self._context,
+                server_side=False,
+                stopped=self._over,
+                pace=self._pace,
+            )
             try:
-                stream = Stream(
-                    connection,
-                    self._context,
-                    server_side=False,
-                    stopped=self._over,
-                    pace=self._pace,
-                )
                 stream.handshake()
                 opening = _Opening(
                     job=self._job, manifest=self._identity, base=self._base_id, send=send
@@ -669,7 +666,7 @@ class _Puller:
                         raise Damaged(f"checkpoint {self._identity[:12]} is of another job")
                 return stream, payload
             except BaseException:
-                connection.close()
+                stream.close()
                 raise
 
     def _pull_from(self, stream: Stream, origin: _Origin, buffer: memoryview, hold: Hold) -> None:

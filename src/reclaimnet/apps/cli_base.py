@@ -1,0 +1,200 @@
+"""What all commands of `rn` share: the group, kinds of parameters, and ways to answer.
+
+Nothing heavy is imported here: `rn --help` and `rn ps` must feel instant. What a command needs
+beyond this is imported when it runs.
+"""
+
+import importlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import click
+import msgspec
+
+from reclaimnet.apps.client import Gateway, local_agents
+from reclaimnet.apps.config import Config, load
+from reclaimnet.errors import ReclaimNetError, Unavailable
+from reclaimnet.model.units import parse_duration, parse_size
+
+JSON_VERSION: Final = 1
+"""Of what `--json` prints; raised when a key changes its meaning or goes, not when one is added."""
+
+
+class DurationType(click.ParamType[int]):
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class SizeType(click.ParamType[int]):
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class PairType(click.ParamType[tuple[str, str]]):
+    name = "K=V"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        name, equals, text = str(value).partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in text:
+            self.fail(f"{value!r} is not NAME=VALUE, for example LR=0.1", param, ctx)
+        return name, text
+
+
+DURATION: Final = DurationType()
+SIZE: Final = SizeType()
+PAIR: Final = PairType()
+
+
+def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    try:
+        jobs = Gateway(configured(ctx)).jobs(ended=True)
+    except ReclaimNetError:
+        return []
+    words = sorted({job.spec.name for job in jobs} | {str(job.id) for job in jobs})
+    return [word for word in words if word.startswith(incomplete)]
+
+
+def complete_node(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    names: set[str] = set()
+    # Completion has no way to complain: it offers what it can find out.
+    with suppress(ReclaimNetError):
+        config = configured(ctx)
+        names |= set(local_agents(config))
+        names |= {str(node.card.node) for node in Gateway(config).nodes()}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+json_option = click.option(
+    "as_json", "--json", is_flag=True, help="Print one JSON object, of a stable shape."
+)
+node_option = click.option(
+    "--node",
+    metavar="NODE",
+    shell_complete=complete_node,
+    help="Which node; needed only if this machine has no agent, or several.",
+)
+job_argument = click.argument("job", metavar="JOB", shell_complete=complete_job)
+
+
+def command(example: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command of rn, with an example at the end of its help."""
+    lines = "\n".join(f"  {line}" for line in example.splitlines())
+    return cli.command(epilog=f"\b\nExample:\n{lines}", **settings)
+
+
+def configured(ctx: click.Context | None = None, *, state: str | None = None) -> Config:
+    given = (ctx or click.get_current_context()).find_root().params
+    return load(flags={"gateway.url": given.get("gateway"), "state": state or given.get("state")})
+
+
+SECTIONS: Final = {
+    "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
+    "Owners": ("lend", "reclaim", "nodes", "top", "agent"),
+    "Operators": ("up", "down", "guard", "doctor", "config", "completion"),
+    "Researchers": ("demo", "bench", "sim", "swarm", "chain", "testbed"),
+}
+
+
+class Sections(click.Group):
+    """Lists commands by who needs them."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        longest = max(map(len, self.commands))
+        for title, names in SECTIONS.items():
+            lines = [
+                (name.ljust(longest), self.commands[name].get_short_help_str(limit=80))
+                for name in names
+            ]
+            with formatter.section(title):
+                formatter.write_dl(lines)
+
+
+@click.group(
+    cls=Sections,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="\b\nExample:\n  rn up                         start a campus on this machine\n"
+    "  rn run -- python train.py     run a job on it\n"
+    "  rn ps                         see how it is doing",
+)
+@click.option("--gateway", metavar="URL", help="The gateway to talk to.")
+@click.option("--state", metavar="DIR", help="Where this machine keeps its state.")
+@click.version_option(package_name="reclaimnet", message="rn %(version)s")
+@click.pass_context
+def cli(ctx: click.Context, gateway: str | None, state: str | None) -> None:
+    """Lend idle GPUs, take them back at once, and lose no work.
+
+    Owners say `rn lend` and `rn reclaim`; borrowers say `rn run`, and their jobs move on by
+    themselves when a machine is taken back.
+    """
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+
+
+def app(module: str, function: str) -> Callable[..., Any]:
+    """What a command hands over to: imported only now, since it may be heavy."""
+    try:
+        found = importlib.import_module(f"reclaimnet.apps.{module}")
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            f"this needs the package {error.name}, which is not installed; run it as ./rn in a "
+            "checkout, which installs it, or pip install 'reclaimnet[sim]'"
+        ) from error
+    handed: Callable[..., Any] = getattr(found, function)
+    return handed
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar on a terminal, nothing otherwise."""
+    if not sys.stderr.isatty():
+        yield lambda what, share: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=1.0)
+        yield lambda what, share: bars.update(task, description=what, completed=share)
+
+
+def print_json(**fields: Any) -> None:
+    click.echo(msgspec.json.encode({"version": JSON_VERSION, **fields}))
+
+
+def width() -> int | None:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def say(text: str) -> None:
+    """Talk, as opposed to data, goes to standard error."""
+    click.echo(text, err=True)
+
+
+def complain(text: str) -> None:
+    click.echo(f"rn: {text}", err=True)
+
+
+def sentence(text: str) -> str:
+    text = " ".join(text.split())
+    return text if text.endswith((".", "?", "!", ")")) else f"{text}."

@@ -1,0 +1,207 @@
+"""What owners type: lend, reclaim, nodes, top, agent."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reclaimnet.apps import cli_tables
+from reclaimnet.apps.cli_base import (
+    DURATION,
+    SIZE,
+    app,
+    command,
+    configured,
+    json_option,
+    node_option,
+    print_json,
+    say,
+    width,
+)
+from reclaimnet.apps.client import Gateway, ask_local, local_agents
+from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
+from reclaimnet.errors import NotFound, ReclaimNetError, UsageError
+from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
+from reclaimnet.model.units import show_size
+
+
+@command("rn lend --gpus 2 --notice 60s")
+@click.option("--gpus", type=click.IntRange(0), help="How many; otherwise all of them.")
+@click.option(
+    "--notice",
+    type=DURATION,
+    default="60s",
+    show_default=True,
+    help="How much warning you will give before you take them back.",
+)
+@click.option("users", "--user", multiple=True, help="Lend to this user only (repeatable).")
+@node_option
+@json_option
+def lend(
+    gpus: int | None, notice: int, users: tuple[str, ...], node: str | None, as_json: bool
+) -> int:
+    """Lend GPUs of this machine, or change what is lent."""
+    return ask_node(LendRequest(gpus=gpus, notice=notice, users=users), node, as_json)
+
+
+@command("rn reclaim --notice 2m --reason 'my own deadline'\nrn reclaim --gpu 1 --now")
+@click.option("gpus", "--gpu", metavar="N", multiple=True, help="An index or UUID; or all.")
+@click.option("--notice", type=DURATION, help="How long guests have; otherwise as promised.")
+@click.option("--now", is_flag=True, help="At once: guests lose what they have not saved.")
+@click.option("withdraw", "--cancel", is_flag=True, help="Take the notice back: the loan goes on.")
+@click.option("--reason", default="", help="What to tell the borrowers.")
+@node_option
+@json_option
+def reclaim(
+    gpus: tuple[str, ...],
+    notice: int | None,
+    now: bool,
+    withdraw: bool,
+    reason: str,
+    node: str | None,
+    as_json: bool,
+) -> int:
+    """Take GPUs back: at the deadline they are yours."""
+    if now and notice is not None:
+        raise UsageError("--now and --notice exclude each other; choose one")
+    if withdraw and (now or notice is not None or gpus):
+        raise UsageError("--cancel takes every notice back; it goes with none of the others")
+    if withdraw:
+        return ask_node(WithdrawRequest(), node, as_json)
+    grace = 0 if now else notice
+    return ask_node(ReclaimRequest(gpus=gpus, grace=grace, reason=reason), node, as_json)
+
+
+@command("rn nodes\nrn nodes --json")
+@json_option
+def nodes(as_json: bool) -> None:
+    """List nodes and what each GPU is doing."""
+    found = Gateway(configured()).nodes()
+    if as_json:
+        print_json(nodes=sorted(found, key=lambda node: node.card.node))
+        return
+    if not found:
+        say("no node has joined yet; `rn agent` on a machine with GPUs makes it one.")
+    for line in cli_tables.node_lines(found, now=time.time_ns(), width=width()):
+        click.secho(line, bold=not line.startswith(" "))
+
+
+@command("rn agent --join nats://campus.example:7461 --token-file token --lend --notice 60s")
+@click.option("--join", metavar="URL", help="The campus's NATS; otherwise the one of `rn up`.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Holds the join token; otherwise RECLAIMNET_NATS__TOKEN.",
+)
+@click.option("--name", help="The node's name; otherwise this machine's.")
+@click.option("--gpus", type=click.IntRange(0, 1024), help="Declare GPUs instead of looking.")
+@click.option("--state", metavar="DIR", help="Where this machine keeps its state.")
+@click.option("lending", "--lend", is_flag=True, help="Lend all of them at once.")
+@click.option("--notice", type=DURATION, default="60s", show_default=True, help="For --lend.")
+@click.option(
+    "--vault-quota",
+    type=SIZE,
+    default=DEFAULT_VAULT_QUOTA,
+    show_default=show_size(DEFAULT_VAULT_QUOTA),
+    help="The most that checkpoints may take of this machine's disk.",
+)
+@click.option("--detach", is_flag=True, help="Run in the background; `rn down` ends it.")
+@click.option("--suite", default="standby", show_default=True, help="Its policies, by name.")
+@click.option(
+    "--guard",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The guard's socket; otherwise the usual one, if a guard runs.",
+)
+@click.option("--address", help="Where others reach this node's checkpoints, if it is not obvious.")
+def agent(
+    join: str | None,
+    token_file: Path | None,
+    name: str | None,
+    gpus: int | None,
+    state: str | None,
+    lending: bool,
+    notice: int,
+    vault_quota: int,
+    detach: bool,
+    suite: str,
+    guard: Path | None,
+    address: str | None,
+) -> Any:
+    """Make this machine a node that lends GPUs and runs guests."""
+    config = configured(state=state)
+    token = _token_in(token_file) if token_file else config.nats_token
+    return app("agent", "main")(
+        config=config,
+        join=join or config.nats_url,
+        token=token,
+        name=name,
+        gpus=gpus,
+        lend=lending,
+        notice=notice,
+        vault_quota=vault_quota,
+        detach=detach,
+        suite=suite,
+        guard=guard,
+        address=address,
+    )
+
+
+@command("rn top")
+@json_option
+def top(as_json: bool) -> None:
+    """Show the memory of every node, and who is suspended.
+
+    For each job that the airlock holds: why, and until when.
+    """
+    from reclaimnet.apps import top as memory
+
+    cards = [node.card for node in Gateway(configured()).nodes()]
+    if as_json:
+        print_json(nodes=memory.data(cards))
+        return
+    for line in memory.lines(cards):
+        click.echo(line)
+
+
+def ask_node(request: Request, node: str | None, as_json: bool) -> int:
+    config = configured()
+    local = local_agents(config)
+    if node is None:
+        if len(local) != 1:
+            raise UsageError(
+                f"this machine has several agents; name one with --node: {', '.join(local)}"
+                if local
+                else "this machine has no agent: start one with `rn agent`, or name another "
+                "machine with --node (`rn nodes` lists them)"
+            )
+        node = local[0]
+    ask: Callable[[Config, str, Request], Reply] = ask_local if node in local else _ask_far
+    reply = ask(config, node, request)
+    if as_json:
+        print_json(node=node, ok=reply.ok, text=reply.text)
+    elif reply.ok:
+        click.echo(cli_tables.printable(reply.text))
+    if not reply.ok:
+        raise ReclaimNetError(reply.text)
+    return 0
+
+
+def _ask_far(config: Config, node: str, request: Request) -> Reply:
+    gateway = Gateway(config)
+    try:
+        return gateway.ask(node, request)
+    except NotFound as error:
+        names = sorted(str(found.card.node) for found in gateway.nodes())
+        raise NotFound(f"there is no node {node!r}{did_you_mean(node, names)}") from error
+
+
+def _token_in(path: Path) -> str:
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the token file {path} cannot be read ({error})") from error
+    if not token:
+        raise UsageError(f"the token file {path} is empty; copy the join token of `rn up` into it")
+    return token

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -39,9 +40,10 @@ from reclaimnet.model.asking import (
     Request,
     StatusRequest,
 )
-from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
+from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, NoticeId, Offer, Terms
 from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.policy.suite import SUITES
+from reclaimnet.policy.topology import Topology, parse_topology
 
 LEAVE_AT_MOST: Final = 30 * SECOND
 """How long Ctrl-C waits for guests to leave."""
@@ -70,6 +72,7 @@ class Settings:
     timing: Timing = LIVELY
     suite: str = "standby"
     guard: Path | None = None
+    topology: Topology | None = None
 
 
 def main(
@@ -86,8 +89,10 @@ def main(
     suite: str = "standby",
     guard: Path | None = None,
     address: str | None = None,
+    topology: Path | None = None,
 ) -> int:
     """Behind `rn agent`."""
+    plan = _plan_of(topology)
     if suite not in SUITES:
         raise UsageError(f"there is no suite {suite}{did_you_mean(suite, list(SUITES))}")
     node = NodeId(name or socket.gethostname().partition(".")[0])
@@ -118,6 +123,7 @@ def main(
             suite=suite,
             guard=guard,
             address=address,
+            topology=topology,
         )
     found = find.declared(node, gpus) if gpus is not None else find.found()
     if not found:
@@ -135,9 +141,20 @@ def main(
         vault_quota=vault_quota,
         suite=suite,
         guard=guard,
+        topology=plan,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     return asyncio.run(run(settings))
+
+
+def _plan_of(file: Path | None) -> Topology | None:
+    """Read before anything is started, so that a mistake is told to whoever made it."""
+    if file is None:
+        return None
+    try:
+        return parse_topology(file.read_text(encoding="utf-8"), file=str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the topology {file} cannot be read ({error})") from error
 
 
 async def run(settings: Settings) -> int:
@@ -244,6 +261,7 @@ class Agent:
                     address=server.address,
                     shelf_bytes=vault.room(),
                     timing=settings.timing,
+                    topology=settings.topology,
                 ),
                 SUITES[settings.suite],
             )
@@ -260,6 +278,7 @@ class Agent:
             stack.push_async_callback(world.close)
             stack.push_async_callback(world.flush)
             gate.world, self._world, self._mind = world, world, mind
+            gate.lends = lambda: mind.provider.offer is not None
             world.after_owner_event = self._remember_provider
             await self._wake_up(campus, vault)
             await self._serve(campus, stack)
@@ -360,6 +379,9 @@ class Agent:
 
     def _lend(self, request: LendRequest) -> ev.LendAsked:
         gpus = self.settings.gpus
+        if request.which:
+            chosen = {self._gpu(word) for word in request.which}
+            gpus = tuple(gpu for gpu in gpus if gpu.id in chosen)
         count = len(gpus) if request.gpus is None else request.gpus
         if not 0 < count <= len(gpus):
             raise UsageError(f"{self.settings.node} has {len(gpus)} GPUs; it cannot lend {count}")
@@ -368,7 +390,13 @@ class Agent:
         offer = Offer(
             provider=getpass.getuser(),
             gpus=gpus[:count],
-            terms=Terms(notice=request.notice, users=request.users),
+            terms=Terms(
+                notice=request.notice,
+                users=request.users,
+                hours=request.hours,
+                utc_offset=request.utc_offset,
+                maintenance=request.maintenance,
+            ),
         )
         return ev.LendAsked(request=self._mint(), offer=offer)
 
@@ -378,7 +406,23 @@ class Agent:
             gpus=tuple(self._gpu(word) for word in request.gpus),
             grace=request.grace,
             reason=request.reason,
+            replaces=self._notice_on(request.gpus) if request.change else None,
         )
+
+    def _notice_on(self, words: tuple[str, ...]) -> NoticeId:
+        """The one notice that is running, or the one on these GPUs."""
+        _, mind = self._running()
+        wanted = {self._gpu(word) for word in words}
+        running = [
+            notice
+            for notice in mind.provider.notices.values()
+            if not wanted or wanted & set(notice.gpus)
+        ]
+        if not running:
+            raise NotFound(f"no notice is running on {self.settings.node}, so none can be changed")
+        if len(running) > 1:
+            raise UsageError("several notices are running; say on which GPU, for example: --gpu 0")
+        return running[0].id
 
     def _gpu(self, word: str) -> GpuId:
         for gpu in self.settings.gpus:
@@ -408,7 +452,8 @@ class Agent:
         state = msgspec.to_builtins(
             {
                 "boot": _boot_id(),
-                "offer": provider.offer,
+                # What stands is lent again by itself when its hours begin.
+                "offer": provider.offer or provider.standing,
                 "notices": [
                     {
                         "gpus": n.gpus,
@@ -534,9 +579,14 @@ class _Gate:
 
     def __init__(self) -> None:
         self.world: LiveWorld | None = None
+        self.lends: Callable[[], bool] = lambda: False
 
     def may_read(self, common_name: str, job: Any) -> bool:
-        return self.world is not None and self.world.may_read(common_name, job)
+        """No other node is served by a machine that lends nothing: its uplink is its owner's. The
+        gateway may still fetch what a job has left, for the user who asks for it."""
+        if self.world is None or not (self.lends() or common_name == ca.GATEWAY):
+            return False
+        return self.world.may_read(common_name, job)
 
 
 async def _connected(settings: Settings) -> Campus:
@@ -646,6 +696,7 @@ def _detached(
     suite: str,
     guard: Path | None,
     address: str | None,
+    topology: Path | None,
 ) -> int:
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
     argv += ["--join", url, "--name", node, "--notice", f"{notice / SECOND}s"]
@@ -655,6 +706,7 @@ def _detached(
     argv += ["--suite", suite]
     argv += ["--guard", str(guard)] if guard is not None else []
     argv += ["--address", address] if address is not None else []
+    argv += ["--topology", str(topology.absolute())] if topology is not None else []
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)

@@ -10,6 +10,8 @@ import click
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.cli_base import (
     DURATION,
+    HOURS,
+    MAINTENANCE,
     SIZE,
     app,
     command,
@@ -24,10 +26,11 @@ from reclaimnet.apps.client import Gateway, ask_local, local_agents
 from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.errors import NotFound, ReclaimNetError, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
-from reclaimnet.model.units import show_size
+from reclaimnet.model.market import Hours, Maintenance
+from reclaimnet.model.units import SECOND, show_size
 
 
-@command("rn lend --gpus 2 --notice 60s")
+@command("rn lend --gpus 2 --notice 60s\nrn lend --gpu 0 --user ada --hours 'mon-fri 18:00-08:00'")
 @click.option("--gpus", type=click.IntRange(0), help="How many; otherwise all of them.")
 @click.option(
     "--notice",
@@ -37,19 +40,59 @@ from reclaimnet.model.units import show_size
     help="How much warning you will give before you take them back.",
 )
 @click.option("users", "--user", multiple=True, help="Lend to this user only (repeatable).")
+@click.option("which", "--gpu", metavar="N", multiple=True, help="This one: an index or UUID.")
+@click.option(
+    "--hours",
+    type=HOURS,
+    multiple=True,
+    help="Only then, for example 'mon-fri 18:00-08:00' (repeatable).",
+)
+@click.option(
+    "--maintenance",
+    type=MAINTENANCE,
+    multiple=True,
+    help="Not then, for example '2026-11-20 08:00/2026-11-20 12:00' (repeatable).",
+)
 @node_option
 @json_option
 def lend(
-    gpus: int | None, notice: int, users: tuple[str, ...], node: str | None, as_json: bool
+    gpus: int | None,
+    notice: int,
+    users: tuple[str, ...],
+    which: tuple[str, ...],
+    hours: tuple[tuple[Hours, ...], ...],
+    maintenance: tuple[Maintenance, ...],
+    node: str | None,
+    as_json: bool,
 ) -> int:
-    """Lend GPUs of this machine, or change what is lent."""
-    return ask_node(LendRequest(gpus=gpus, notice=notice, users=users), node, as_json)
+    """Lend GPUs of this machine, or change what is lent.
+
+    Guests get their notice before the declared hours end or maintenance begins, and what you lend
+    is lent again by itself afterwards. Hours are in this machine's time.
+    """
+    if gpus is not None and which:
+        raise UsageError("--gpus says how many, --gpu says which; choose one")
+    request = LendRequest(
+        gpus=gpus,
+        notice=notice,
+        users=users,
+        which=which,
+        hours=tuple(each for span in hours for each in span),
+        utc_offset=time.localtime().tm_gmtoff * SECOND,
+        maintenance=maintenance,
+    )
+    return ask_node(request, node, as_json)
 
 
-@command("rn reclaim --notice 2m --reason 'my own deadline'\nrn reclaim --gpu 1 --now")
+@command(
+    "rn reclaim --notice 2m --reason 'my own deadline'\n"
+    "rn reclaim --gpu 1 --now\n"
+    "rn reclaim --change --notice 10m"
+)
 @click.option("gpus", "--gpu", metavar="N", multiple=True, help="An index or UUID; or all.")
 @click.option("--notice", type=DURATION, help="How long guests have; otherwise as promised.")
 @click.option("--now", is_flag=True, help="At once: guests lose what they have not saved.")
+@click.option("--change", is_flag=True, help="Move the running notice's deadline, with --notice.")
 @click.option("withdraw", "--cancel", is_flag=True, help="Take the notice back: the loan goes on.")
 @click.option("--reason", default="", help="What to tell the borrowers.")
 @node_option
@@ -58,6 +101,7 @@ def reclaim(
     gpus: tuple[str, ...],
     notice: int | None,
     now: bool,
+    change: bool,
     withdraw: bool,
     reason: str,
     node: str | None,
@@ -66,12 +110,15 @@ def reclaim(
     """Take GPUs back: at the deadline they are yours."""
     if now and notice is not None:
         raise UsageError("--now and --notice exclude each other; choose one")
-    if withdraw and (now or notice is not None or gpus):
+    if change and notice is None and not now:
+        raise UsageError("--change needs a deadline: --notice 10m from now, or --now")
+    if withdraw and (now or change or notice is not None or gpus):
         raise UsageError("--cancel takes every notice back; it goes with none of the others")
     if withdraw:
         return ask_node(WithdrawRequest(), node, as_json)
     grace = 0 if now else notice
-    return ask_node(ReclaimRequest(gpus=gpus, grace=grace, reason=reason), node, as_json)
+    request = ReclaimRequest(gpus=gpus, grace=grace, reason=reason, change=change)
+    return ask_node(request, node, as_json)
 
 
 @command("rn nodes\nrn nodes --json")
@@ -115,6 +162,11 @@ def nodes(as_json: bool) -> None:
     help="The guard's socket; otherwise the usual one, if a guard runs.",
 )
 @click.option("--address", help="Where others reach this node's checkpoints, if it is not obvious.")
+@click.option(
+    "--topology",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A TOML file with buildings, nodes and their uplinks; otherwise rates are measured.",
+)
 def agent(
     join: str | None,
     token_file: Path | None,
@@ -128,6 +180,7 @@ def agent(
     suite: str,
     guard: Path | None,
     address: str | None,
+    topology: Path | None,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
     config = configured(state=state)
@@ -145,6 +198,7 @@ def agent(
         suite=suite,
         guard=guard,
         address=address,
+        topology=topology,
     )
 
 

@@ -505,6 +505,7 @@ class FakeApp:
                     "suite": "standby",
                     "guard": None,
                     "address": None,
+                    "topology": None,
                 },
             ),
         ),

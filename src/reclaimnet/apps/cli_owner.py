@@ -78,7 +78,7 @@ def lend(
         users=users,
         which=which,
         hours=tuple(each for span in hours for each in span),
-        utc_offset=time.localtime().tm_gmtoff * SECOND,
+        utc_offset=time.localtime().tm_gmtoff * SECOND if hours else 0,
         maintenance=maintenance,
     )
     return ask_node(request, node, as_json)

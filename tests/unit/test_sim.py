@@ -97,31 +97,48 @@ def test_the_ledger_counts_what_is_done_twice_and_what_stands_still() -> None:
     ledger, job = Ledger(), JobId("j")
     ledger.submitted(job, gpus=2, step_s=1.0)
     ledger.bound(NodeId("a"), job, 2.0, 0)
-    ledger.ran(job, 0, 10 * SECOND)
-    ledger.stopped(job, 100, 110 * SECOND)
+    ledger.ran(NodeId("a"), job, 0, 10 * SECOND)
+    ledger.paused(NodeId("a"), job, SECOND)
+    ledger.stopped(NodeId("a"), job, 100, 110 * SECOND)
     ledger.freed(NodeId("a"), job, 110 * SECOND)
     ledger.bound(NodeId("b"), job, 2.0, 130 * SECOND)
-    ledger.ran(job, 60, 140 * SECOND)
-    ledger.stopped(job, 160, 240 * SECOND)
+    ledger.ran(NodeId("b"), job, 60, 140 * SECOND)
+    ledger.stopped(NodeId("b"), job, 160, 240 * SECOND)
     ledger.ended(job)
     ledger.freed(NodeId("b"), job, 240 * SECOND)
     account = ledger.close({job: 160}, 300 * SECOND)
     assert account.work_lost_gpu_h == pytest.approx(40 * 2 / 3600)
     assert account.downtime_h == pytest.approx(30 / 3600)
     assert account.waste_gpu_h == pytest.approx((110 + 110 - 160) * 2 / 3600)
+    assert account.first_start_gpu_h == pytest.approx(10 * 2 / 3600)
+    assert account.restart_gpu_h == pytest.approx(10 * 2 / 3600)
+    assert account.saving_gpu_h == pytest.approx(2 / 3600)
+    assert account.waste_gpu_h == pytest.approx(
+        account.first_start_gpu_h
+        + account.restart_gpu_h
+        + account.leaving_gpu_h
+        + account.saving_gpu_h
+        + account.work_lost_gpu_h
+        + account.other_gpu_h
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("days = 0.5", "dais = 1"), "unknown key 'dais'"),
-        (('uplink = "1G"', 'uplink = "0"'), "is zero"),
-        (('kind = "lend"', 'kind = "steal"'), "expected one of"),
-        (('node = "a"', 'node = "z"'), "no node 'z'"),
-        (('at = "1m"', 'at = "soon"'), "not a duration"),
-        (("hours = 6", "hours = 6\ngpus = 9"), "the largest node has 1"),
-        (('state = "1G"', 'state = "much"'), "not a size"),
-        (("days = 0.5", "days = [[["), "expected TOML"),
+        (("days = 0.5", "dais = 1"), "two.toml:2: unknown key 'dais'"),
+        (("days = 0.5", 'days = "all"'), "two.toml:2: days = 'all'; expected a number"),
+        (('uplink = "1G"', 'uplink = "0"'), "two.toml:5: node 1: uplink is zero"),
+        (('notice = "60s"', 'notise = "60s"'), "two.toml:6: node 1: unknown key 'notise'"),
+        (('id = "b"', 'id = "a"'), "two.toml:8: node 2: there is a node 'a' already"),
+        (('kind = "lend"', 'kind = "steal"'), "two.toml:14: happening 1: kind = 'steal'"),
+        (('node = "a"', 'node = "z"'), "two.toml:13: happening 1: no node 'z'"),
+        (('at = "1m"', 'at = "soon"'), "two.toml:12: happening 1: at:"),
+        (("hours = 6", "hours = 6\ngpus = 9"), "two.toml:26: job 1: 9 GPUs on one node"),
+        (("hours = 6", ""), "two.toml:23: job 1: hours is missing"),
+        (('state = "1G"', 'state = "much"'), "two.toml:26: job 1: state:"),
+        (("days = 0.5", "days = [[["), "two.toml:3"),
+        (("[[jobs]]", "[jobs]"), "two.toml:23: jobs is no list; expected [[jobs]]"),
     ],
 )
 def test_a_wrong_scenario_is_refused_in_words(change: tuple[str, str], said: str) -> None:

@@ -1,19 +1,25 @@
 """The simulator: one ledger, the same bytes for the same seed, bad input refused in words."""
 
 import gzip
+import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from reclaimnet.errors import BadConfig
+from reclaimnet.journal import entries
+from reclaimnet.model.events import Event
 from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.orders import Order
 from reclaimnet.model.units import DAY, HOUR, MINUTE, SECOND
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import parse_topology
 from reclaimnet.sim.baselines import CONTENDERS, endings
 from reclaimnet.sim.campus import PRESETS, campus
-from reclaimnet.sim.ledger import Ledger
+from reclaimnet.sim.ledger import CAUSES, Ledger
+from reclaimnet.sim.replay import replay
 from reclaimnet.sim.run import run
 from reclaimnet.sim.scenario import Kind, foretold, unannounced
 from reclaimnet.sim.toml import read_scenario
@@ -113,14 +119,8 @@ def test_the_ledger_counts_what_is_done_twice_and_what_stands_still() -> None:
     assert account.first_start_gpu_h == pytest.approx(10 * 2 / 3600)
     assert account.restart_gpu_h == pytest.approx(10 * 2 / 3600)
     assert account.saving_gpu_h == pytest.approx(2 / 3600)
-    assert account.waste_gpu_h == pytest.approx(
-        account.first_start_gpu_h
-        + account.restart_gpu_h
-        + account.leaving_gpu_h
-        + account.saving_gpu_h
-        + account.work_lost_gpu_h
-        + account.other_gpu_h
-    )
+    told = asdict(account)
+    assert account.waste_gpu_h == pytest.approx(sum(told[key] for key in CAUSES.values()))
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,30 @@ def test_a_wrong_line_of_a_trace_is_named(tmp_path: Path, row: str, said: str) -
     with pytest.raises(BadConfig, match=r"lab\.csv\.gz:3") as error:
         helios(tmp_path, seed=0, which=Which.LIFO)
     assert said in str(error.value)
+
+
+def test_a_journal_is_replayed_with_the_same_loans_and_jobs(tmp_path: Path) -> None:
+    scenario = read_scenario(TWO_NODES, file="two.toml")
+    path = tmp_path / "journal.jsonl"
+    with path.open("w") as file:
+
+        def write(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> None:
+            for entry in entries(now, node, event, orders):
+                file.write(json.dumps(entry) + "\n")
+
+        run(scenario, Suite(), journal=write)
+    again = replay(path)
+    assert again.happenings == scenario.happenings
+    assert [node.id for node in again.nodes] == ["a", "b"]
+    [job] = again.jobs
+    assert job.state_bytes == scenario.jobs[0].state_bytes
+    assert job.seconds == pytest.approx(scenario.jobs[0].seconds, rel=0.01)
+    assert run(again, Suite()).account.completed == 1
+    with path.open("a") as file:
+        file.write('{"at": 1, "event": {}}\n')
+    line = len(path.read_text().splitlines())
+    with pytest.raises(BadConfig, match=rf"journal\.jsonl:{line}: .*expected an entry"):
+        replay(path)
 
 
 def test_spot_traces(tmp_path: Path) -> None:

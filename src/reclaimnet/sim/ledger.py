@@ -1,7 +1,7 @@
 """The ledger: what GPUs were bound, what work counted, what was lost. One for every contender."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.units import HOUR, SECOND
@@ -53,6 +53,17 @@ class Account:
     saving_gpu_h: float
     other_gpu_h: float
     """Parts of steps, redundant computing."""
+
+
+CAUSES: Final = {
+    "first start": "first_start_gpu_h",
+    "starting anew": "restart_gpu_h",
+    "leaving": "leaving_gpu_h",
+    "saving": "saving_gpu_h",
+    "work lost": "work_lost_gpu_h",
+    "other": "other_gpu_h",
+}
+"""Where the waste goes; together they are all of it."""
 
 
 @dataclass(slots=True)

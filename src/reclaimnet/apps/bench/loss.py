@@ -17,6 +17,7 @@ from rich.table import Table
 from reclaimnet.model.units import DAY
 from reclaimnet.sim.baselines import ASSUMPTIONS, CONTENDERS, SENSITIVITY
 from reclaimnet.sim.campus import PRESETS, Demand, Habits
+from reclaimnet.sim.ledger import CAUSES
 from reclaimnet.sim.scenario import Scenario
 from reclaimnet.sim.traces import NODE_JOBS, Which, helios
 
@@ -31,15 +32,6 @@ BARS: Final = (
     ("downtime_h", "slurm_requeue", 0.40),
 )
 """What reclaimnet is to stay below: key, against whom, and how many times that."""
-CAUSES: Final = {
-    "first start": "first_start_gpu_h",
-    "starting anew": "restart_gpu_h",
-    "leaving": "leaving_gpu_h",
-    "saving": "saving_gpu_h",
-    "work lost": "work_lost_gpu_h",
-    "other": "other_gpu_h",
-}
-"""Where the waste goes; together they are all of it."""
 T_95: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """Student's t for 95 %, by degrees of freedom from 1."""
 

@@ -456,10 +456,24 @@ class Attempt:
         if event.final and self._releasing:
             orders = self._change(now, **changes) + self._ask_copy(checkpoint, now)
             return orders + self.end_for(self._releasing, now)
+        if not event.final and self._may_write_later():
+            # The copy's arrival is written down soon, and this with it.
+            self.record = self.record.but(**changes)
+            asked = self._ask_copy(checkpoint, now)
+            return asked if self._copying == event.manifest else asked + self._change(now)
         orders = self._change(now, **self._as_is(), **changes)
         if event.final:
             orders.append(Resume(job=self.job, epoch=self.epoch))
         return orders + (self._ask_copy(checkpoint, now) if self.suite.prepare.copies else [])
+
+    def _may_write_later(self) -> bool:
+        """Whether nobody would miss the newest checkpoint's entry until its copy has arrived: the
+        one before it is safe, and what people see of the job does not change."""
+        newest = self.record.newest
+        if newest is None or not self.suite.prepare.copies or self.suspended:
+            return False
+        safe = any(holder != self.node for holder in newest.holders)
+        return safe and self.record.state == JobState.RUNNING and not self.record.reason
 
     def save_failed(self, event: SaveFailed, now: int) -> list[Order]:
         if self.phase != Phase.RUNNING or event.epoch != self.epoch:
@@ -647,7 +661,7 @@ class Attempt:
         if len(self._copy_avoid) >= COPY_TRIES:
             why = f"{event.node} refused: {event.reason}"
             told: list[Order] = [self._explain("who keeps a copy?", "nobody but this node", why)]
-            return told + (self._finished(now) if finishing else [])
+            return told + (self._finished(now) if finishing else self._change(now))
         return self._ask_copy(newest, now)
 
     # --- the airlock -----------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,18 @@ def _program(name: str) -> Callable[[], str]:
     return probe
 
 
+def _kubernetes() -> str:
+    """Built on first use, where it can be: that takes some minutes, once for each machine."""
+    script = Path(__file__).parents[1] / "scripts" / "get-kubernetes"
+    if not script.exists():
+        raise doctor.Absent("scripts/get-kubernetes is not there")
+    argv = [script] if os.geteuid() == 0 else [script, "--check"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise doctor.Absent(done.stderr.strip().rpartition("\n")[2] or "it could not be built")
+    return done.stdout.strip()
+
+
 NEEDS: Final[dict[str, Callable[[], str]]] = {
     "root": doctor.root,
     "net_admin": doctor.net_admin,
@@ -55,10 +68,15 @@ NEEDS: Final[dict[str, Callable[[], str]]] = {
     "tc": _program("tc"),
     "gcc": _program("gcc"),
     "bpftool": _program("bpftool"),
+    "systemd-analyze": _program("systemd-analyze"),
     "openssl": _program("openssl"),
     "chromium": _program("chromium"),
     "slurm": _program("slurmctld"),
+    "kubernetes": _kubernetes,
+    "slurmdbd": _program("slurmdbd"),
+    "playwright": _package("playwright"),
     "torch": _package("torch"),
+    "pynvml": _package("pynvml"),
     "numba": _package("numba"),
     "scipy": _package("scipy"),
     "matplotlib": _package("matplotlib"),

@@ -23,6 +23,8 @@ _NO_NEWS: Final = (
     ev.VacancyTold,
     ev.Written,
     ev.ProbeArrived,
+    ev.SeatTold,
+    ev.SeatGranted,
 )
 """Events that are only worth an entry if something was ordered because of them."""
 _NO_ORDER_OF_NOTE: Final = frozenset({"Beat", "HoldLease", "Read", "Check"})
@@ -54,7 +56,9 @@ def entries(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> li
 def _is_routine(order: Order) -> bool:
     """An answer to a probe is written down by the one who asked."""
     if isinstance(order, Tell):
-        return isinstance(order.event, (ev.ProbeAnswered, ev.VacancyTold))
+        return isinstance(
+            order.event, (ev.ProbeAnswered, ev.VacancyTold, ev.SeatTold, ev.SeatGranted)
+        )
     return type(order).__name__ in _NO_ORDER_OF_NOTE
 
 

@@ -9,20 +9,31 @@ import msgspec
 from reclaimnet.errors import Damaged
 from reclaimnet.model import asking, events, orders
 from reclaimnet.model.asking import Reply, Request
-from reclaimnet.model.events import Event
-from reclaimnet.model.market import Card
+from reclaimnet.model.events import Event, Told
+from reclaimnet.model.market import Card, NodeId
 from reclaimnet.model.orders import Order, Tell
 from reclaimnet.model.work import JobRecord, Manifest
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
 """Nothing larger is ever sent or accepted; bulk bytes travel as chunks."""
 
+GATEWAY: Final = NodeId("_gateway")
+"""The name under which gateways speak; no node can have it."""
+
 Kinds = dict[str, type]
 _EVENTS: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(events.Event)}
+_TOLD: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(events.Told)}
 _ORDERS: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(orders.Order)}
 _REQUESTS: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(asking.Request)}
 T = typing.TypeVar("T")
 _encoder: Final = msgspec.json.Encoder(order="deterministic")
+_KIND_FIRST: Final = b'{"kind":"'
+_EVENTS_BY_NAME: Final[dict[bytes, "msgspec.json.Decoder[Any]"]] = {
+    name.encode(): msgspec.json.Decoder(kind) for name, kind in _EVENTS.items()
+}
+_CARD: Final = msgspec.json.Decoder(Card)
+_RECORD: Final = msgspec.json.Decoder(JobRecord)
+_MANIFEST: Final = msgspec.json.Decoder(Manifest)
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
@@ -41,17 +52,71 @@ def order_to_dict(order: Order) -> dict[str, Any]:
 
 def order_from_dict(fields: Mapping[str, Any]) -> Order:
     if fields.get("kind") == "Tell":
-        return Tell(to=fields["to"], event=event_from_dict(fields["event"]))
+        return Tell(to=fields["to"], event=_told_from_dict(fields["event"]))
     return typing.cast(Order, _from_dict(fields, _ORDERS))
 
 
 def encode_event(event: Event) -> bytes:
-    return _encoder.encode(event_to_dict(event))
+    """The kind comes first, so that a reader knows what to expect before it reads on."""
+    fields = _encoder.encode(event)
+    kind = f'{{"kind":"{type(event).__name__}"'.encode()
+    return kind + (fields[1:] if fields == b"{}" else b"," + fields[1:])
 
 
 def decode_event(data: bytes) -> Event:
     """Raises Damaged for anything that is not exactly one of our events."""
+    if data.startswith(_KIND_FIRST):
+        name = data[len(_KIND_FIRST) : data.find(b'"', len(_KIND_FIRST))]
+        kind = _EVENTS_BY_NAME.get(name)
+        if kind is not None:
+            return typing.cast(Event, _decode(data, kind))
     return event_from_dict(_decode_object(data))
+
+
+def decode_told(data: bytes, sender: str) -> Told:
+    """What another has told us. Raises Damaged also for what others have no business to tell, and
+    for what speaks in another's name than the sender's."""
+    event = _told_from_dict(_decode_object(data))
+    claimed = _speaker(event)
+    if claimed is not None and claimed != sender:
+        raise Damaged(f"{sender} told a {type(event).__name__} in the name of {claimed}")
+    return event
+
+
+def _told_from_dict(fields: Mapping[str, Any]) -> Told:
+    return typing.cast(Told, _from_dict(fields, _TOLD))
+
+
+def _speaker(event: Told) -> str | None:
+    """Who says so by the event's own words; None if it does not matter who brings it."""
+    match event:
+        case events.ProbeArrived():
+            return event.probe.asker
+        case (
+            events.ProbeAnswered()
+            | events.VacancyTold()
+            | events.HandoverDone()
+            | events.HandoverFailed()
+            | events.CopyHeld()
+            | events.CopyRefused()
+            | events.SeatTold()
+        ):
+            return event.node
+        case events.SeatTaken():
+            return event.lead
+        case events.HandoverOffered() | events.HandoverWithdrawn() | events.CopyAsked():
+            return event.source
+        case events.CancelAsked():
+            return GATEWAY
+        case (
+            events.WorkForwarded()
+            | events.TicketRedeemed()
+            | events.TicketReturned()
+            | events.SeatGranted()
+        ):
+            return None
+        case _:
+            typing.assert_never(event)
 
 
 def encode_request(request: Request) -> bytes:
@@ -75,7 +140,7 @@ def encode_card(card: Card) -> bytes:
 
 
 def decode_card(data: bytes) -> Card:
-    return _convert(_decode_object(data), Card)
+    return _decode(data, _CARD)
 
 
 def encode_record(record: JobRecord) -> bytes:
@@ -83,7 +148,7 @@ def encode_record(record: JobRecord) -> bytes:
 
 
 def decode_record(data: bytes) -> JobRecord:
-    return _convert(_decode_object(data), JobRecord)
+    return _decode(data, _RECORD)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -92,11 +157,18 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    return _convert(_decode_object(data), Manifest)
+    return _decode(data, _MANIFEST)
 
 
 def encode_json(value: object) -> bytes:
     return _encoder.encode(value)
+
+
+def _decode(data: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Damaged(f"not a message of ours: {error}") from error
 
 
 def _decode_object(data: bytes) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.server import Server, start_server, stop_server
+from reclaimnet.wire import GATEWAY
 
 TOKEN = "a-token-for-tests-only"
 WAIT_S = 20.0
@@ -23,7 +24,7 @@ def embedded(state_dir: Path) -> Iterator[Server]:
 
 
 @contextlib.asynccontextmanager
-async def joined(server: Server, name: str = "test", **options) -> AsyncIterator[Campus]:
+async def joined(server: Server, name: str = GATEWAY, **options) -> AsyncIterator[Campus]:
     campus = await Campus.connect(server.url, TOKEN, name, **options)
     try:
         yield campus

@@ -127,6 +127,45 @@ def test_a_suspended_job_stands_still_whatever_its_lease_and_keeps_its_memory(gu
     eventually(lambda: guests.steps() > before + 20, "going on")
 
 
+def test_a_job_without_a_group_is_stopped_all_the_same(tmp_path) -> None:
+    """Where control groups are not ours to use, its processes are stopped one by one."""
+    reports: list[object] = []
+    script = tmp_path / "job.py"
+    script.write_text(EATER)
+    runner = Runner(tmp_path / "run", reports.append, cgroups=False)
+    try:
+        spec = JobSpec(name="j", user="u", command=(sys.executable, str(script), "1"))
+        runner.hold_lease(FOREVER, [JOB])
+        runner.start(JOB, 1, spec, (), tmp_path, None, 0)
+        eventually(lambda: any(isinstance(r, Stepped) for r in reports), "a step")
+        runner.suspend(JOB, 1)
+        eventually(lambda: runner.still(JOB, 1), "the stop")
+        main = runner.memory()[JOB, 1][1]
+        state = Path(f"/proc/{main}/stat").read_text().rpartition(")")[2].split()[0]
+        assert state == "T"
+        seen = len(reports)
+        runner.unsuspend(JOB, 1)
+        eventually(lambda: any(isinstance(r, Stepped) for r in reports[seen:]), "going on")
+    finally:
+        runner.end(JOB, 1)
+        eventually(lambda: (JOB, 1) not in runner.memory(), "the end")
+        runner.scrub(JOB, 1)
+        eventually(lambda: not runner._attempts, "nothing is left")
+        runner.close()
+
+
+def test_a_stop_that_is_taken_back_at_once_leaves_nobody_frozen(guests) -> None:
+    """It is frozen without the minder, which may not even have heard of it: again and again."""
+    guests.start(JOB, 1)
+    eventually(lambda: guests.steps() > 5, "a few steps")
+    for _ in range(20):
+        guests.runner.suspend(JOB, 1)
+        guests.runner.unsuspend(JOB, 1)
+    before = guests.steps()
+    eventually(lambda: guests.steps() > before + 20, "going on")
+    assert not guests.runner.still(JOB, 1)
+
+
 def test_a_frozen_job_is_found_by_the_next_runner_and_still_stands_still(guests) -> None:
     guests.start(JOB, 10)
     eventually(lambda: guests.steps() > 20, "20 steps")

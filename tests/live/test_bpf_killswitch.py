@@ -23,7 +23,7 @@ from reclaimnet.adapters.linux.bpf_killswitch import (
 )
 from reclaimnet.adapters.linux.testbed import Campus, Rack
 from reclaimnet.apps.bench import killswitch as bench
-from reclaimnet.apps.bench.killswitch import start, start_ready
+from reclaimnet.apps.bench.edge_site import start, start_ready
 from reclaimnet.errors import NotFound, Unavailable
 
 pytestmark = [

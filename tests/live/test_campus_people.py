@@ -8,9 +8,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.live.campus import LiveCampus, live_campus, until
 
+from reclaimnet.apps.register import read_invitation
 from reclaimnet.model.work import JobState
 
 pytestmark = pytest.mark.needs("nats")
@@ -131,21 +133,45 @@ def test_a_second_machine_of_the_same_name_is_refused(tmp_path: Path) -> None:
             "--join", campus.nats_url, "--token-file", str(campus.config.state / "join-token"),
         ]  # fmt: skip
         done = campus.rn(*other, check=False)
-        assert done.returncode == 2
+        assert done.returncode == 77
         assert "a node called a is on this campus already" in done.stderr.splitlines()[-1]
         assert campus["a"].card()
 
 
-def test_a_wrong_token_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_who_is_not_invited_is_told_so_in_a_sentence(tmp_path: Path) -> None:
     with live_campus(tmp_path) as campus:
         campus.start()
-        (tmp_path / "token").write_text("a-token-that-is-not-the-right-one")
-        done = campus.rn(
-            "agent", "--name", "a", "--gpus", "1", "--join", campus.nats_url,
-            "--token-file", str(tmp_path / "token"), check=False,
-        )  # fmt: skip
-        assert done.returncode == 77
-        assert "refuses the token" in done.stderr
+        standing = read_invitation((campus.config.state / "join-token").read_text())
+        used = msgspec.structs.replace(standing, secret="not the right one")
+        for text, code, sentence in (
+            ("a-token-that-is-not-one", 2, "that is no invitation"),
+            (str(used), 77, "not valid any more"),
+        ):
+            (tmp_path / "token").write_text(text)
+            done = campus.rn(
+                "agent", "--name", "a", "--gpus", "1", "--token-file", str(tmp_path / "token"),
+                check=False,
+            )  # fmt: skip
+            assert done.returncode == code
+            assert sentence in done.stderr.splitlines()[-1]
+
+
+def test_an_invited_machine_joins_and_a_revoked_one_is_put_out(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start()
+        (tmp_path / "token").write_text(campus.rn("invite", "--node", "far").stdout)
+        far = [
+            "--state", str(tmp_path / "far"), "agent", "--name", "far", "--gpus", "1", "--lend",
+            "--token-file", str(tmp_path / "token"), "--detach",
+        ]  # fmt: skip
+        campus.rn(*far)
+        try:
+            until(lambda: "far" in campus.rn("nodes").stdout, "the invited machine is a node")
+            campus.rn("revoke", "far")
+            log = tmp_path / "far" / "agents" / "far" / "agent.log"
+            until(lambda: "UNREACHABLE" in campus.rn("nodes").stdout, f"it is put out; see {log}")
+        finally:
+            campus.rn("--state", str(tmp_path / "far"), "down")
 
 
 def test_down_ends_guests_whose_agent_was_killed(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def campus(tmp_path: Path) -> Iterator[Campus]:
         {"name": "b", "hosts": 2, "uplink": "1gbit"},
     ]
     table = {"mark": f"t{os.getpid()}", "management": True, "rack": racks}
+    table["network"] = testbed.own_network()
     with testbed.running(testbed.parse_config(table)) as bed:
         config = load(env=env, project=tmp_path / "none", system=tmp_path / "none")
         try:
@@ -149,6 +150,7 @@ def test_at_the_deadline_guests_are_silent_and_gone_with_agent_and_guard_dead(
         }
     ).id
     until(lambda: gateway.job(job).state == JobState.RUNNING and heard.exists(), "a talking guest")
+    until(lambda: all(node.card.edge for node in gateway.nodes()), "the guards' counters")
     host = gateway.job(job).holder
     source = str(bed.hosts[host].address)
 

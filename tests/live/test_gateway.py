@@ -12,7 +12,7 @@ import httpx
 import pytest
 from tests.live.embedded import embedded, joined, until
 
-from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus, Enrolment, Heard
+from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus, Heard
 from reclaimnet.adapters.nats.server import Server, stop_server
 from reclaimnet.apps.gateway import MAX_BODY_BYTES, serve
 from reclaimnet.apps.gateway_desk import Desk
@@ -20,7 +20,7 @@ from reclaimnet.apps.gateway_view import UNREACHABLE_AFTER, NodeState, View, sta
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, WithdrawRequest
 from reclaimnet.model.events import CancelAsked
-from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Progress
+from reclaimnet.model.market import Card, EdgeCount, Gpu, GpuId, JobId, NodeId, Progress
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState
 
@@ -39,10 +39,6 @@ class Running:
     serving: "asyncio.Task[None]"
 
 
-def sign(csr: str) -> Enrolment:
-    return Enrolment(certificate=f"signed {csr}", ca="the CA")
-
-
 @contextlib.asynccontextmanager
 async def gateway(server: Server, campus: Campus) -> AsyncIterator[Running]:
     stop, ready = asyncio.Event(), asyncio.Event()
@@ -53,7 +49,7 @@ async def gateway(server: Server, campus: Campus) -> AsyncIterator[Running]:
         ready.set()
 
     serving = asyncio.create_task(
-        serve("127.0.0.1", 0, campus, GATEWAY_TOKEN, stop, on_ready=started, sign=sign)
+        serve("127.0.0.1", 0, campus, GATEWAY_TOKEN, stop, on_ready=started)
     )
     try:
         await until(lambda: ready.is_set() or serving.done(), "the gateway is ready")
@@ -73,7 +69,7 @@ async def gateway(server: Server, campus: Campus) -> AsyncIterator[Running]:
 @pytest.fixture
 async def running(tmp_path: Path):
     with embedded(tmp_path) as server:
-        async with joined(server, "gateway") as campus, gateway(server, campus) as each:
+        async with joined(server) as campus, gateway(server, campus) as each:
             yield each
 
 
@@ -407,10 +403,6 @@ async def test_a_view_never_goes_back(running: Running) -> None:
     assert view.record(old.id) == new
 
 
-async def test_an_agent_gets_its_certificate_through_the_gateway(running: Running) -> None:
-    assert await running.campus.enrol("me") == Enrolment(certificate="signed me", ca="the CA")
-
-
 async def test_only_bundles_that_no_living_job_needs_are_tidied_away(running: Running) -> None:
     ids = [
         (await running.http.put("/api/v1/bundles", content=content)).json()["id"]
@@ -462,8 +454,10 @@ async def test_a_listener_gets_the_state_and_every_change(running: Running) -> N
 
     listening = asyncio.create_task(listen())
     try:
-        await until(lambda: len(got) == 1, "what is there is told")
-        assert got[0][1]["id"] == before.id
+        await until(lambda: len(got) == 3, "what is there is told")
+        assert [event for event, _ in got] == ["campus", "record", "current"]
+        assert got[0][1]["reset"] is True
+        assert got[1][1]["id"] == before.id
         after = await submitted(running)
         await until(lambda: any(fields.get("id") == after.id for _, fields in got), "a new job")
         await running.campus.beat(Card(node=LAB, gpus=GPUS))
@@ -496,9 +490,15 @@ async def test_the_gateway_stops_while_someone_listens(running: Running, path: s
 
 async def test_metrics_count_by_state_and_name_nobody(running: Running) -> None:
     stored = await submitted(running)
-    await running.campus.beat(Card(node=LAB, gpus=GPUS, vacant=(GPUS[0].id,)))
+    dropped = EdgeCount(kind="gone", way="out", verdict="dropped", packets=3, bytes=180)
+    await running.campus.beat(
+        Card(node=LAB, gpus=GPUS, vacant=(GPUS[0].id,), edge=(dropped,)),
+    )
     await until_listed(running, LAB)
     text = (await running.http.get("/api/v1/metrics")).text
+    labels = '{class="gone",direction="out",verdict="dropped"}'
+    assert f"reclaimnet_edge_packets_total{labels} 3.0" in text
+    assert f"reclaimnet_edge_bytes_total{labels} 180.0" in text
     assert 'reclaimnet_jobs{state="PENDING"} 1.0' in text
     assert 'reclaimnet_nodes{state="MIXED"} 1.0' in text
     assert 'reclaimnet_gpus{state="vacant"} 1.0' in text

@@ -8,7 +8,6 @@ import signal
 import ssl
 import stat
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,14 @@ from cryptography.x509.oid import NameOID
 from tests.live.embedded import TOKEN, embedded, joined, until
 
 from reclaimnet.adapters.nats import streams
+from reclaimnet.adapters.nats.access import CAMPUS_HOST, token
 from reclaimnet.adapters.nats.campus import (
     MAX_BUNDLE_BYTES,
     Campus,
     Enrolment,
+    EnrolmentAsked,
     Heard,
     Refused,
-    token,
 )
 from reclaimnet.adapters.nats.server import (
     Tls,
@@ -51,6 +51,7 @@ from reclaimnet.model.events import CancelAsked, RoleLost, RoleWon
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState
+from reclaimnet.wire import GATEWAY
 
 LAB, OFFICE = NodeId("lab3.cs"), NodeId("office")
 
@@ -151,7 +152,7 @@ async def test_a_failing_receiver_is_logged_and_the_next_message_arrives(
 
 
 async def test_a_wrong_token_is_said_in_a_sentence(server) -> None:
-    with pytest.raises(Forbidden, match="token"):
+    with pytest.raises(Forbidden, match="rn invite"):
         await Campus.connect(server.url, "not-the-right-token", "test")
 
 
@@ -180,9 +181,7 @@ def self_signed(directory: Path) -> Tls:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(hours=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
-        )
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(CAMPUS_HOST)]), critical=False)
         .sign(key, hashes.SHA256())
     )
     tls = Tls(certificate=directory / "cert.pem", key=directory / "key.pem")
@@ -339,7 +338,7 @@ async def test_bytes_that_are_not_ours_are_counted_and_dropped(campus: Campus) -
     await campus.listen(LAB, heard.append)
     client = campus._link.client
     for garbage in (b"", b"{}", b"\xff\xfe", b'{"kind":"CancelAsked","job":7}', b"[" * 5000):
-        await client.publish(f"node.{token(LAB)}.tell", garbage)
+        await client.publish(f"node.{token(LAB)}.tell.{GATEWAY}", garbage)
     await client.publish("$KV.jobs.campus.j-bad", b"not json")
     await campus.tell(LAB, CancelAsked(job=JobId("j-one")))
     await until(lambda: bool(heard), "the good message arrives after the bad ones")
@@ -387,7 +386,7 @@ async def test_cards_are_stored_and_watched(campus: Campus) -> None:
 
 
 async def test_an_agent_answers_requests_and_refusals_are_replies(server) -> None:
-    async with joined(server, "agent") as agent, joined(server, "gateway") as gateway:
+    async with joined(server, "agent") as agent, joined(server) as gateway:
 
         async def answer(request) -> Reply:
             if isinstance(request, LendRequest):
@@ -412,17 +411,18 @@ async def test_an_agent_answers_requests_and_refusals_are_replies(server) -> Non
 
 
 async def test_a_certificate_is_signed_or_refused_with_a_reason(server) -> None:
-    async with joined(server, "agent") as agent, joined(server, "gateway") as gateway:
+    async with joined(server, "agent") as agent, joined(server) as gateway:
 
-        def sign(csr: str) -> Enrolment:
-            if csr != "a request":
-                raise UsageError("not a request\nat all")
+        def take_in(asked: EnrolmentAsked) -> Enrolment:
+            if asked.invitation != "welcome":
+                raise Forbidden("not invited\nat all")
             return Enrolment(certificate="cert", ca="ca")
 
-        await gateway.serve_enrol(sign)
-        assert await agent.enrol("a request") == Enrolment(certificate="cert", ca="ca")
-        with pytest.raises(UsageError, match="not a request at all"):
-            await agent.enrol("something else")
+        await gateway.serve_enrol(take_in)
+        asked = EnrolmentAsked(invitation="welcome", certificate_request="r", public_key="k")
+        assert await agent.enrol(asked) == Enrolment(certificate="cert", ca="ca")
+        with pytest.raises(Forbidden, match="not invited at all"):
+            await agent.enrol(dataclasses.replace(asked, invitation="let me in"))
 
 
 async def test_a_role_is_held_by_one_and_taken_over_when_its_holder_is_gone(server) -> None:

@@ -1,7 +1,8 @@
 """The simulated Slurm against a real slurmctld: the same jobs start in the same rank, wait as long.
 
-The real one runs in private namespaces on sixteen virtual nodes, its clock sped up by libfaketime.
-This file is also the driver inside: `python test_slurm_fidelity.py FOLDER`.
+The real one runs in private namespaces on sixteen virtual nodes, its clock sped up by libfaketime,
+by first come, first served, by job size, and by age, size and fair share with slurmdbd beside it.
+This file is also the driver inside: `python test_slurm_fidelity.py FOLDER PRIORITY`.
 """
 
 import json
@@ -49,7 +50,6 @@ JobCompLoc={d}/log/jobcomp.txt
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
@@ -60,12 +60,60 @@ MessageTimeout=100
 SlurmctldTimeout=3000
 SlurmdTimeout=3000
 KillWait=5
-PriorityType=priority/basic
+{priority}
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=5,bf_resolution=60,bf_window=2880,bf_max_job_test=500,sched_interval=5
 NodeName=DEFAULT CPUs=1 RealMemory=1000 State=UNKNOWN
 NodeName=n[1-{n}] NodeAddr=127.0.0.1 NodeHostname=localhost Port=[27001-{last}]
 PartitionName=normal Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+ACCOUNTS = ("a1", "a2", "a3", "a4")
+ASSOCIATIONS = len(ACCOUNTS) + 1
+"""Slurm gives root a share of its own, which nobody uses."""
+WEIGHTS = {"age": 10_000, "size": 1_000, "fair": 2_000}
+PRIORITY = {
+    "basic": """
+PriorityType=priority/basic
+AccountingStorageType=accounting_storage/none
+""",
+    # Without slurmdbd Slurm ignores the weight of age, and says so in its log.
+    "size": """
+PriorityType=priority/multifactor
+PriorityWeightAge=10000
+PriorityWeightJobSize=1000
+AccountingStorageType=accounting_storage/none
+""",
+    "multifactor": """
+PriorityType=priority/multifactor
+PriorityWeightAge=10000
+PriorityMaxAge=0-1
+PriorityWeightJobSize=1000
+PriorityWeightFairshare=2000
+PriorityDecayHalfLife=0-1
+PriorityCalcPeriod=1
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=localhost
+AccountingStoragePort=26819
+AccountingStoragePass={d}/munge/munge.socket
+""",
+}
+DBD = """
+AuthType=auth/munge
+AuthInfo=socket={d}/munge/munge.socket
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort=26819
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort=26820
+StorageUser=slurm
+StoragePass=slurm
+StorageLoc=slurm_acct_db
+LogFile={d}/log/slurmdbd.log
+PidFile={d}/run/slurmdbd.pid
+MessageTimeout=100
 """
 
 
@@ -81,13 +129,24 @@ def planned_jobs() -> list[dict[str, int]]:
                 "nodes": rng.choice((1, 1, 1, 1, 2, 2, 3, 6)),
                 "limit": limit,
                 "run": max(5, int(limit * 60 * rng.choice((0.2, 0.4, 0.6, 0.9)))),
+                "account": rng.choices(range(len(ACCOUNTS)), (8, 4, 2, 1))[0],
             }
         )
     return jobs
 
 
 @pytest.mark.needs("slurm", "root")
-def test_real_and_simulated_slurm_start_jobs_alike(tmp_path: Path) -> None:
+@pytest.mark.parametrize("priority", ["basic", "size"])
+def test_real_and_simulated_slurm_start_jobs_alike(priority: str) -> None:
+    _compare(priority)
+
+
+@pytest.mark.needs("slurm", "slurmdbd", "root")
+def test_by_age_size_and_fair_share_they_start_jobs_alike() -> None:
+    _compare("multifactor")
+
+
+def _compare(priority: str) -> None:
     for program in ("faketime", "munged", "unshare"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
@@ -102,7 +161,7 @@ def test_real_and_simulated_slurm_start_jobs_alike(tmp_path: Path) -> None:
     # starts anew in every namespace, and a killed one leaves it behind.
     inside = f'mount -t tmpfs none /dev/shm && exec faketime -f "+0 x{SPEED}" "$@"'
     process = subprocess.Popen(
-        [*namespaces, "sh", "-c", inside, "sh", sys.executable, __file__, str(folder)],
+        [*namespaces, "sh", "-c", inside, "sh", sys.executable, __file__, str(folder), priority],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -125,17 +184,17 @@ def test_real_and_simulated_slurm_start_jobs_alike(tmp_path: Path) -> None:
         RELEASE_LAGS_S,
         key=lambda lag: sum(
             abs(start - record["start"])
-            for start, record in zip(simulated_starts(records, lag), early, strict=False)
+            for start, record in zip(simulated_starts(records, lag, priority), early, strict=False)
         ),
     )
-    ours = simulated_starts(records, lag)
+    ours = simulated_starts(records, lag, priority)
     waits = [record["start"] - record["submit"] for record in records]
     our_waits = [start - record["submit"] for start, record in zip(ours, records, strict=True)]
     rank = float(spearmanr(real, ours).statistic)
     mean, our_mean = sum(waits) / JOBS, sum(our_waits) / JOBS
     off = sorted(abs(a - b) for a, b in zip(real, ours, strict=True))
     print(
-        f"start rank correlation {rank:.4f}; wait correlation "
+        f"{priority}: start rank correlation {rank:.4f}; wait correlation "
         f"{float(spearmanr(waits, our_waits).statistic):.4f}; mean wait {mean:.1f} s real, "
         f"{our_mean:.1f} s simulated; starts differ by {off[JOBS // 2]} s (median), "
         f"{off[JOBS * 9 // 10]} s (9 of 10); release lag {lag} s"
@@ -145,19 +204,29 @@ def test_real_and_simulated_slurm_start_jobs_alike(tmp_path: Path) -> None:
     assert abs(our_mean - mean) < 0.25 * mean
 
 
-def simulated_starts(records: list[dict[str, int]], lag: int) -> list[int]:
+def simulated_starts(records: list[dict[str, int]], lag: int, priority: str) -> list[int]:
     """The same jobs, submitted when they were and running as long as they did, in simulation."""
     from reclaimnet.sim.slurm.cluster import BatchJob, Cluster, Settings
 
-    # priority/basic is first come, first served: the multifactor plugin does not let jobs age
-    # without an accounting daemon beside it.
-    rules = Settings(size_weight=0.0, backfill_interval_s=5, resolution_s=60)
+    multifactor = priority == "multifactor"
+    rules = Settings(
+        age_weight=WEIGHTS["age"] if multifactor else float(priority == "basic"),
+        max_age_s=3_600 if multifactor else 7 * 86_400,
+        size_weight=0.0 if priority == "basic" else WEIGHTS["size"],
+        fair_share_weight=WEIGHTS["fair"] if multifactor else 0.0,
+        half_life_s=3_600,
+        associations=ASSOCIATIONS,
+        calc_period_s=60 if multifactor else 0,
+        calc_begin_s=records[0]["controller"],
+        backfill_interval_s=5,
+        resolution_s=60,
+    )
     cluster = Cluster(pools={"nodes": NODES}, settings=rules)
     for record in records:
         cluster.submit(
             BatchJob(
                 id=f"{record['id']:06d}",
-                user="ann",
+                user=ACCOUNTS[record["account"]],
                 submit_s=record["submit"],
                 run_s=record["end"] - record["start"] + lag,
                 limit_s=record["limit"] * 60 + 60,
@@ -171,7 +240,7 @@ def simulated_starts(records: list[dict[str, int]], lag: int) -> list[int]:
 # --- inside the namespaces ------------------------------------------------------------------
 
 
-def drive(folder: Path) -> None:
+def drive(folder: Path, priority: str) -> None:
     """Start a whole cluster, submit the jobs at their times, write down what became of them."""
     _command("ip", "link", "set", "lo", "up")
     # With only a loopback, name look-ups of every Slurm command would hang.
@@ -186,7 +255,8 @@ def drive(folder: Path) -> None:
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
     conf = folder / "etc/slurm.conf"
-    conf.write_text(CONF.format(d=folder, n=NODES, last=27_000 + NODES))
+    chosen = PRIORITY[priority].format(d=folder).strip()
+    conf.write_text(CONF.format(d=folder, n=NODES, last=27_000 + NODES, priority=chosen))
     os.environ["SLURM_CONF"] = str(conf)
     socket = folder / "munge/munge.socket"
     _start(
@@ -195,6 +265,9 @@ def drive(folder: Path) -> None:
         "--seed-file", str(folder / "munge/seed"), "--num-threads", "10",
     )  # fmt: skip
     _wait(socket.exists, "munged made no socket")
+    if priority == "multifactor":
+        _start_database(folder)
+    controller = int(time.time())
     _start("slurmctld", "-D")
     for k in range(NODES):
         _start("slurmd", "-D", "-N", f"n{k + 1}")
@@ -209,6 +282,7 @@ def drive(folder: Path) -> None:
         told = _output(
             "sbatch", "--parsable", f"-N{job['nodes']}", "--ntasks-per-node=1",
             f"-t{job['limit'] + 1}", "-o/dev/null", f"--wrap=exec sleep {job['run']}",
+            *([f"-A{ACCOUNTS[job['account']]}"] if priority == "multifactor" else []),
         )  # fmt: skip
         submitted[int(told)] = job
     done = folder / "log/jobcomp.txt"
@@ -228,9 +302,45 @@ def drive(folder: Path) -> None:
                 "end": _seconds(cells["EndTime"]),
                 "nodes": submitted[id]["nodes"],
                 "limit": submitted[id]["limit"],
+                "account": submitted[id]["account"],
+                "controller": controller,
             }
         )
     (folder / "records.json").write_text(json.dumps(sorted(records, key=lambda r: r["id"])))
+
+
+def _start_database(folder: Path) -> None:
+    """MariaDB and slurmdbd, with an account for each of those who share."""
+    data = folder / "db"
+    _command(
+        "mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=root",
+        "--auth-root-authentication-method=normal", "--skip-test-db",
+    )  # fmt: skip
+    socket = folder / "run/db.sock"
+    _start(
+        "mariadbd", "--no-defaults", f"--datadir={data}", f"--socket={socket}", "--user=root",
+        "--port=26820", "--bind-address=127.0.0.1", f"--pid-file={folder}/run/db.pid",
+        "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=16M",
+        "--innodb-flush-log-at-trx-commit=0",
+    )  # fmt: skip
+    ask = ("mariadb", "--no-defaults", f"--socket={socket}", "-uroot", "-e")
+    _wait(lambda: subprocess.run([*ask, "select 1"], check=False, capture_output=True)
+          .returncode == 0, "MariaDB does not answer")  # fmt: skip
+    grants = "create database slurm_acct_db;" + "".join(
+        f"create user slurm@'{host}' identified by 'slurm'; "
+        f"grant all on slurm_acct_db.* to slurm@'{host}';"
+        for host in ("localhost", "127.0.0.1")
+    )
+    _command(*ask, grants)
+    conf = folder / "etc/slurmdbd.conf"
+    conf.write_text(DBD.format(d=folder))
+    conf.chmod(0o600)
+    _start("slurmdbd", "-D")
+    _wait(lambda: "Cluster" in _output("sacctmgr", "-P", "list", "cluster"), "no slurmdbd")
+    _command("sacctmgr", "-i", "add", "cluster", "fidelity")
+    for account in ACCOUNTS:
+        _command("sacctmgr", "-i", "add", "account", account, "cluster=fidelity")
+        _command("sacctmgr", "-i", "add", "user", "root", f"account={account}")
 
 
 def _command(*args: str) -> None:
@@ -259,4 +369,4 @@ def _seconds(text: str) -> int:
 
 
 if __name__ == "__main__":
-    drive(Path(sys.argv[1]))
+    drive(Path(sys.argv[1]), sys.argv[2])

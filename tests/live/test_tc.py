@@ -12,7 +12,7 @@ from reclaimnet.adapters.linux.bpf_killswitch import Observer
 from reclaimnet.adapters.linux.tc_netns import inside
 from reclaimnet.adapters.linux.testbed import Campus, Rack
 from reclaimnet.apps.bench import background as bench
-from reclaimnet.apps.bench.killswitch import start, start_ready
+from reclaimnet.apps.bench.edge_site import start, start_ready
 from reclaimnet.errors import NotFound, UsageError
 
 pytestmark = [

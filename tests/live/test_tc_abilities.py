@@ -30,7 +30,7 @@ def test_without_root_it_says_what_is_lost() -> None:
         "import os\n"
         "from reclaimnet.adapters.linux.tc_abilities import abilities\n"
         "os.setresuid(65534, 65534, 65534)\n"
-        "print(*[(one.present, one.text) for one in abilities()], sep='\\n')\n"
+        "print(*[(one.present, one.lost) for one in abilities()], sep='\\n')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -50,3 +50,4 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path, monkeypatch) -> No
     switch = abilities(cache=tmp_path)[0]
     assert not switch.present
     assert "apt-get install clang" in switch.text
+    assert "stop only when" in switch.lost

@@ -16,7 +16,6 @@ from reclaimnet.apps.testbed import (
     RUN_DIR,
     down,
     parse_config,
-    parse_rate,
     read_config,
     run_guard,
     running,
@@ -211,7 +210,8 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path) -> None:
 
 
 def test_rates_are_bytes_a_second() -> None:
-    assert parse_rate("1gbit") == 125_000_000
+    rack = {"name": "a", "hosts": 1, "uplink": "1gbit"}
+    assert parse_config({"rack": [rack]}).campus.racks[0].uplink == 125_000_000
     assert (
         parse_config({"rack": [{"name": "a", "hosts": 1, "uplink": "8 mbit"}]})
         .campus.racks[0]

@@ -209,6 +209,19 @@ def test_two_dispatchers_race_for_the_last_gpu() -> None:
     assert sorted(starts) == sorted(set(starts)), "a job was started twice"
 
 
+def test_a_job_that_moves_and_one_that_waits_race_for_the_last_gpu() -> None:
+    """Two askers that know nothing of each other: who holds the job, and who dispatches."""
+    world = campus(nodes=3, gpus=1)
+    Promises(world)
+    for index in range(2):
+        world.submit(job(index), spec(f"s{index}"), LONG)
+    world.run(world.now + 10 * SECOND)
+    world.reclaim(world.store.records[job(0)].holder, grace=10 * SECOND)
+    world.submit(job(2), of("ada"), BRIEF)
+    run_until_over(world, 20 * MINUTE)
+    completed(world)
+
+
 def test_a_zone_that_is_cut_off_loses_no_job() -> None:
     world = zoned({"a": 2, "b": 2})
     Promises(world)

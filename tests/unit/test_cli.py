@@ -83,7 +83,7 @@ def a_job(id: str, name: str = "train", **fields: object) -> JobRecord:
     ("words", "sentence"),
     [
         (["rnu"], "Did you mean 'run'?"),
-        (["run", "--gpu", "2", "--", "x"], "Did you mean '--gpus'?"),
+        (["run", "--gpu", "2", "--", "x"], "'--gpus'"),
         (["run"], "Write it after --"),
         (["run", "--gpus", "0", "--", "x"], "0 is not in the range"),
         (["run", "--env", "LR", "--", "x"], "NAME=VALUE, for example LR=0.1"),
@@ -472,6 +472,7 @@ class FakeApp:
     def __getattr__(self, name: str) -> Callable[..., int]:
         def noted(*arguments: object, **named: object) -> int:
             named.pop("config", None)
+            named.pop("sure", None)
             self.called.append((name, arguments, named))
             return 7
 
@@ -484,7 +485,16 @@ class FakeApp:
         (
             ["up", "--listen", "10.0.0.1", "--foreground"],
             "up",
-            ("up", (), {"listen": "10.0.0.1", "gateway_port": 7460, "foreground": True}),
+            (
+                "up",
+                (),
+                {
+                    "listen": "10.0.0.1",
+                    "gateway_port": 7460,
+                    "foreground": True,
+                    "read_only": False,
+                },
+            ),
         ),
         (["down"], "up", ("down", (), {})),
         (
@@ -505,6 +515,8 @@ class FakeApp:
                     "suite": "standby",
                     "guard": None,
                     "address": None,
+                    "grace": None,
+                    "zone": None,
                     "topology": None,
                 },
             ),

@@ -30,8 +30,8 @@ def program(directory: Path, name: str, text: str) -> None:
 def test_what_is_missing_says_what_is_lost_and_how_to_mend_it(config: Config) -> None:
     findings = doctor.examine(config)
     assert {finding.name for finding in findings} >= {
-        *("python", "nats-server", "gateway", "agents", "net admin", "cgroup", "htb", "bpf"),
-        *("bubblewrap", "criu", "clang", "gpus", "disk", "clock"),
+        *("python", "nats-server", "gateway", "agents", "cgroup", "guard", "kill switch"),
+        *("shaping", "guests' cgroups", "bubblewrap", "criu", "gpus", "disk", "clock"),
     }
     for found in findings:
         assert found.text

@@ -15,7 +15,7 @@ def waiter(name: str, *, gpus: int = 1, lane: Lane = Lane.LONG, rank: int = 0) -
 
 def matched(desk: Desk, now: int = 0) -> tuple[str, str] | None:
     found = desk.match(now)
-    return None if found is None else (found[0].job, found[1])
+    return None if found is None else (found[0].job, *found[1])
 
 
 def test_the_tightest_fit_then_who_was_told_of_last() -> None:

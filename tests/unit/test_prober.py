@@ -73,4 +73,62 @@ def test_a_ticket_ends_the_search() -> None:
     answer = ProbeAnswered(probe=tell.event.probe.id, node=NodeId("a"), ticket=ticket)
     assert search.answered(answer, 1) == []
     assert search.done
-    assert search.ticket == ticket
+    assert search.tickets == [ticket]
+
+
+def gang_search(*nodes: str) -> Prober:
+    return Prober(
+        asker=NodeId("me"),
+        job=JobId("j"),
+        shape=Shape(gpus=1),
+        purpose=Purpose.START,
+        priority=0,
+        ranked=tuple(NodeId(node) for node in nodes),
+        wanted=len(nodes),
+    )
+
+
+def asked(orders: list) -> list[str]:
+    return [order.to for order in orders]
+
+
+def ticket_of(search: Prober, node: str) -> ProbeAnswered:
+    ticket = Ticket(
+        id=TicketId(node), node=NodeId(node), job=search.job, gpus=(GpuId("g"),), expires=9
+    )
+    assert search.asking is not None
+    return ProbeAnswered(probe=search.asking, node=NodeId(node), ticket=ticket)
+
+
+def test_a_gang_asks_its_nodes_in_the_rank_of_their_names_until_it_has_all() -> None:
+    search = gang_search("c", "a", "b")
+    assert asked(search.ask_next(0)) == ["a"]
+    assert asked(search.answered(ticket_of(search, "a"), 1)) == ["b"]
+    assert asked(search.answered(ticket_of(search, "b"), 2)) == ["c"]
+    assert not search.done
+    assert search.answered(ticket_of(search, "c"), 3) == []
+    assert search.done
+    assert search.found
+    assert [ticket.node for ticket in search.tickets] == ["a", "b", "c"]
+
+
+def test_the_first_refusal_ends_a_gangs_search_whatever_hints_come_with_it() -> None:
+    search = gang_search("a", "b", "c")
+    search.ask_next(0)
+    search.answered(ticket_of(search, "a"), 1)
+    assert search.asking is not None
+    refusal = ProbeAnswered(
+        probe=search.asking, node=NodeId("b"), reasons=("full",), hints=(NodeId("z"),)
+    )
+    assert search.answered(refusal, 2) == []
+    assert search.done
+    assert not search.found
+    assert [ticket.node for ticket in search.tickets] == ["a"], "to be given back"
+
+
+def test_silence_ends_a_gangs_search_too() -> None:
+    search = gang_search("a", "b")
+    search.ask_next(0)
+    assert search.woke(search.next_wake()) == []
+    assert search.done
+    assert search.silent == ["a"]

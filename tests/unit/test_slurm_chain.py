@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reclaimnet.apps import chain
+from reclaimnet.apps import chain, chain_policies
 from reclaimnet.apps.bench.chain import below_hull
 from reclaimnet.errors import BadConfig, NotFound, UsageError
 from reclaimnet.model.supply import ChainView, EndedJob, Promise, RunningJob, WaitingJob
@@ -219,7 +219,8 @@ def test_a_dearer_gap_is_answered_by_more_lead(jobs: list, name: str) -> None:
     begins = [jobs[0].submit_s + (8 + k) * 86_400 for k in range(8)]
     table = play_pairs(jobs, total=32, begins_s=begins, nodes=[1, 4])
     cheap, dear = (
-        chain.chosen_gaps(chain.build(name, gap_price=price), table) for price in (0.5, 8.0)
+        chain.chosen_gaps(chain_policies.build(name, gap_price=price), table)
+        for price in (0.5, 8.0)
     )
     assert np.maximum(dear, 0).mean() <= np.maximum(cheap, 0).mean() + 0.05
     assert np.maximum(-dear, 0).mean() >= np.maximum(-cheap, 0).mean()
@@ -232,7 +233,9 @@ def test_a_stronger_promise_is_kept_more_often(jobs: list) -> None:
     def kept(probability: float) -> float:
         promise = Promise(gap=HOUR, probability=probability)
         return float(
-            (chain.chosen_gaps(chain.build("forest", promise=promise), table) <= 1.02).mean()
+            (
+                chain.chosen_gaps(chain_policies.build("forest", promise=promise), table) <= 1.02
+            ).mean()
         )
 
     assert kept(0.95) >= kept(0.5)
@@ -242,30 +245,30 @@ def test_weights_survive_packing(jobs: list) -> None:
     begins = [jobs[0].submit_s + 10 * 86_400]
     table = play_pairs(jobs, total=32, begins_s=begins, nodes=[1])
     rows = table.features.reshape(-1, len(FEATURES))
-    for name in chain.LEARNT:
-        policy = chain.build(name)
-        again = chain.unpacked(name, chain.packed(policy))
+    for name in chain_policies.LEARNT:
+        policy = chain_policies.build(name)
+        again = chain_policies.unpacked(name, chain_policies.packed(policy))
         assert np.array_equal(policy.submits(rows), again.submits(rows))
 
 
 def test_every_policy_is_listed_with_a_sentence() -> None:
-    listed = chain.policies()
+    listed = chain_policies.policies()
     assert [entry["name"] for entry in listed] == list(PROVISION)
     assert all(entry["about"].endswith((".", ":")) or entry["about"] for entry in listed)
 
 
 def test_wrong_wishes_are_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no policy oracle"):
-        chain.build("oracle")
+        chain_policies.build("oracle")
     with pytest.raises(UsageError, match="above 0"):
-        chain.build("plan", gap_price=0)
+        chain_policies.build("plan", gap_price=0)
     with pytest.raises(UsageError, match="can promise"):
-        chain.build("dqn", promise=Promise(gap=HOUR, probability=0.9))
+        chain_policies.build("dqn", promise=Promise(gap=HOUR, probability=0.9))
     with pytest.raises(NotFound, match="rn chain train"):
-        chain.build("forest", weights=tmp_path)
+        chain_policies.build("forest", weights=tmp_path)
     (tmp_path / "forest.npz").write_bytes(b"junk")
     with pytest.raises(BadConfig, match="train them anew"):
-        chain.build("forest", weights=tmp_path)
+        chain_policies.build("forest", weights=tmp_path)
 
 
 def test_the_hull_is_what_mixing_static_leads_could_reach() -> None:

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import getpass
 import json
 import logging
 import os
-import re
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -20,18 +21,30 @@ import msgspec
 
 from reclaimnet import wire
 from reclaimnet.adapters.gpu import find
-from reclaimnet.adapters.nats.campus import Campus
+from reclaimnet.adapters.linux import criu
+from reclaimnet.adapters.nats.access import NEWCOMER, Key, new_key
+from reclaimnet.adapters.nats.campus import Campus, EnrolmentAsked
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import daemon
+from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guarded import Guarded
+from reclaimnet.apps.register import NODE_NAME, read_invitation
 from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
-from reclaimnet.engine.node import Body, Node, dispatcher_role
-from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable, UsageError
+from reclaimnet.engine.node import WHOLE, Body, Node, dispatcher_role
+from reclaimnet.errors import (
+    BadConfig,
+    Damaged,
+    Forbidden,
+    NotFound,
+    ReclaimNetError,
+    Unavailable,
+    UsageError,
+)
 from reclaimnet.model import events as ev
 from reclaimnet.model.asking import (
     LendRequest,
@@ -42,17 +55,37 @@ from reclaimnet.model.asking import (
 )
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, NoticeId, Offer, Terms
 from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.model.work import Saving
 from reclaimnet.policy.suite import SUITES
 from reclaimnet.policy.topology import Topology, parse_topology
 
 LEAVE_AT_MOST: Final = 30 * SECOND
 """How long Ctrl-C waits for guests to leave."""
+SAFETY: Final = SECOND
+"""Before a batch system's own deadline: it kills without asking."""
 READY_S: Final = 30.0
 CONNECT_AGAIN_S: Final = 1.0
+REFUSALS_AFTER_ENROLMENT: Final = 10
+PART_S: Final = 2.0
 MAX_REQUEST_BYTES: Final = 1 << 16
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _log = logging.getLogger("reclaimnet.agent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """A batch job inside which the agent lives: its signals are the end of the loan."""
+
+    ends: int
+    grace: int
+    """What SIGUSR1 leaves: the batch system preempts us."""
+    kill_wait: int
+    """What SIGTERM leaves before SIGKILL."""
+
+    def left(self, number: signal.Signals, now: int) -> int:
+        """How long guests have after a signal."""
+        promised = self.kill_wait if number is signal.SIGTERM else self.grace
+        return max(min(promised, self.ends - now) - SAFETY, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +96,7 @@ class Settings:
     folder: Path
     url: str
     token: str
+    """The invitation to the campus."""
     gpus: tuple[Gpu, ...]
     host: str = "127.0.0.1"
     """The address under which others reach this node's chunks."""
@@ -72,6 +106,9 @@ class Settings:
     timing: Timing = LIVELY
     suite: str = "standby"
     guard: Path | None = None
+    grace: int | None = None
+    """How long guests have to leave after SIGTERM; None: it ends them at once."""
+    allocation: Allocation | None = None
     topology: Topology | None = None
 
 
@@ -89,18 +126,19 @@ def main(
     suite: str = "standby",
     guard: Path | None = None,
     address: str | None = None,
+    grace: int | None = None,
+    zone: str | None = None,
     topology: Path | None = None,
 ) -> int:
     """Behind `rn agent`."""
-    plan = _plan_of(topology)
     if suite not in SUITES:
         raise UsageError(f"there is no suite {suite}{did_you_mean(suite, list(SUITES))}")
     node = NodeId(name or socket.gethostname().partition(".")[0])
-    if not _NAME.fullmatch(node):
+    if not NODE_NAME.fullmatch(node):
         raise UsageError(
             f"{node!r} cannot be a node's name; use letters, digits, dots and dashes: --name lab1"
         )
-    url, secret = _campus_of(config, join, token)
+    url, secret = campus_of(config, join, token)
     folder = config.agents / node
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     running = daemon.running(folder / "agent.pid")
@@ -123,8 +161,11 @@ def main(
             suite=suite,
             guard=guard,
             address=address,
+            grace=grace,
+            zone=zone,
             topology=topology,
         )
+    plan = _plan_in(topology) if topology is not None else None
     found = find.declared(node, gpus) if gpus is not None else find.found()
     if not found:
         raise UsageError(
@@ -136,33 +177,45 @@ def main(
         url=url,
         token=secret,
         gpus=found,
-        host=address or _own_address(url),
+        host=address or own_address(url),
         lend=LendRequest(notice=notice) if lend else None,
         vault_quota=vault_quota,
         suite=suite,
         guard=guard,
+        grace=grace,
+        zone=_zone_of(node, zone, plan),
         topology=plan,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # It warns of every TLS connection that ends.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     return asyncio.run(run(settings))
 
 
-def _plan_of(file: Path | None) -> Topology | None:
-    """Read before anything is started, so that a mistake is told to whoever made it."""
-    if file is None:
-        return None
+def _plan_in(file: Path) -> Topology:
     try:
-        return parse_topology(file.read_text(encoding="utf-8"), file=str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the topology {file} cannot be read ({error})") from error
+        text = file.read_text()
+    except OSError as error:
+        raise BadConfig(f"{file} cannot be read: {error.strerror}") from error
+    return parse_topology(text, file=str(file))
+
+
+def _zone_of(node: NodeId, name: str | None, plan: Topology | None) -> str:
+    zone = name if name is not None else plan.zone(node) if plan is not None else WHOLE
+    if not NODE_NAME.fullmatch(zone):
+        raise UsageError(f"{zone!r} cannot be a zone's name; use letters, digits, dots and dashes")
+    return zone
 
 
 async def run(settings: Settings) -> int:
-    """Live until told to end. SIGINT leaves in peace, SIGTERM ends guests at once, SIGHUP leaves
-    them to the next agent, which is how one restarts without disturbing anybody."""
+    """Live until told to end. SIGINT leaves in peace, and so does SIGTERM where a grace was given;
+    otherwise it ends guests at once. SIGHUP leaves them to the next agent, which is how one
+    restarts without disturbing anybody."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    numbers += [signal.SIGUSR1] if settings.allocation is not None else []
+    for number in numbers:
         loop.add_signal_handler(number, signals.put_nowait, number)
     broken: asyncio.Future[None] = loop.create_future()
 
@@ -205,18 +258,42 @@ async def _until_told(
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if broken.done():
         broken.result()
-    match waiting.result():
-        case signal.SIGINT:
-            leaving = asyncio.ensure_future(agent.leave())
+    told = waiting.result()
+    allocation, grace = agent.settings.allocation, agent.settings.grace
+    if allocation is not None and told in (signal.SIGUSR1, signal.SIGTERM):
+        await _leave_allocation(agent, allocation, told, signals)
+        return
+    match told:
+        case signal.SIGTERM if grace is None:
+            await agent.end_guests()
+        case signal.SIGINT | signal.SIGTERM:
+            leaving = asyncio.ensure_future(agent.leave(grace if told is signal.SIGTERM else None))
             again = asyncio.ensure_future(signals.get())
             await asyncio.wait([leaving, again], return_when=asyncio.FIRST_COMPLETED)
             leaving.cancel()
             again.cancel()
             await agent.end_guests()
-        case signal.SIGTERM:
-            await agent.end_guests()
         case _:
             pass
+
+
+async def _leave_allocation(
+    agent: "Agent",
+    allocation: Allocation,
+    told: signal.Signals,
+    signals: "asyncio.Queue[signal.Signals]",
+) -> None:
+    """The batch system takes its nodes back; a second signal leaves less time than the first."""
+    while True:
+        leaving = asyncio.ensure_future(agent.leave_allocation(allocation, told))
+        again = asyncio.ensure_future(signals.get())
+        await asyncio.wait([leaving, again], return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            again.cancel()
+            leaving.result()
+            return
+        leaving.cancel()
+        told = again.result()
 
 
 class Agent:
@@ -227,22 +304,26 @@ class Agent:
         self._mind: Node | None = None
         self._requests = 0
         self._watching: asyncio.Task[None] | None = None
+        self._parting = False
 
     # --- living ----------------------------------------------------------------------------
 
     async def live(self) -> None:
         settings = self.settings
-        campus = await _connected(settings)
         async with contextlib.AsyncExitStack() as stack:
+            # The owner's door opens first: while the campus is away, it says so.
+            await self._open_door(stack)
+            campus, membership = await _joined(settings)
+            credentials = membership.credentials
             stack.push_async_callback(campus.close)
-            await _refuse_a_taken_name(campus, settings, self._clock.now())
-            credentials = await _credentials(campus, settings)
+            stack.push_async_callback(self._part, campus)
             vault = stack.enter_context(
                 Vault(settings.folder / "vault", quota_bytes=settings.vault_quota)
             )
             guard = _guard(settings)
             if guard is not None:
                 stack.callback(guard.close)
+            obstacle = await asyncio.to_thread(criu.obstacle)
             gate = _Gate()
             server = stack.enter_context(
                 ChunkServer(
@@ -262,6 +343,8 @@ class Agent:
                     shelf_bytes=vault.room(),
                     timing=settings.timing,
                     topology=settings.topology,
+                    abilities=() if obstacle else (str(Saving.CRIU),),
+                    obstacles=(f"{Saving.CRIU}: {obstacle}",) if obstacle else (),
                 ),
                 SUITES[settings.suite],
             )
@@ -281,7 +364,7 @@ class Agent:
             gate.lends = lambda: mind.provider.offer is not None
             world.after_owner_event = self._remember_provider
             await self._wake_up(campus, vault)
-            await self._serve(campus, stack)
+            await self._serve(campus)
 
     async def _wake_up(self, campus: Campus, vault: Vault) -> None:
         """Take up what the agent before us left: the owner's word first, then its guests."""
@@ -303,17 +386,14 @@ class Agent:
         kept = tuple(sorted({record_id for record_id in records if vault.manifests(record_id)}))
         world.deliver(ev.CopiesFound(jobs=kept))
         for record in records.values():
-            if record.holder == self.settings.node and record.id not in mind.attempts:
+            known = record.id in mind.attempts or record.id in mind.gangs
+            if record.holder == self.settings.node and not known:
                 world.deliver(ev.RecordSeen(job=record.id, record=record))
         if self.settings.lend is not None and mind.provider.offer is None:
             await self.answer(self.settings.lend)
         world.deliver(ev.Woke())
 
-    async def _serve(self, campus: Campus, stack: contextlib.AsyncExitStack) -> None:
-        world, _ = self._running()
-        node = self.settings.node
-        await campus.listen(node, world.deliver)
-        await campus.serve_asks(node, self.answer)
+    async def _open_door(self, stack: contextlib.AsyncExitStack) -> None:
         path = self.settings.folder / "control.sock"
         path.unlink(missing_ok=True)
         control = await asyncio.start_unix_server(
@@ -322,6 +402,23 @@ class Agent:
         path.chmod(0o600)
         stack.callback(path.unlink, missing_ok=True)
         stack.callback(control.close)
+
+    async def _part(self, campus: Campus) -> None:
+        """The last word of an agent whose guests have ended: it will not be missed."""
+        if not self._parting or self._mind is None:
+            return
+        card = dataclasses.replace(
+            self._mind.card(), beat=self._clock.now(), gpus=(), vacant=(), jobs=(), parting=True
+        )
+        with contextlib.suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(PART_S):
+                await campus.beat(card)
+
+    async def _serve(self, campus: Campus) -> None:
+        world, _ = self._running()
+        node = self.settings.node
+        await campus.listen(node, world.deliver)
+        await campus.serve_asks(node, self.answer)
         _log.info("%s is ready, with %d GPUs", node, len(self.settings.gpus))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hear(campus))
@@ -396,6 +493,7 @@ class Agent:
                 hours=request.hours,
                 utc_offset=request.utc_offset,
                 maintenance=request.maintenance,
+                ends=request.ends,
             ),
         )
         return ev.LendAsked(request=self._mint(), offer=offer)
@@ -513,36 +611,56 @@ class Agent:
 
     # --- the end ---------------------------------------------------------------------------
 
-    async def leave(self) -> None:
-        """In peace: guests get their notice and are gone before we are."""
+    async def leave(self, grace: int | None) -> None:
+        """In peace: guests get their notice, or so long, and are gone before we are."""
         if self._world is None:
             return
         world, mind = self._running()
-        if not mind.attempts or mind.provider.offer is None:
+        guests = mind.processes()
+        if not guests or mind.provider.offer is None:
             return
-        grace = min(mind.provider.offer.terms.notice, LEAVE_AT_MOST)
+        if grace is None:
+            grace = min(mind.provider.offer.terms.notice, LEAVE_AT_MOST)
         _log.info(
             "%d jobs have %s to leave; press Ctrl-C again to end them at once",
-            len(mind.attempts),
+            len(guests),
             show_duration(grace),
         )
         asked = ev.ReclaimAsked(request=self._mint(), grace=grace, reason="the agent is stopping")
         await world.ask(asked)
         await world.empty()
 
+    async def leave_allocation(self, allocation: Allocation, told: signal.Signals) -> None:
+        if self._world is None:
+            return
+        world, mind = self._running()
+        if mind.provider.offer is not None:
+            asked = ev.ReclaimAsked(
+                request=self._mint(),
+                grace=allocation.left(told, self._clock.now()),
+                cause=Cause.WALLTIME,
+                reason="the batch system takes its node back",
+            )
+            await world.ask(asked)
+        await world.empty()
+
     async def end_guests(self) -> None:
         if self._world is None:
             return
         world, mind = self._running()
-        for attempt in list(mind.attempts.values()):
-            world.runner.end(attempt.job, attempt.epoch)
+        for job, epoch in mind.processes():
+            world.runner.end(job, epoch)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await world.empty()
+        self._parting = True
 
     def _running(self) -> tuple[LiveWorld, Node]:
         if self._world is None or self._mind is None:
-            raise Unavailable(f"{self.settings.node} is still starting; ask again in a moment")
+            raise Unavailable(
+                f"{self.settings.node} has not reached the campus at {self.settings.url} yet; "
+                "guests that are left here stand still until then; its log says more"
+            )
         return self._world, self._mind
 
     def _mint(self) -> str:
@@ -589,54 +707,84 @@ class _Gate:
         return self.world.may_read(common_name, job)
 
 
-async def _connected(settings: Settings) -> Campus:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """What makes this machine a node of the campus: a key for the server, a certificate for
+    others, and the authority by which it knows both."""
+
+    key: Key
+    credentials: ca.Credentials
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        return ca.server_known_by(self.credentials.authority.read_text())
+
+
+async def _joined(settings: Settings) -> tuple[Campus, Membership]:
     """The campus may come up after us; keep trying, but say so."""
     said = ""
+    refusals_left = REFUSALS_AFTER_ENROLMENT
     while True:
         try:
-            return await Campus.connect(settings.url, settings.token, f"agent {settings.node}")
+            membership = _kept_membership(settings) or await _enrol(settings)
+            campus = await Campus.connect(
+                settings.url, membership.key, settings.node, tls=membership.tls, prepare=False
+            )
+            return campus, membership
+        except Forbidden:
+            # The server may not have heard of us yet, though the gateway has.
+            refusals_left -= 1
+            if not refusals_left or _kept_membership(settings) is None:
+                raise
         except Unavailable as error:
             if str(error) != said:
                 said = str(error)
                 _log.warning("waiting for the campus: %s", error)
-            await asyncio.sleep(CONNECT_AGAIN_S)
+        await asyncio.sleep(CONNECT_AGAIN_S)
 
 
-async def _refuse_a_taken_name(campus: Campus, settings: Settings, now: int) -> None:
-    """Two machines under one name would take each other's jobs and leases for their own. Who has
-    a certificate of that name has been that node before."""
-    if (settings.folder / "tls" / "node.crt").exists():
-        return
-    card = await campus.read_card(settings.node)
-    if card is not None and now - card.beat < settings.timing.given_up_after:
-        raise UsageError(
-            f"a node called {settings.node} is on this campus already; give this one another --name"
-        )
-
-
-async def _credentials(campus: Campus, settings: Settings) -> ca.Credentials:
-    """The node's certificate: asked for once, then kept."""
+def _kept_membership(settings: Settings) -> Membership | None:
+    """Of this campus: its authority is the one that the invitation names."""
     folder = settings.folder / "tls"
     kept = ca.Credentials(
         certificate=folder / "node.crt", key=folder / "node.key", authority=folder / "ca.crt"
     )
-    if all(path.exists() for path in (kept.certificate, kept.key, kept.authority)):
-        return kept
-    key = ca.new_key()
-    request = ca.request_certificate(key, ca.node_name(settings.node))
-    enrolment = None
-    while enrolment is None:
-        try:
-            enrolment = await campus.enrol(request.decode())
-        except Unavailable as error:
-            _log.warning("waiting for a gateway to sign our certificate: %s", error)
-            await asyncio.sleep(CONNECT_AGAIN_S)
-    return ca.keep(
+    seed = folder / "campus.key"
+    try:
+        if kept.authority.read_text() != read_invitation(settings.token).ca:
+            return None
+        return Membership(key=Key(name=settings.node, seed=seed.read_text()), credentials=kept)
+    except FileNotFoundError:
+        return None
+
+
+async def _enrol(settings: Settings) -> Membership:
+    """Show the invitation to a gateway; what it answers is kept for good."""
+    invitation = read_invitation(settings.token)
+    tls_key, key = ca.new_key(), new_key(settings.node)
+    asked = EnrolmentAsked(
+        invitation=invitation.secret,
+        certificate_request=ca.request_certificate(tls_key, ca.node_name(settings.node)).decode(),
+        public_key=key.public,
+    )
+    newcomer = await Campus.connect(
+        settings.url, "", NEWCOMER, tls=ca.server_known_by(invitation.ca), prepare=False
+    )
+    try:
+        enrolment = await newcomer.enrol(asked)
+    finally:
+        await newcomer.close()
+    if enrolment.ca != invitation.ca:
+        raise Forbidden("the campus is another than the one of the invitation; ask for a new one")
+    folder = settings.folder / "tls"
+    credentials = ca.keep(
         folder,
         certificate=enrolment.certificate.encode(),
-        key=key,
+        key=tls_key,
         authority=enrolment.ca.encode(),
     )
+    ca.write_private(folder / "campus.key", key.seed.encode())
+    return Membership(key=key, credentials=credentials)
 
 
 async def _records_now(campus: Campus) -> list[Any]:
@@ -656,22 +804,23 @@ async def _records_now(campus: Campus) -> list[Any]:
     return list(records.values())
 
 
-def _campus_of(config: Config, join: str | None, token: str | None) -> tuple[str, str]:
+def campus_of(config: Config, join: str | None, token: str | None) -> tuple[str, str]:
     """Where NATS is: as given, or as `rn up` left it on this machine."""
+    if token is not None:
+        return join or read_invitation(token).url, token
     if join is not None:
-        if token is None:
-            raise UsageError("give the campus's join token with --token-file FILE")
-        return join, token
+        raise UsageError("give the campus's invitation with --token-file FILE")
     try:
         left = json.loads((config.state / "campus.json").read_text())
         return str(left["nats_url"]), str(left["nats_token"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Unavailable(
-            "no campus runs on this machine; start one with `rn up`, or join one with --join URL"
+            "no campus runs on this machine; start one with `rn up`, or join one with "
+            "--token-file FILE"
         ) from error
 
 
-def _own_address(url: str) -> str:
+def own_address(url: str) -> str:
     """The address of ours from which the campus's server is reached."""
     host, _, port = url.rpartition("//")[2].rpartition(":")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as s:
@@ -696,6 +845,8 @@ def _detached(
     suite: str,
     guard: Path | None,
     address: str | None,
+    grace: int | None,
+    zone: str | None,
     topology: Path | None,
 ) -> int:
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
@@ -706,15 +857,28 @@ def _detached(
     argv += ["--suite", suite]
     argv += ["--guard", str(guard)] if guard is not None else []
     argv += ["--address", address] if address is not None else []
-    argv += ["--topology", str(topology.absolute())] if topology is not None else []
+    argv += ["--grace", f"{grace / SECOND}s"] if grace is not None else []
+    argv += ["--zone", zone] if zone is not None else []
+    argv += ["--topology", str(topology.resolve())] if topology is not None else []
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)
     pid = daemon.spawn(
-        argv, log=folder / "agent.log", ready=sock.exists, patience_s=READY_S, env=env
+        argv,
+        log=folder / "agent.log",
+        ready=lambda: _answers(config, node),
+        patience_s=READY_S,
+        env=env,
     )
     sys.stderr.write(f"The agent for {node} runs (pid {pid}); `rn down` ends it.\n")
     return 0
+
+
+def _answers(config: Config, node: NodeId) -> bool:
+    try:
+        return ask_local(config, node, StatusRequest()).ok
+    except ReclaimNetError:
+        return False
 
 
 def _boot_id() -> str:

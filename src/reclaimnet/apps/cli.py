@@ -10,7 +10,17 @@ from typing import Final, NoReturn
 import click
 
 # Importing them is what registers their commands.
-from reclaimnet.apps import cli_chain, cli_jobs, cli_lab, cli_operator, cli_owner  # noqa: F401
+from reclaimnet.apps import (  # noqa: F401
+    cli_borrow,
+    cli_chain,
+    cli_guard,
+    cli_jobs,
+    cli_kube,
+    cli_lab,
+    cli_operator,
+    cli_owner,
+    cli_watch,
+)
 from reclaimnet.apps.cli_base import cli, complain, sentence
 from reclaimnet.errors import ReclaimNetError
 

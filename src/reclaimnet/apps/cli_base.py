@@ -137,10 +137,21 @@ def configured(ctx: click.Context | None = None, *, state: str | None = None) ->
 
 
 SECTIONS: Final = {
-    "Borrowers": ("run", "ps", "logs", "why", "fetch", "cancel"),
-    "Owners": ("lend", "reclaim", "nodes", "top", "agent"),
-    "Operators": ("up", "down", "guard", "doctor", "config", "completion"),
-    "Researchers": ("demo", "bench", "sim", "swarm", "chain", "testbed"),
+    "Borrowers": ("run", "ps", "watch", "logs", "why", "rehearse", "fetch", "cancel"),
+    "Owners": ("lend", "reclaim", "nodes", "top", "agent", "guard"),
+    "Operators": (
+        "up",
+        "page",
+        "down",
+        "invite",
+        "revoke",
+        "borrow",
+        "kube",
+        "doctor",
+        "config",
+        "completion",
+    ),
+    "Researchers": ("demo", "bench", "sim", "journal", "replay", "swarm", "chain", "testbed"),
 }
 
 
@@ -212,6 +223,18 @@ def print_json(**fields: Any) -> None:
 
 def width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask; do it.")
+
+
+def asks() -> bool:
+    """Whether there is somebody to ask: a script is never left waiting for an answer."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def agreed(text: str) -> bool:
+    return click.confirm(f"{text}. Go on?", default=False, err=True)
 
 
 def say(text: str) -> None:

@@ -13,7 +13,9 @@ import click
 
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.cli_base import (
+    DURATION,
     PAIR,
+    SIZE,
     command,
     complete_job,
     configured,
@@ -25,7 +27,7 @@ from reclaimnet.apps.cli_base import (
 )
 from reclaimnet.apps.client import Gateway, follow_on
 from reclaimnet.errors import Unavailable, UsageError
-from reclaimnet.model.units import show_duration
+from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.model.work import JobRecord, JobState, Saving
 
 POLL_S: Final = 0.5
@@ -41,16 +43,37 @@ MAX_NAME: Final = 64
     "rn run --gpus 1 -- python train.py --epochs 10\nid=$(rn run -d -- python train.py)",
     context_settings={"allow_interspersed_args": False},
 )
-@click.option("--gpus", type=click.IntRange(1, 64), default=1, show_default=True)
+@click.option(
+    "--gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="On each node."
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Start on so many nodes at once, or not at all.",
+)
+@click.option(
+    "--lasts",
+    type=DURATION,
+    help="How long it will take, as in 10m. Up to 5m it goes into the lane for short jobs; "
+    "others are told by it when they can expect to start.",
+)
 @click.option("--name", help="What to call it; otherwise it is called like the script.")
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher goes first.")
 @click.option(
     "--saving",
+    "--save",
     type=click.Choice([str(way) for way in Saving]),
     default=str(Saving.SDK),
     show_default=True,
-    help="How it can be saved: by our SDK, by a signal, or not at all.",
+    help="How it can be saved: by our SDK, by a signal, by CRIU (programs that know nothing of "
+    "us, without GPUs or open network connections), or not at all.",
 )
+@click.option(
+    "--memory", type=SIZE, help="The most it may use, as in 2G; kept free for it where it runs."
+)
+@click.option("--group", default="", help="Jobs of one group wait, go on and move together.")
 @click.option("--env", type=PAIR, multiple=True, help="Set a variable in its environment.")
 @click.option(
     "--workdir",
@@ -64,9 +87,13 @@ MAX_NAME: Final = 64
 @click.argument("command_line", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED)
 def run(
     gpus: int,
+    nodes: int,
+    lasts: int | None,
     name: str | None,
     priority: int,
     saving: str,
+    memory: int | None,
+    group: str,
     env: tuple[tuple[str, str], ...],
     workdir: Path | None,
     no_ship: bool,
@@ -90,12 +117,17 @@ def run(
         "name": _checked_name(name) if name is not None else _name_for(command_line),
         "command": list(command_line),
         "gpus": gpus,
+        "nodes": nodes,
         "priority": priority,
         "saving": saving,
+        "memory_bytes": memory or 0,
+        "group": group,
         "env": dict(env),
         "user": _user(),
         "bundle": None,
     }
+    if lasts is not None:
+        fields["lasts_s"] = lasts / SECOND
     gateway = Gateway(configured())
     if not no_ship:
         from reclaimnet.apps import bundle

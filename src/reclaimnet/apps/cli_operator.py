@@ -1,21 +1,29 @@
-"""What operators type: up, down, guard, doctor, config, completion."""
+"""What operators type: up, down, invite, revoke, doctor, config, completion."""
 
-from pathlib import Path
+import time
 from typing import Any
 
 import click
 
+from reclaimnet.apps import cli_tables
 from reclaimnet.apps.cli_base import (
+    DURATION,
+    agreed,
     app,
+    asks,
     cli,
     command,
     complain,
     configured,
     json_option,
     print_json,
+    say,
+    width,
+    yes_option,
 )
 from reclaimnet.apps.config import DEFAULT_GATEWAY_PORT
 from reclaimnet.errors import Unavailable
+from reclaimnet.model.work import JobRecord
 
 
 @command("rn up\nrn up --listen 0.0.0.0 --gateway-port 7460")
@@ -33,35 +41,65 @@ from reclaimnet.errors import Unavailable
     show_default=True,
     help="0 takes any free one.",
 )
+@click.option("--read-only", is_flag=True, help="Let everybody look, and nobody change anything.")
 @click.option("--foreground", is_flag=True, help="Stay here and log, as under systemd.")
-def up(listen: str, gateway_port: int, foreground: bool) -> Any:
+def up(listen: str, gateway_port: int, read_only: bool, foreground: bool) -> Any:
     """Start the campus here: NATS and the gateway.
 
     The address and the token are written into your configuration, so that every other command
     finds them.
     """
     return app("up", "up")(
-        config=configured(), listen=listen, gateway_port=gateway_port, foreground=foreground
+        config=configured(),
+        listen=listen,
+        gateway_port=gateway_port,
+        foreground=foreground,
+        read_only=read_only,
     )
 
 
-@command("rn down")
-def down() -> Any:
+@command("rn down\nrn down -y")
+@yes_option
+def down(yes: bool) -> Any:
     """Stop what `rn up` and `rn agent --detach` started.
 
     Jobs keep their checkpoints, and go on after the next `rn up`.
     """
-    return app("up", "down")(config=configured())
+
+    def sure(jobs: list[JobRecord]) -> bool:
+        if yes or not asks():
+            return True
+        for line in cli_tables.job_table(jobs, now=time.time_ns(), width=width()):
+            click.echo(line, err=True)
+        noun = "This job stops" if len(jobs) == 1 else f"These {len(jobs)} jobs stop"
+        return agreed(f"{noun} until the next `rn up`, and what is not saved is lost")
+
+    return app("up", "down")(config=configured(), sure=sure)
 
 
-@command("rn guard /etc/reclaimnet/guard.toml")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-def guard(file: Path) -> None:
-    """Run the owner's advocate (root), as FILE says.
+@command("rn invite > lab1.token\nrn invite --node lab1 --valid 10m > lab1.token")
+@click.option("--node", metavar="NODE", help="Only for the machine of that name.")
+@click.option("--valid", type=DURATION, default="1h", show_default=True)
+def invite(node: str | None, valid: int) -> None:
+    """Invite one machine to the campus that runs here.
 
-    It holds deadlines and the kill switch, whatever becomes of the agent.
+    What is printed opens the campus once: hand it over privately, to be used there with
+    `rn agent --token-file FILE`.
     """
-    app("guard", "main")(file)
+    invitation = app("register", "invitation_for")(configured().state, node=node, valid=valid)
+    click.echo(str(invitation))
+
+
+@command("rn revoke lab1")
+@click.argument("node", metavar="NODE")
+def revoke(node: str) -> None:
+    """Put a node out of the campus that runs here.
+
+    It is cut off within a second or two. Its jobs go on elsewhere once its lease has lapsed.
+    """
+    register = app("register", "Register")(configured().state)
+    register.revoke(node)
+    say(f"{node} is put out; it can come back with a new invitation only.")
 
 
 @command("rn doctor")
@@ -92,6 +130,9 @@ def config(as_json: bool) -> None:
         "gateway.token": "(set)" if loaded.gateway_token else None,
         "nats.url": loaded.nats_url,
         "nats.token": "(set)" if loaded.nats_token else None,
+        "notify.webhook": "(set)" if loaded.notify_webhook else None,
+        "notify.command": loaded.notify_command,
+        "notify.events": loaded.notify_events,
         "state": str(loaded.state),
     }
     settings = [
@@ -102,7 +143,7 @@ def config(as_json: bool) -> None:
         print_json(settings=settings)
         return
     for setting in settings:
-        click.echo(f"{setting['key']:13}  {setting['value'] or '-'}  ({setting['origin']})")
+        click.echo(f"{setting['key']:14}  {setting['value'] or '-'}  ({setting['origin']})")
 
 
 @command("rn completion bash > ~/.local/share/bash-completion/completions/rn")

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -22,12 +22,14 @@ from reclaimnet.apps.cli_base import (
     say,
     width,
 )
-from reclaimnet.apps.client import Gateway, ask_local, local_agents
+from reclaimnet.apps.client import Gateway, ask_local, local_agents, status_of
 from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.errors import NotFound, ReclaimNetError, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Hours, Maintenance
 from reclaimnet.model.units import SECOND, show_size
+
+GIVEN_BACK_POLL_S: Final = 0.5
 
 
 @command("rn lend --gpus 2 --notice 60s\nrn lend --gpu 0 --user ada --hours 'mon-fri 18:00-08:00'")
@@ -53,6 +55,7 @@ from reclaimnet.model.units import SECOND, show_size
     multiple=True,
     help="Not then, for example '2026-11-20 08:00/2026-11-20 12:00' (repeatable).",
 )
+@click.option("--slurm-node", metavar="NAME", help="First take this node out of Slurm (drain it).")
 @node_option
 @json_option
 def lend(
@@ -62,6 +65,7 @@ def lend(
     which: tuple[str, ...],
     hours: tuple[tuple[Hours, ...], ...],
     maintenance: tuple[Maintenance, ...],
+    slurm_node: str | None,
     node: str | None,
     as_json: bool,
 ) -> int:
@@ -72,6 +76,8 @@ def lend(
     """
     if gpus is not None and which:
         raise UsageError("--gpus says how many, --gpu says which; choose one")
+    if slurm_node is not None:
+        app("borrow", "take_out")(slurm_node, config=configured(), tell=say)
     request = LendRequest(
         gpus=gpus,
         notice=notice,
@@ -95,6 +101,9 @@ def lend(
 @click.option("--change", is_flag=True, help="Move the running notice's deadline, with --notice.")
 @click.option("withdraw", "--cancel", is_flag=True, help="Take the notice back: the loan goes on.")
 @click.option("--reason", default="", help="What to tell the borrowers.")
+@click.option(
+    "--slurm-node", metavar="NAME", help="Give it back to Slurm when the last guest left."
+)
 @node_option
 @json_option
 def reclaim(
@@ -104,10 +113,13 @@ def reclaim(
     change: bool,
     withdraw: bool,
     reason: str,
+    slurm_node: str | None,
     node: str | None,
     as_json: bool,
 ) -> int:
     """Take GPUs back: at the deadline they are yours."""
+    if slurm_node is not None and (withdraw or gpus):
+        raise UsageError("--slurm-node gives a whole node back; it goes with neither of the others")
     if now and notice is not None:
         raise UsageError("--now and --notice exclude each other; choose one")
     if change and notice is None and not now:
@@ -118,7 +130,18 @@ def reclaim(
         return ask_node(WithdrawRequest(), node, as_json)
     grace = 0 if now else notice
     request = ReclaimRequest(gpus=gpus, grace=grace, reason=reason, change=change)
-    return ask_node(request, node, as_json)
+    code = ask_node(request, node, as_json)
+    if slurm_node is not None:
+        _await_given_back(node)
+        app("borrow", "put_back")(slurm_node, config=configured(), tell=say)
+    return code
+
+
+def _await_given_back(node: str | None) -> None:
+    """The deadline holds whatever the guests do, so this ends."""
+    config = configured()
+    while status_of(config, node or local_agents(config)[0]).gpus:
+        time.sleep(GIVEN_BACK_POLL_S)
 
 
 @command("rn nodes\nrn nodes --json")
@@ -135,12 +158,12 @@ def nodes(as_json: bool) -> None:
         click.secho(line, bold=not line.startswith(" "))
 
 
-@command("rn agent --join nats://campus.example:7461 --token-file token --lend --notice 60s")
-@click.option("--join", metavar="URL", help="The campus's NATS; otherwise the one of `rn up`.")
+@command("rn agent --token-file lab1.token --lend --notice 60s")
+@click.option("--join", metavar="URL", help="The campus's NATS, if not as the invitation says.")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Holds the join token; otherwise RECLAIMNET_NATS__TOKEN.",
+    help="Holds the invitation (`rn invite`); otherwise RECLAIMNET_NATS__TOKEN.",
 )
 @click.option("--name", help="The node's name; otherwise this machine's.")
 @click.option("--gpus", type=click.IntRange(0, 1024), help="Declare GPUs instead of looking.")
@@ -162,10 +185,12 @@ def nodes(as_json: bool) -> None:
     help="The guard's socket; otherwise the usual one, if a guard runs.",
 )
 @click.option("--address", help="Where others reach this node's checkpoints, if it is not obvious.")
+@click.option("--grace", type=DURATION, help="How long SIGTERM lets guests leave; else not at all.")
+@click.option("--zone", help="The nodes it is placed with; otherwise by the topology, else all.")
 @click.option(
     "--topology",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A TOML file with buildings, nodes and their uplinks; otherwise rates are measured.",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="The plan of the campus (TOML): rates of links, and zones by building.",
 )
 def agent(
     join: str | None,
@@ -180,6 +205,8 @@ def agent(
     suite: str,
     guard: Path | None,
     address: str | None,
+    grace: int | None,
+    zone: str | None,
     topology: Path | None,
 ) -> Any:
     """Make this machine a node that lends GPUs and runs guests."""
@@ -198,6 +225,8 @@ def agent(
         suite=suite,
         guard=guard,
         address=address,
+        grace=grace,
+        zone=zone,
         topology=topology,
     )
 
@@ -257,5 +286,5 @@ def _token_in(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the token file {path} cannot be read ({error})") from error
     if not token:
-        raise UsageError(f"the token file {path} is empty; copy the join token of `rn up` into it")
+        raise UsageError(f"the token file {path} is empty; put what `rn invite` prints into it")
     return token

@@ -6,7 +6,7 @@ from typing import Final
 from reclaimnet.apps.client import Node
 from reclaimnet.model.market import Gpu
 from reclaimnet.model.units import SECOND, show_duration, show_size
-from reclaimnet.model.work import JobRecord, never_saved
+from reclaimnet.model.work import JobRecord, JobState, never_saved
 
 _LEFT: Final = "<"
 _RIGHT: Final = ">"
@@ -25,14 +25,14 @@ def job_table(jobs: Sequence[JobRecord], *, now: int, width: int | None) -> list
             ids[job.id],
             job.spec.name,
             job.state.code,
-            job.holder or "-",
-            str(job.spec.gpus),
+            _where(job),
+            str(job.spec.gpus) if job.spec.nodes == 1 else f"{job.spec.nodes}x{job.spec.gpus}",
             str(job.step),
             str(job.moves),
             _lost(job),
             # Clocks of two machines differ: a job is never younger than new.
             show_duration(max(0, (job.ended_at or now) - job.submitted_at)),
-            reason_of(job),
+            reason_of(job, now),
         )
         for job in jobs
     ]
@@ -41,8 +41,16 @@ def job_table(jobs: Sequence[JobRecord], *, now: int, width: int | None) -> list
     return _table([heading, *rows], sides, width=width, squeezable=(3, 1))
 
 
-def reason_of(job: JobRecord) -> str:
+def _where(job: JobRecord) -> str:
+    others = f" +{len(job.seats) - 1}" if len(job.seats) > 1 else ""
+    return f"{job.holder}{others}" if job.holder else "-"
+
+
+def reason_of(job: JobRecord, now: int) -> str:
     """Never empty for a job that waits: Slurm's users look here first."""
+    if job.state is JobState.MIGRATING and job.leave_by is not None:
+        left = job.leave_by - now
+        return f"{show_duration(left)} left: {job.reason}" if left > 0 else f"late: {job.reason}"
     if job.reason:
         return job.reason
     if job.state.terminal:

@@ -211,6 +211,10 @@ class Gateway:
     def nodes(self) -> list[Node]:
         return self._decode(self._call("GET", "/nodes"), _Nodes).nodes
 
+    def journal(self) -> Iterator[bytes]:
+        """Everybody's entries, a JSON object a line, in pieces."""
+        return self._stream("/journal", start=0, timeout=FETCH_TIMEOUT_S)
+
     def ask(self, node: str, request: Request) -> Reply:
         """Ask a node's agent on behalf of its provider."""
         verb = _VERBS[type(request)]

@@ -18,7 +18,16 @@ from reclaimnet.model.units import GIB
 DEFAULT_GATEWAY_PORT: Final = 7460
 DEFAULT_VAULT_QUOTA: Final = 64 * GIB
 
-KEYS: Final = ("gateway.url", "gateway.token", "nats.url", "nats.token", "state")
+KEYS: Final = (
+    "gateway.url",
+    "gateway.token",
+    "nats.url",
+    "nats.token",
+    "notify.webhook",
+    "notify.command",
+    "notify.events",
+    "state",
+)
 """Every key there is. In a file `gateway.url` is `url` in the table `[gateway]`; in the environment
 it is RECLAIMNET_GATEWAY__URL."""
 
@@ -35,6 +44,12 @@ class Config:
     nats_token: str | None
     state: Path
     """Where everything that is ours and lasts is kept: the server's store, agents, vaults."""
+    notify_webhook: str | None = None
+    """An address that is told of events by POST; it may carry a secret."""
+    notify_command: str | None = None
+    """A command that gets an event's text on its standard input, such as one that sends a mail."""
+    notify_events: str | None = None
+    """Which events, by name, with commas between them; all if it is not set."""
     origins: Mapping[str, str]
     """For each key that has a value, where it is from: a flag, a variable, a file, or default."""
 
@@ -71,6 +86,9 @@ def load(
         gateway_token=values.get("gateway.token"),
         nats_url=values.get("nats.url"),
         nats_token=values.get("nats.token"),
+        notify_webhook=values.get("notify.webhook"),
+        notify_command=values.get("notify.command"),
+        notify_events=values.get("notify.events"),
         state=Path(values["state"]).expanduser().absolute(),
         origins=origins,
     )
@@ -175,7 +193,7 @@ def _xdg(env: Mapping[str, str], variable: str, fallback: str) -> Path:
 
 def _to_toml(values: Mapping[str, str]) -> str:
     lines = [f"{key} = {_quoted(values[key])}" for key in KEYS if "." not in key and key in values]
-    for service in ("gateway", "nats"):
+    for service in ("gateway", "nats", "notify"):
         keys = [key for key in KEYS if key.startswith(f"{service}.") and key in values]
         if keys:
             lines += ["", f"[{service}]"]

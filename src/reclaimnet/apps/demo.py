@@ -32,7 +32,7 @@ from reclaimnet.apps import bundle, up
 from reclaimnet.apps.client import Gateway, Node
 from reclaimnet.apps.config import Config, load
 from reclaimnet.errors import ReclaimNetError, Unavailable, UsageError
-from reclaimnet.model.asking import LendRequest, ReclaimRequest
+from reclaimnet.model.asking import LendRequest, ReclaimRequest, WithdrawRequest
 from reclaimnet.model.market import JobId
 from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.model.work import JobRecord, JobState
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 AGENTS: Final = ("maple", "birch", "cedar", "aspen")
 GPUS: Final = 2
 STEPS: Final = 300
+LONG_STEPS: Final = 1_000_000
+"""Of the jobs that are left running: more than a day."""
 STEP_DELAY: Final = "0.1"
 PATIENCE_S: Final = 85.0
 REFRESH_S: Final = 0.25
@@ -135,11 +137,18 @@ def main(*, json: bool, keep: bool, testbed: bool) -> int:
     else:
         _show(rows, time.monotonic() - began)
     if kept:
+        config = load(env=env, project=home / "none.toml", system=home / "none.toml")
+        _settle(Gateway(config), home / "work")
         console.print(
-            "It is still running. To look around, in another shell:\n"
-            f"  export XDG_STATE_HOME={home}/state XDG_CONFIG_HOME={home}/config\n"
-            f"  rn ps -a; rn nodes; rn why {rows[0].name}\n"
-            "`rn down` there ends it."
+            "It is still running, with two new jobs. Take a machine back under `My machines`:",
+            f"  {_link(config)}",
+            "To look around in another shell:",
+            f"  export XDG_STATE_HOME={home}/state XDG_CONFIG_HOME={home}/config",
+            f"  rn ps -a; rn nodes; rn why {rows[0].name}",
+            "`rn down` there ends it.",
+            sep="\n",
+            highlight=False,
+            soft_wrap=True,
         )
     return 0 if all(row.identical for row in rows) and len(rows) == 3 else 1
 
@@ -151,7 +160,8 @@ def _namespaces(home: Path) -> Iterator["Testbed"]:
 
     racks = [{"name": name, "hosts": 2, "uplink": "1gbit"} for name in ("lab", "office")]
     mark = home.name[-6:].replace("_", "x").lower()
-    table = {"mark": mark, "management": True, "rack": racks}
+    table: dict[str, object] = {"mark": mark, "management": True, "rack": racks}
+    table["network"] = testbed.own_network()
     with testbed.running(testbed.parse_config(table)) as bed:
         yield bed
 
@@ -187,6 +197,7 @@ def _run(console: Console, home: Path, env: dict[str, str], bed: "Testbed | None
     config = load(env=env, project=home / "none.toml", system=home / "none.toml")
     gateway = Gateway(config)
     _await(lambda: sum(len(node.card.vacant) for node in gateway.nodes()) >= 6, "the agents")
+    console.print("Watch it:", _link(config), highlight=False, soft_wrap=True)
     shipped = gateway.ship(bundle.pack(work))
     names = ("vision", "speech", "protein")
     records = [
@@ -208,6 +219,24 @@ def _run(console: Console, home: Path, env: dict[str, str], bed: "Testbed | None
             story.play()
         models = [model() for model in undisturbed]
     return [_row(gateway, gateway.job(job), models[index]) for index, job in enumerate(jobs)]
+
+
+def _link(config: Config) -> str:
+    return up.page_link(str(config.gateway_url), str(config.gateway_token))
+
+
+def _settle(gateway: Gateway, work: Path) -> None:
+    """Everything is lent again, and there is something to take it back from."""
+    for node in gateway.nodes():
+        if not node.card.gpus or node.card.leaving:
+            gateway.ask(node.card.node, WithdrawRequest())
+            # A notice that has not run out yet holds on to what was lent; the others are lent.
+            with contextlib.suppress(ReclaimNetError):
+                gateway.ask(node.card.node, LendRequest(notice=20 * SECOND))
+    shipped = gateway.ship(bundle.pack(work))
+    for seed, name in enumerate(("night-one", "night-two"), start=7):
+        command = [sys.executable, "train.py", str(seed), str(LONG_STEPS), STEP_DELAY]
+        gateway.submit({"name": name, "user": "demo", "command": command, "bundle": shipped})
 
 
 class _Story:

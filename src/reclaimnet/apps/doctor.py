@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from reclaimnet.adapters.linux.criu import LEAST as LEAST_CRIU
+from reclaimnet.adapters.linux.criu import parse_version
 from reclaimnet.apps.client import Gateway, local_agents, status_of
 from reclaimnet.apps.config import Config
-from reclaimnet.errors import ReclaimNetError
+from reclaimnet.apps.guard_client import DEFAULT_SOCKET, GuardClient
+from reclaimnet.errors import ReclaimNetError, Unavailable
 from reclaimnet.model.units import GIB, show_size
 
 COMMAND_TIMEOUT_S: Final = 10.0
@@ -53,7 +56,7 @@ class Absent(Exception):
 
 def examine(config: Config) -> list[Finding]:
     """Every finding, the essential ones first."""
-    return [_finding(check, config) for check in _CHECKS]
+    return [*(_finding(check, config) for check in _CHECKS), *_edge()]
 
 
 def healthy(findings: Iterable[Finding]) -> bool:
@@ -152,7 +155,11 @@ def bubblewrap() -> str:
 
 
 def criu() -> str:
-    return _run("criu", "--version").splitlines()[0].strip()
+    version = parse_version(_run("criu", "--version"))
+    if version < LEAST_CRIU:
+        least = "{}.{}".format(*LEAST_CRIU)
+        raise Absent("{}.{} is too old for new kernels, {} is needed".format(*version, least))
+    return "criu {}.{}".format(*version)
 
 
 def clang() -> str:
@@ -224,6 +231,17 @@ def _agents(config: Config) -> str:
     return f"{', '.join(nodes)} answer"
 
 
+def _guard(config: Config) -> str:
+    if not DEFAULT_SOCKET.exists():
+        raise Absent("none runs on this machine")
+    with GuardClient() as guard:
+        try:
+            found = guard.ask("status")
+        except Unavailable:
+            return "one runs here; it talks to root, the owner and the agent only"
+    return f"watches {len(found['guests'])} guests" + (", all cut off" if found["halted"] else "")
+
+
 def _room(config: Config) -> str:
     directory = config.state
     while not directory.exists() and directory != directory.parent:
@@ -268,7 +286,7 @@ _CHECKS: Final = (
         name="agents",
         probe=_agents,
         lost="this machine lends nothing",
-        mend="`rn agent --join URL --token-file FILE`",
+        mend="`rn agent --token-file FILE`",
     ),
     _Check(
         name="clock",
@@ -277,28 +295,16 @@ _CHECKS: Final = (
         mend="apt-get install systemd-timesyncd (or chrony)",
     ),
     _Check(
-        name="net admin",
-        probe=lambda config: net_admin(),
-        lost="traffic is paced in user space only, and guests cannot be cut off in the kernel",
-        mend="run the agent as root, or give it CAP_NET_ADMIN",
-    ),
-    _Check(
         name="cgroup",
         probe=lambda config: cgroup(),
         lost="guests are ended by process group, and their memory is not limited",
         mend="run the agent as root, or under systemd with Delegate=yes",
     ),
     _Check(
-        name="htb",
-        probe=lambda config: htb(),
-        lost="transfers are paced in user space, less evenly",
-        mend="run as root with iproute2 installed and the kernel module sch_htb",
-    ),
-    _Check(
-        name="bpf",
-        probe=lambda config: bpf(),
-        lost="no kill switch in the kernel: guests are stopped by ending their processes",
-        mend="run the agent as root, or give it CAP_BPF and CAP_NET_ADMIN",
+        name="guard",
+        probe=_guard,
+        lost="deadlines are kept by the minder beside each job, and not in the kernel",
+        mend="as root, write the owner's file and run `rn guard run` (docs/edge.md)",
     ),
     _Check(
         name="bubblewrap",
@@ -310,13 +316,7 @@ _CHECKS: Final = (
         name="criu",
         probe=lambda config: criu(),
         lost="programs that cannot save themselves start over when they move",
-        mend="apt-get install criu",
-    ),
-    _Check(
-        name="clang",
-        probe=lambda config: clang(),
-        lost="BPF programs cannot be rebuilt here (the ones that come along still work)",
-        mend="apt-get install clang",
+        mend="scripts/get-criu, and run the agent as root",
     ),
     _Check(
         name="gpus",
@@ -325,6 +325,22 @@ _CHECKS: Final = (
         mend="install NVIDIA's driver, or declare GPUs: `rn agent --gpus 2`",
     ),
 )
+
+
+def _edge() -> list[Finding]:
+    """What the guard could do on this machine, each tried out."""
+    try:
+        from reclaimnet.adapters.linux.tc_abilities import abilities
+    except ReclaimNetError as error:  # the package it is made with is not installed
+        lost = "no guard can run here: deadlines are kept by the minder beside each job"
+        mend = "pip install 'reclaimnet[edge]'"
+        return [Finding(name="edge", ok=False, text=str(error), lost=lost, mend=mend)]
+    return [
+        Finding(name=one.name, ok=True, text=one.text)
+        if one.present
+        else Finding(name=one.name, ok=False, text=one.text, lost=one.lost, mend=one.mend)
+        for one in abilities()
+    ]
 
 
 def _finding(check: _Check, config: Config) -> Finding:

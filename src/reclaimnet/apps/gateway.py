@@ -4,31 +4,48 @@ import asyncio
 import contextlib
 import importlib.metadata
 import logging
-import secrets
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
+import blake3
 import msgspec
 import uvicorn
-from litestar import Litestar, Request, Response, Router, get, post, put
-from litestar.connection import ASGIConnection
+from litestar import Litestar, Request, Response, Router, delete, get, post, put, route
 from litestar.datastructures import State
-from litestar.dto import DataclassDTO, DTOConfig
 from litestar.exceptions import HTTPException
-from litestar.handlers.base import BaseRouteHandler
 from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, OpenAPIType, Schema, SecurityScheme
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
 from litestar.response import ServerSentEvent, Stream
 from litestar.response.sse import ServerSentEventMessage
-from litestar.types import ControllerRouterHandler
+from litestar.types import ControllerRouterHandler, Guard
+from msgspec import Meta
 
-from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus, Enrolment
-from reclaimnet.apps.gateway_desk import MAX_PAGE, Desk, Page, Submission
+from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus
+from reclaimnet.apps.gateway_access import (
+    Access,
+    Keys,
+    bearer,
+    cookie_name,
+    guard,
+    session_cookie,
+)
+from reclaimnet.apps.gateway_desk import CURSOR, MAX_NAME, MAX_PAGE, Desk, Page, Story, Submission
 from reclaimnet.apps.gateway_output import Fetcher, Outputs
 from reclaimnet.apps.gateway_view import NodeSeen, View
+from reclaimnet.apps.history import Deeds
 from reclaimnet.errors import (
     BadConfig,
     Forbidden,
@@ -41,13 +58,17 @@ from reclaimnet.errors import (
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, WithdrawRequest
 from reclaimnet.model.asking import Request as Asked
 from reclaimnet.model.market import JobId, NodeId
-from reclaimnet.model.units import MIB
+from reclaimnet.model.units import DAY, MIB, MINUTE
 from reclaimnet.model.work import JobRecord
 
 MAX_BODY_BYTES: Final = MIB
-SHUTDOWN_S: Final = 3
-"""Open streams get this long to end; then they are cut."""
+SHUTDOWN_S: Final = 2
+"""Open streams get this long to end; then they are cut. All in all it takes less than 3 s."""
 PAGE: Final = 100
+MAX_ASKED: Final = 1024
+"""GPUs or users in one request."""
+MAX_NOTICE: Final = 30 * DAY
+MAX_REASON: Final = 1000
 BACKLOG: Final = 256
 MAX_CONNECTIONS: Final = 2048
 """More are turned away with 503; each listener of events holds one."""
@@ -62,6 +83,7 @@ _STATUS: Final[dict[type[ReclaimNetError], int]] = {
 _log = logging.getLogger("reclaimnet.gateway")
 
 Req = Request[Any, Any, State]
+Watcher = Callable[[View], Coroutine[Any, Any, None]]
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +95,29 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     version: str
 
 
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong, as RFC 9457 has it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    """One sentence that says what to do."""
+
+
+def _may_fail(*statuses: int) -> dict[int, ResponseSpec]:
+    """What a handler may answer besides what it should, for the schema."""
+    return {
+        status: ResponseSpec(
+            Problem,
+            description=HTTPStatus(status).phrase,
+            media_type="application/problem+json",
+            generate_examples=False,
+        )
+        for status in (*statuses, 401, 503)
+    }
+
+
 class BundleStored(msgspec.Struct, frozen=True, kw_only=True):
     id: str
 
@@ -82,78 +127,138 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     """From the journal, in time rank: what happened, what was considered, and why."""
 
 
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    access: Access
+    read_only: bool
+    """Whether nobody may change anything through this gateway."""
+    version: str
+    now: int
+    """The clock here, in nanoseconds since 1970: deadlines are told by it."""
+    recording: bool = False
+    """Whether there is a recording to look at instead of a campus."""
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    ended: bool
+
+
 class Nodes(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeSeen]
 
 
-class LendBody(DataclassDTO[LendRequest]):
-    config = DTOConfig(forbid_unknown_fields=True)
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
-class ReclaimBody(DataclassDTO[ReclaimRequest]):
-    config = DTOConfig(forbid_unknown_fields=True)
+class LendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    gpus: Annotated[int, Meta(ge=0, le=MAX_ASKED)] | None = None
+    """How many; null means all that the machine has."""
+    notice: Annotated[int, Meta(ge=0, le=MAX_NOTICE)] = MINUTE
+    """Nanoseconds of warning that are promised."""
+    users: Annotated[
+        list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=MAX_ASKED)
+    ] = []
+    """Who may borrow; empty means everyone."""
+
+
+class ReclaimBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    gpus: Annotated[
+        list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=MAX_ASKED)
+    ] = []
+    """Indices or UUIDs; empty means all."""
+    grace: Annotated[int, Meta(ge=0, le=MAX_NOTICE)] | None = None
+    """Nanoseconds; null means as the terms say, 0 means now."""
+    reason: Annotated[str, Meta(max_length=MAX_REASON)] = ""
 
 
 def build(
     campus: Campus,
     token: str,
     *,
+    look_token: str = "",
+    read_only: bool = False,
     view: View | None = None,
-    sign: Callable[[str], Enrolment] | None = None,
     fetcher: Fetcher | None = None,
     more: Sequence[ControllerRouterHandler] = (),
+    watchers: Sequence[Watcher] = (),
 ) -> Litestar:
-    """The application. `sign` answers agents that want a certificate, `fetcher` is what output is
-    fetched with. `more` are further
-    handlers, such as the web page's; one that carries `opt={"public": True}` needs no token."""
+    """The application. `look_token` may only look, and with `read_only` so may everybody.
+    `fetcher` is what output is fetched with. `more` are further handlers, such as the web page's;
+    one that carries `opt={"public": True}` needs no token. `watchers` run beside it and may listen
+    to what it knows."""
     kept_view = view or View()
-    version = _version()
-    desk = Desk(campus, kept_view, version)
+    desk = Desk(campus, kept_view, version())
+    keys = Keys(act=token, look=look_token, read_only=read_only)
     api = Router(
         path="/api/v1",
         route_handlers=[
+            session_options,
+            jobs_options,
             health,
+            session,
+            begin_session,
+            end_session,
             submit,
             list_jobs,
             show_job,
             cancel_job,
             job_logs,
             job_why,
+            job_story,
             job_output,
             put_bundle,
             list_nodes,
+            node_deeds,
             lend,
             reclaim,
             withdraw,
             events,
+            journal,
             metrics,
         ],
     )
 
     @contextlib.asynccontextmanager
     async def following(_app: Litestar) -> AsyncIterator[None]:
-        if sign is not None:
-            await campus.serve_enrol(sign)
         async with kept_view.kept(campus), asyncio.TaskGroup() as group:
-            tidying = group.create_task(desk.keep_tidy())
+            beside = [group.create_task(desk.keep_tidy())]
+            beside += [group.create_task(watcher(kept_view)) for watcher in watchers]
             try:
                 yield
             finally:
-                tidying.cancel()
+                for task in beside:
+                    task.cancel()
 
-    return Litestar(
-        route_handlers=[api, *more],
-        guards=[_guard(token)],
+    app = application(
+        [api, *more],
+        guards=[guard(keys)],
         lifespan=[following],
-        state=State(
-            {
-                "campus": campus,
-                "view": kept_view,
-                "desk": desk,
-                "version": version,
-                "outputs": Outputs(fetcher, kept_view) if fetcher is not None else None,
-            }
-        ),
+        state={
+            "campus": campus,
+            "view": kept_view,
+            "desk": desk,
+            "access": keys,
+            "version": version(),
+            "recording": False,
+            "outputs": Outputs(fetcher, kept_view) if fetcher is not None else None,
+        },
+    )
+    _tell_bounds(app)
+    return app
+
+
+def application(
+    handlers: Sequence[ControllerRouterHandler],
+    *,
+    guards: Sequence[Guard],
+    state: dict[str, Any],
+    lifespan: Sequence[Callable[[Litestar], contextlib.AbstractAsyncContextManager[None]]] = (),
+) -> Litestar:
+    """Anything of ours that speaks HTTP: problems as sentences, bounded bodies, a schema."""
+    return Litestar(
+        route_handlers=handlers,
+        guards=guards,
+        lifespan=list(lifespan),
+        state=State(state),
         exception_handlers={
             ReclaimNetError: _problem_of_ours,
             HTTPException: _problem_of_http,
@@ -163,11 +268,32 @@ def build(
         logging_config=None,
         openapi_config=OpenAPIConfig(
             title="ReclaimNet",
-            version=version,
+            version=version(),
             path="/schema",
             render_plugins=[JsonRenderPlugin(path=["/", "/openapi.json"])],
+            components=Components(
+                security_schemes={
+                    "token": SecurityScheme(type="http", scheme="bearer"),
+                    "session": SecurityScheme(
+                        type="apiKey", security_scheme_in="cookie", name=cookie_name(None)
+                    ),
+                }
+            ),
+            security=[{"token": []}, {"session": []}],
         ),
     )
+
+
+def _tell_bounds(app: Litestar) -> None:
+    """The framework does not tell the schema that unknown fields are refused, nor the bounds of
+    what may also be null."""
+    schemas = app.openapi_schema.components.schemas or {}
+    for body in (Submission, LendBody, ReclaimBody):
+        schemas[body.__name__].additional_properties = False
+    for body, field, most in ((LendBody, "gpus", MAX_ASKED), (ReclaimBody, "grace", MAX_NOTICE)):
+        number = Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=most)
+        either = Schema(one_of=[number, Schema(type=OpenAPIType.NULL)])
+        (schemas[body.__name__].properties or {})[field] = either
 
 
 async def serve(
@@ -177,16 +303,42 @@ async def serve(
     token: str,
     stop: asyncio.Event,
     *,
+    look_token: str = "",
+    read_only: bool = False,
     on_ready: Callable[[int], None] = lambda _port: None,
-    sign: Callable[[str], Enrolment] | None = None,
     fetcher: Fetcher | None = None,
     more: Sequence[ControllerRouterHandler] = (),
+    watchers: Sequence[Watcher] = (),
 ) -> None:
     """Serve until `stop` is set. `on_ready` is told the port; port 0 lets the system choose."""
     view = View()
+    app = build(
+        campus,
+        token,
+        look_token=look_token,
+        read_only=read_only,
+        view=view,
+        fetcher=fetcher,
+        more=more,
+        watchers=watchers,
+    )
+    # First those who listen hang up by themselves; else each shutdown waits for them.
+    await run(app, host, port, stop, on_ready=on_ready, on_stop=view.close)
+
+
+async def run(
+    app: Litestar,
+    host: str,
+    port: int,
+    stop: asyncio.Event,
+    *,
+    on_ready: Callable[[int], None],
+    on_stop: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve the application until `stop` is set."""
     with _listening(host, port) as listener:
         config = uvicorn.Config(
-            build(campus, token, view=view, sign=sign, fetcher=fetcher, more=more),
+            app,
             lifespan="on",
             log_config=None,
             access_log=False,
@@ -198,8 +350,7 @@ async def serve(
 
         async def end() -> None:
             await stop.wait()
-            # First those who listen hang up by themselves; else each shutdown waits for them.
-            view.close()
+            on_stop()
             server.should_exit = True
 
         async with asyncio.TaskGroup() as group:
@@ -232,13 +383,82 @@ class _Server(uvicorn.Server):
 # --- jobs ------------------------------------------------------------------------------------
 
 
-@get("/health", opt={"public": True})
+@get("/health", opt={"public": True}, security=[{}])
 async def health(state: State) -> Health:
     linked, current = state.campus.is_up, state.view.is_current
     return Health(ok=linked and current, linked=linked, current=current, version=state.version)
 
 
-@post("/jobs")
+@get("/session", responses=_may_fail())
+async def session(state: State, request: Req) -> Session:
+    """Who asks here, and what the gateway is."""
+    return _session(state, _access(state, request))
+
+
+@post("/session", status_code=200, opt={"public": True}, responses=_may_fail())
+async def begin_session(state: State, request: Req) -> Response[Session]:
+    """Exchange the token for a cookie, so that a browser need not keep the token."""
+    token = bearer(request.headers)
+    access = state.access.of_token(token) if token else None
+    if access is None:
+        raise HTTPException(
+            detail="the token is missing or wrong; take the link that `rn page` prints",
+            status_code=HTTPStatus.UNAUTHORIZED,
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    cookie = session_cookie(
+        token,
+        port=request.url.port,
+        secure=request.url.scheme == "https",
+        now_s=time.time(),
+    )
+    return Response(_session(state, access), cookies=[cookie])
+
+
+@delete("/session", status_code=200, opt={"public": True}, security=[{}])
+async def end_session(request: Req) -> Response[Ended]:
+    """Forget the cookie."""
+    answer = Response(Ended(ended=True))
+    answer.delete_cookie(cookie_name(request.url.port))
+    return answer
+
+
+@route("/session", http_method=["OPTIONS"], include_in_schema=False, opt={"public": True})
+async def session_options() -> Response[None]:
+    return _allowed("DELETE, GET, OPTIONS, POST")
+
+
+@route("/jobs", http_method=["OPTIONS"], include_in_schema=False, opt={"public": True})
+async def jobs_options() -> Response[None]:
+    return _allowed("GET, OPTIONS, POST")
+
+
+def _allowed(methods: str) -> Response[None]:
+    """The framework would name only those of the first of several handlers."""
+    return Response(None, status_code=HTTPStatus.NO_CONTENT, headers={"Allow": methods})
+
+
+def _session(state: State, access: Access) -> Session:
+    return Session(
+        access=access,
+        read_only=state.access.read_only,
+        version=state.version,
+        now=time.time_ns(),
+        recording=state.recording,
+    )
+
+
+def _access(state: State, request: Req) -> Access:
+    token = bearer(request.headers)
+    cookie = request.cookies.get(cookie_name(request.url.port), "")
+    found: Access | None = (
+        state.access.of_token(token) if token else state.access.of_session(cookie, time.time())
+    )
+    # The guard has let it pass.
+    return found or Access.LOOK
+
+
+@post("/jobs", responses={200: ResponseSpec(JobRecord), **_may_fail(400, 403, 413)})
 async def submit(
     state: State,
     request: Req,
@@ -252,36 +472,44 @@ async def submit(
     return Response(record, status_code=status, headers={"Location": f"/api/v1/jobs/{record.id}"})
 
 
-@get("/jobs")
+@get("/jobs", responses={200: ResponseSpec(Page), **_may_fail(400)})
 async def list_jobs(
     state: State,
+    request: Req,
     all: FromQuery[bool] = False,
     limit: Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)] = PAGE,
-    cursor: FromQuery[str | None] = None,
-) -> Page:
+    cursor: Annotated[str | None, QueryParameter(pattern=CURSOR)] = None,
+) -> Response[Any]:
+    """Newest first. With `If-None-Match`, an unchanged list is not sent again."""
     page: Page = state.desk.page(ended_too=all, limit=limit, cursor=cursor)
-    return page
+    body = msgspec.json.encode(page)
+    tag = f'"{blake3.blake3(body).hexdigest(12)}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    known = request.headers.get("If-None-Match", "")
+    if tag in [each.strip().removeprefix("W/") for each in known.split(",")]:
+        return Response(None, status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return Response(body, headers=headers, media_type="application/json")
 
 
-@get("/jobs/{job:str}")
+@get("/jobs/{job:str}", responses=_may_fail(404))
 async def show_job(state: State, job: FromPath[str]) -> JobRecord:
     record: JobRecord = await state.desk.record(JobId(job))
     return record
 
 
-@post("/jobs/{job:str}/cancel", status_code=200)
+@post("/jobs/{job:str}/cancel", status_code=200, responses=_may_fail(403, 404))
 async def cancel_job(state: State, job: FromPath[str]) -> JobRecord:
     record: JobRecord = await state.desk.cancel(JobId(job))
     return record
 
 
-@get("/jobs/{job:str}/logs", media_type="text/plain")
+@get("/jobs/{job:str}/logs", media_type="text/plain", responses=_may_fail(400, 404))
 async def job_logs(state: State, job: FromPath[str], follow: FromQuery[bool] = False) -> Stream:
     record = await state.desk.record(JobId(job))
     return Stream(state.desk.log(record.id, follow=follow), media_type="text/plain; charset=utf-8")
 
 
-@get("/jobs/{job:str}/output", media_type="application/x-tar")
+@get("/jobs/{job:str}/output", media_type="application/x-tar", responses=_may_fail(404))
 async def job_output(state: State, job: FromPath[str]) -> Stream:
     """What a completed job left in its output directory, as a tar."""
     record = await state.desk.record(JobId(job))
@@ -290,13 +518,20 @@ async def job_output(state: State, job: FromPath[str]) -> Stream:
     return Stream(await state.outputs.fetch(record), media_type="application/x-tar")
 
 
-@get("/jobs/{job:str}/why")
+@get("/jobs/{job:str}/why", responses=_may_fail(404))
 async def job_why(state: State, job: FromPath[str]) -> Why:
     record = await state.desk.record(JobId(job))
     return Why(entries=await state.campus.read_journal(record.id))
 
 
-@put("/bundles", request_max_body_size=MAX_BUNDLE_BYTES)
+@get("/jobs/{job:str}/story", responses=_may_fail(404))
+async def job_story(state: State, job: FromPath[str]) -> Story:
+    """The same in words, as `rn why` tells it, and the numbers that a plot of it needs."""
+    story: Story = await state.desk.story(JobId(job))
+    return story
+
+
+@put("/bundles", request_max_body_size=MAX_BUNDLE_BYTES, responses=_may_fail(403, 413))
 async def put_bundle(state: State, request: Req) -> BundleStored:
     """The body is the tar itself."""
     return BundleStored(id=await state.campus.put_bundle(await request.body()))
@@ -305,28 +540,43 @@ async def put_bundle(state: State, request: Req) -> BundleStored:
 # --- nodes -----------------------------------------------------------------------------------
 
 
-@get("/nodes")
+@get("/nodes", responses=_may_fail())
 async def list_nodes(state: State) -> Nodes:
     return Nodes(nodes=state.view.nodes())
 
 
-@post("/nodes/{node:str}/lend", dto=LendBody, return_dto=None, status_code=200)
-async def lend(
-    state: State, request: Req, node: FromPath[str], data: JSONBody[LendRequest]
-) -> Reply:
-    await _refuse_guesses(request, LendRequest)
-    return await _asked(state, node, data)
+@get("/nodes/{node:str}/deeds", responses=_may_fail(404))
+async def node_deeds(state: State, node: FromPath[str]) -> Deeds:
+    """What the machine has done for others, from the journal."""
+    deeds: Deeds = await state.desk.deeds(NodeId(node))
+    return deeds
 
 
-@post("/nodes/{node:str}/reclaim", dto=ReclaimBody, return_dto=None, status_code=200)
+@post(
+    "/nodes/{node:str}/lend",
+    status_code=200,
+    responses=_may_fail(400, 403, 404, 409, 413),
+)
+async def lend(state: State, request: Req, node: FromPath[str], data: JSONBody[LendBody]) -> Reply:
+    await _refuse_guesses(request, LendBody)
+    asked = LendRequest(gpus=data.gpus, notice=data.notice, users=tuple(data.users))
+    return await _asked(state, node, asked)
+
+
+@post(
+    "/nodes/{node:str}/reclaim",
+    status_code=200,
+    responses=_may_fail(400, 403, 404, 409, 413),
+)
 async def reclaim(
-    state: State, request: Req, node: FromPath[str], data: JSONBody[ReclaimRequest]
+    state: State, request: Req, node: FromPath[str], data: JSONBody[ReclaimBody]
 ) -> Reply:
-    await _refuse_guesses(request, ReclaimRequest)
-    return await _asked(state, node, data)
+    await _refuse_guesses(request, ReclaimBody)
+    asked = ReclaimRequest(gpus=tuple(data.gpus), grace=data.grace, reason=data.reason)
+    return await _asked(state, node, asked)
 
 
-@post("/nodes/{node:str}/withdraw", status_code=200)
+@post("/nodes/{node:str}/withdraw", status_code=200, responses=_may_fail(403, 404, 409))
 async def withdraw(state: State, node: FromPath[str]) -> Reply:
     return await _asked(state, node, WithdrawRequest())
 
@@ -339,29 +589,57 @@ async def _asked(state: State, node: str, request: Asked) -> Reply:
 
 
 async def _refuse_guesses(request: Req, kind: type) -> None:
-    """The framework would take "2" for 2; whoever sends that has a mistake to find."""
+    """The framework would take "2" for 2; whoever sends that has a mistake to find. To JSON, 2.0 is
+    the same number as 2."""
     try:
-        msgspec.json.decode(await request.body(), type=kind)
-    except msgspec.DecodeError as error:
+        msgspec.convert(_whole(msgspec.json.decode(await request.body())), type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"body: {error}") from error
+
+
+def _whole(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            return [_whole(each) for each in value]
+        case dict():
+            return {key: _whole(each) for key, each in value.items()}
+        case _:
+            return value
 
 
 # --- watching --------------------------------------------------------------------------------
 
 
-@get("/events")
-async def events(state: State) -> ServerSentEvent:
-    """All records and nodes as they are, then every change; so a reconnect misses nothing."""
+@get("/events", responses=_may_fail())
+async def events(
+    state: State,
+    last: Annotated[str | None, HeaderParameter(name="Last-Event-ID")] = None,
+) -> ServerSentEvent:
+    """All records and nodes as they are, then every change. Who comes back with the id of the last
+    event is told only what has changed since then, and misses nothing."""
 
     async def messages() -> AsyncGenerator[ServerSentEventMessage, None]:
-        async with contextlib.aclosing(state.view.changes()) as changes:
+        async with contextlib.aclosing(state.view.changes(last)) as changes:
             async for change in changes:
                 if change is None:
                     yield ServerSentEventMessage(comment="still here", data=None)
                 else:
-                    yield ServerSentEventMessage(event=change.event, data=change.data)
+                    yield ServerSentEventMessage(event=change.event, data=change.data, id=change.id)
 
     return ServerSentEvent(messages())
+
+
+@get("/journal", media_type="application/x-ndjson", responses=_may_fail())
+async def journal(state: State) -> Stream:
+    """What every node was told and ordered, one JSON object a line: what `rn replay` plays."""
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        for entry in await state.campus.read_whole_journal():
+            yield msgspec.json.encode(entry) + b"\n"
+
+    return Stream(lines(), media_type="application/x-ndjson")
 
 
 @get("/metrics", media_type="text/plain", include_in_schema=False)
@@ -370,23 +648,6 @@ async def metrics(state: State) -> Response[bytes]:
 
 
 # --- who may, and what went wrong ------------------------------------------------------------
-
-
-def _guard(token: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], None]:
-    expected = f"Bearer {token}".encode()
-
-    def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-        if handler.opt.get("public"):
-            return
-        given = connection.headers.get("Authorization", "").encode()
-        if not secrets.compare_digest(given, expected):
-            raise HTTPException(
-                detail="the token is missing or wrong; send it as `Authorization: Bearer TOKEN`",
-                status_code=HTTPStatus.UNAUTHORIZED,
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-
-    return guard
 
 
 def _problem_of_ours(_request: Req, error: ReclaimNetError) -> Response[bytes]:
@@ -441,7 +702,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _version() -> str:
+def version() -> str:
     try:
         return importlib.metadata.version("reclaimnet")
     except importlib.metadata.PackageNotFoundError:

@@ -21,16 +21,21 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from reclaimnet.adapters.nats.campus import Campus, Refused
+from reclaimnet.apps import cli_story, history
+from reclaimnet.apps.client import Entry
 from reclaimnet.apps.gateway_view import NodeState, View
+from reclaimnet.apps.history import Deeds, History
 from reclaimnet.errors import NotFound, Unavailable, UsageError
 from reclaimnet.model.asking import Reply, Request
 from reclaimnet.model.events import CancelAsked
 from reclaimnet.model.market import JobId, NodeId
-from reclaimnet.model.units import DAY, KIB
-from reclaimnet.model.work import JobRecord, JobSpec, JobState, Saving
+from reclaimnet.model.units import DAY, KIB, SECOND, show_size
+from reclaimnet.model.work import JobRecord, JobSpec, JobState, Saving, shape_of
 from reclaimnet.wire import encode_json
 
 MAX_GPUS: Final = 64
+MAX_NODES: Final = 64
+MAX_LASTS_S: Final = 366 * 86_400.0
 MAX_PRIORITY: Final = 100
 MAX_WORDS: Final = 4096
 MAX_TEXT: Final = 32_768
@@ -38,6 +43,10 @@ MAX_ENV: Final = 512
 MAX_WORKDIR: Final = 4096
 MAX_NAME: Final = 128
 MAX_PAGE: Final = 1000
+MAX_MEMORY: Final = 1 << 50
+NAMED_OBSTACLES: Final = 3
+"""Nodes whose reasons are told when none of them can do what a job needs."""
+CURSOR: Final = r"^([0-9]{1,20})\.([!-~]{1,128})$"
 MAX_KEY: Final = 256
 MAX_SPEC_BYTES: Final = 256 * KIB
 """A record grows with its checkpoints and must still fit into a message."""
@@ -61,12 +70,16 @@ EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job as its user asks for it."""
 
-    command: Annotated[tuple[Word, ...], Meta(min_length=1, max_length=MAX_WORDS)]
+    command: Annotated[list[Word], Meta(min_length=1, max_length=MAX_WORDS)]
     name: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
     user: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] = "campus"
     gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS)] = 1
+    nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)] = 1
+    lasts_s: Annotated[float, Meta(gt=0, le=MAX_LASTS_S)] | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     saving: Saving = Saving.SDK
+    memory_bytes: Annotated[int, Meta(ge=0, le=MAX_MEMORY)] = 0
+    group: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     env: Annotated[dict[EnvName, Word], Meta(max_length=MAX_ENV)] = {}
     bundle: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None = None
     workdir: Annotated[str, Meta(pattern=r"^/", max_length=MAX_WORKDIR)] | None = None
@@ -76,6 +89,12 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[JobRecord]
     next: str | None
     """The cursor of the next page; None on the last."""
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    headline: str
+    passages: list[cli_story.Passage]
+    history: History
 
 
 class Desk:
@@ -175,6 +194,21 @@ class Desk:
                     at_line_start = data.endswith(b"\n")
                     yield data
 
+    async def story(self, job: JobId) -> Story:
+        record = await self.record(job)
+        entries = await self._campus.read_journal(record.id)
+        told = [msgspec.convert(entry, Entry) for entry in entries if "event" in entry]
+        return Story(
+            headline=cli_story.headline(record),
+            passages=cli_story.tell(record.id, told),
+            history=history.of_job(record.id, entries),
+        )
+
+    async def deeds(self, node: NodeId) -> Deeds:
+        if self._view.node(node) is None:
+            raise NotFound(f"there is no node {node[:MAX_NAME]!r}; `rn nodes` lists the nodes")
+        return history.of_node(await self._campus.read_node_journal(node), time.time_ns())
+
     async def ask(self, node: NodeId, request: Request) -> Reply:
         try:
             return await self._campus.ask(node, request, ASK_TIMEOUT_S)
@@ -218,16 +252,25 @@ class Desk:
             raise UsageError("commands and variables cannot hold a zero byte")
         if key is not None and len(key) > MAX_KEY:
             raise UsageError(f"an Idempotency-Key has at most {MAX_KEY} letters")
+        if submission.nodes > 1 and submission.saving is Saving.SIGNAL:
+            raise UsageError(
+                "a job over several nodes is saved by all at one step, which only the SDK can do;"
+                " use it, or submit the job with --saving none"
+            )
         bundle = submission.bundle
         if bundle is not None and not await self._campus.has_bundle(bundle):
             raise UsageError(f"there is no bundle {bundle}; send it first")
         spec = JobSpec(
-            name=submission.name or _name_of(submission.command),
+            name=submission.name or _name_of(tuple(submission.command)),
             user=submission.user,
-            command=submission.command,
+            command=tuple(submission.command),
             gpus=submission.gpus,
+            nodes=submission.nodes,
+            lasts=None if submission.lasts_s is None else round(submission.lasts_s * SECOND),
             priority=submission.priority,
             saving=submission.saving,
+            memory_bytes=submission.memory_bytes,
+            group=submission.group,
             env=tuple(sorted(submission.env.items())),
             bundle=bundle,
             workdir=submission.workdir,
@@ -237,9 +280,34 @@ class Desk:
                 f"command and environment are larger than {MAX_SPEC_BYTES} bytes;"
                 " put them into a file of the bundle"
             )
+        self._check_abilities(spec)
         if await self._campus.record_room() < LEAST_ROOM:
             raise Unavailable("the campus holds as many jobs as it can; cancel some or try later")
         return spec
+
+    def _check_abilities(self, spec: JobSpec) -> None:
+        """What no node could do when the job has to move is said now, and not then."""
+        cards = [seen.card for seen in self._view.nodes()]
+        shape = shape_of(spec)
+        for ability in shape.abilities:
+            if cards and not any(ability in card.abilities for card in cards):
+                why = [
+                    f"{card.node}: {obstacle.removeprefix(f'{ability}: ')}"
+                    for card in cards
+                    for obstacle in card.obstacles
+                    if obstacle.startswith(f"{ability}:")
+                ]
+                raise UsageError(
+                    f"no node can save it by {ability}"
+                    + (f" ({'; '.join(why[:NAMED_OBSTACLES])})" if why else "")
+                    + "; use --saving signal if the program can save itself, or --saving none"
+                )
+        sizes = [card.memory.limit for card in cards if card.memory is not None]
+        if sizes and spec.memory_bytes > max(sizes):
+            raise UsageError(
+                f"no node has {show_size(spec.memory_bytes)} of memory; the largest has "
+                f"{show_size(max(sizes))}"
+            )
 
 
 class _Measured(Collector):
@@ -274,9 +342,28 @@ class _Measured(Collector):
             "Messages dropped because they could not be read.",
             value=float(self._campus.bad_messages),
         )
+        yield from self._edge()
         build = GaugeMetricFamily("reclaimnet_build_info", "Version.", labels=["version"])
         build.add_metric([self._version], 1.0)
         yield build
+
+    def _edge(self) -> Iterator[Metric]:
+        """What the guards count, all nodes together."""
+        sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+        for seen in self._view.nodes():
+            for count in seen.card.edge:
+                labels = (count.kind, count.way, count.verdict)
+                packets, size = sums.get(labels, (0, 0))
+                sums[labels] = (packets + count.packets, size + count.bytes)
+        for index, unit in enumerate(("packets", "bytes")):
+            family = CounterMetricFamily(
+                f"reclaimnet_edge_{unit}",
+                f"Guests' {unit} at the guards.",
+                labels=["class", "direction", "verdict"],
+            )
+            for labels, both in sorted(sums.items()):
+                family.add_metric(list(labels), float(both[index]))
+            yield family
 
 
 def _gauge(name: str, text: str, values: dict[Any, int]) -> GaugeMetricFamily:
@@ -310,7 +397,7 @@ def _cursor(record: JobRecord) -> str:
 
 
 def _parsed_cursor(text: str) -> tuple[int, str]:
-    match = re.fullmatch(r"(\d{1,20})\.(.{1,128})", text)
+    match = re.fullmatch(CURSOR, text)
     if match is None:
         raise UsageError("the cursor is not one of ours; take it from `next` of the last answer")
     return int(match[1]), match[2]

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import dataclasses
+import secrets
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +13,7 @@ from typing import Final
 
 from reclaimnet.adapters.nats.campus import Campus, Heard
 from reclaimnet.adapters.nats.streams import KEPT_CARD, KEPT_ENDED
-from reclaimnet.model.market import Card, JobId, NodeId
+from reclaimnet.model.market import Card, JobId, NodeId, Outlook
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord
 from reclaimnet.wire import encode_json
@@ -22,6 +24,12 @@ CATCH_UP_TIMEOUT_S: Final = 10.0
 TICK_S: Final = 1.0
 SILENCE_S: Final = 15.0
 """A listener hears at least this often that the line is alive."""
+GATHER_S: Final = 0.05
+"""What changes within this time is told at once: a campus of hundreds of nodes beats all the time,
+and waking up for each beat costs more than telling it."""
+MAX_GONE: Final = 1024
+"""So many things that went are remembered for those who come back; who was away for longer is told
+everything anew."""
 
 
 class NodeState(StrEnum):
@@ -43,21 +51,34 @@ class NodeSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One thing a listener is told: `event` is "record" or "node", `data` its JSON."""
+    """One thing a listener is told, `data` is JSON. The events are:
+
+    `campus`, first on every line: the clock here, and whether all is told anew (`reset`), so that
+    what was known before is to be forgotten. `record` and `node`: a job or a node as it is now.
+    `gone`: kind and id of what is no more. `current`: everything there is has been told.
+    """
 
     event: str
     data: bytes
+    id: str | None = None
+    """What to come back with after the line was cut; None if it says nothing about the campus."""
+
+
+Thing = tuple[str, str]
+"""Its kind (`record` or `node`) and its id."""
 
 
 class _Listener:
     """Holds only the newest change of each thing, so a slow listener costs no more than that."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[str, str], Change] = {}
+        self._waiting: dict[Thing, Change] = {}
         self._has_some = asyncio.Event()
 
-    def tell(self, id: str, change: Change) -> None:
-        self._waiting[change.event, id] = change
+    def tell(self, id: Thing, change: Change) -> None:
+        # At the end, wherever an older one stood: ids must rise, or who comes back misses some.
+        self._waiting.pop(id, None)
+        self._waiting[id] = change
         self._has_some.set()
 
     def hang_up(self) -> None:
@@ -68,6 +89,7 @@ class _Listener:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SILENCE_S):
                 await self._has_some.wait()
+                await asyncio.sleep(GATHER_S)
         self._has_some.clear()
         changes = list(self._waiting.values())
         self._waiting.clear()
@@ -80,6 +102,14 @@ class View:
         self._cards: dict[NodeId, tuple[Card, int]] = {}
         self._told_states: dict[NodeId, NodeState] = {}
         self._listeners: set[_Listener] = set()
+        self._line = secrets.token_hex(4)
+        """Numbers mean something only to the gateway that gave them."""
+        self._number = 0
+        self._changed: dict[Thing, int] = {}
+        """The number of each thing's newest change: who comes back is told what has a later one."""
+        self._gone: OrderedDict[Thing, int] = OrderedDict()
+        self._forgotten = 0
+        """The number of the newest departure that is not remembered any more."""
         self.is_current = False
         self.is_closing = False
 
@@ -130,6 +160,7 @@ class View:
         for job, record in list(self._records.items()):
             if record.ended_at is not None and record.ended_at < forgotten_before:
                 del self._records[job]
+                self._tell_gone("record", job)
         ranked = sorted(
             self._records.values(), key=lambda each: (each.submitted_at, each.id), reverse=True
         )
@@ -152,26 +183,64 @@ class View:
         if known is not None and known.revision >= record.revision:
             return
         self._records[record.id] = record
-        self._tell(record.id, _record_change(record))
+        self._tell(_record_change(record), "record", record.id)
 
     def see_card(self, heard: Heard) -> None:
+        if heard.card.parting:
+            self.forget_node(heard.card.node)
+            return
         self._cards[heard.card.node] = (heard.card, time.monotonic_ns() - heard.age)
         self._tell_node(heard.card.node)
 
-    async def changes(self) -> AsyncGenerator[Change | None, None]:
-        """Everything as it is, then every change; None says that nothing has happened."""
+    async def changes(self, since: str | None = None) -> AsyncGenerator[Change | None, None]:
+        """Everything as it is, or (`since` is the id of a change) what has changed since then; then
+        every change. None says that nothing has happened."""
         listener = _Listener()
-        for record in reversed(self.records()):
-            listener.tell(record.id, _record_change(record))
-        for seen in self.nodes():
-            listener.tell(seen.card.node, _node_change(seen))
+        known = self._known(since)
+        missed = self._since(-1 if known is None else known)
+        for thing, change in missed:
+            listener.tell(thing, change)
+        hello = {"now": time.time_ns(), "reset": known is None}
         with self._listening(listener):
+            yield Change(event="campus", data=encode_json(hello))
+            is_first = True
             while not self.is_closing:
-                changes = await listener.take()
+                changes = await listener.take() if missed or not is_first else []
                 for change in changes:
                     yield change
-                if not changes:
+                if is_first:
+                    is_first = False
+                    yield Change(event="current", data=b"{}")
+                elif not changes:
                     yield None
+
+    def _known(self, since: str | None) -> int | None:
+        """The number up to which who comes back knows everything; None: all has to be told."""
+        line, _, number = (since or "").partition("-")
+        if line != self._line or not number.isdecimal():
+            return None
+        known = int(number)
+        return known if self._forgotten <= known <= self._number else None
+
+    def _since(self, number: int) -> list[tuple[Thing, Change]]:
+        later = [(at, thing) for thing, at in self._changed.items() if at > number]
+        if number >= 0:
+            later += [(at, thing) for thing, at in self._gone.items() if at > number]
+        return [
+            (thing, dataclasses.replace(change, id=f"{self._line}-{at}"))
+            for at, thing in sorted(later)
+            if (change := self._change(thing)) is not None
+        ]
+
+    def _change(self, thing: Thing) -> Change | None:
+        kind, id = thing
+        if thing in self._gone:
+            return _gone_change(kind, id)
+        if kind == "record":
+            record = self.record(JobId(id))
+            return _record_change(record) if record is not None else None
+        seen = self.node(NodeId(id))
+        return _node_change(seen) if seen is not None else None
 
     @contextlib.contextmanager
     def _listening(self, listener: _Listener) -> Iterator[None]:
@@ -198,8 +267,7 @@ class View:
             for seen in self.nodes():
                 node = seen.card.node
                 if seen.age_s * SECOND > KEPT_CARD:
-                    del self._cards[node]
-                    self._told_states.pop(node, None)
+                    self.forget_node(node)
                 elif self._told_states.get(node) != seen.state:
                     self._tell_node(node)
 
@@ -207,11 +275,30 @@ class View:
         seen = self.node(node)
         if seen is not None:
             self._told_states[node] = seen.state
-            self._tell(node, _node_change(seen))
+            self._tell(_node_change(seen), "node", node)
 
-    def _tell(self, id: str, change: Change) -> None:
+    def forget_node(self, node: NodeId) -> None:
+        if self._cards.pop(node, None) is not None:
+            self._told_states.pop(node, None)
+            self._tell_gone("node", node)
+
+    def _tell_gone(self, kind: str, id: str) -> None:
+        self._changed.pop((kind, id), None)
+        self._tell(_gone_change(kind, id), kind, id)
+
+    def _tell(self, change: Change, kind: str, id: str) -> None:
+        self._number += 1
+        thing = (kind, id)
+        self._gone.pop(thing, None)
+        if change.event == "gone":
+            self._gone[thing] = self._number
+            if len(self._gone) > MAX_GONE:
+                _, self._forgotten = self._gone.popitem(last=False)
+        else:
+            self._changed[thing] = self._number
+        told = dataclasses.replace(change, id=f"{self._line}-{self._number}")
         for listener in self._listeners:
-            listener.tell(id, change)
+            listener.tell(thing, told)
 
 
 def _record_change(record: JobRecord) -> Change:
@@ -219,7 +306,13 @@ def _record_change(record: JobRecord) -> Change:
 
 
 def _node_change(seen: NodeSeen) -> Change:
-    return Change(event="node", data=encode_json(seen))
+    # What only nodes need of each other is most of a card, and watchers get every beat.
+    card = dataclasses.replace(seen.card, experience=(), outlook=Outlook())
+    return Change(event="node", data=encode_json(dataclasses.replace(seen, card=card)))
+
+
+def _gone_change(kind: str, id: str) -> Change:
+    return Change(event="gone", data=encode_json({"kind": kind, "id": id}))
 
 
 def state_of(card: Card, age: int) -> NodeState:

@@ -10,12 +10,10 @@ only root can write, or from the owner's own uid. What it promises:
 - If we are gone, guest packets stop within the lease, since nobody renews it.
 - If we come back, we go on where we were.
 
-One request is one line of JSON, and so is its answer: {"verb": "open", ...} -> {"ok": true, ...}.
+One request is one packet of JSON, and so is its answer: {"verb": "open", ...} -> {"ok": true, ...}.
 """
 
-import array
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -35,60 +33,56 @@ from reclaimnet.adapters.linux import bpfload, tc
 from reclaimnet.adapters.linux.bpf_killswitch import (
     ALL,
     FIRST_GUEST,
+    GONE,
     LANE,
-    LAST_GUEST,
     NEVER,
+    Counts,
     KillSwitch,
     NoSwitch,
     now,
 )
+from reclaimnet.adapters.linux.real_time import run_ahead
 from reclaimnet.adapters.linux.tc_netns import inside, interface_index
 from reclaimnet.apps.guard_config import GuardConfig, OwnerTerms, narrower, read_config, read_terms
 from reclaimnet.apps.guard_processes import (
     Process,
-    family,
+    house,
+    kill,
+    living,
     members,
     prepare_cgroups,
     remove_group,
-    send_signal,
     started_at,
-    write_control,
 )
-from reclaimnet.errors import (
-    Forbidden,
-    NotFound,
-    ReclaimNetError,
-    Unavailable,
-    UsageError,
-)
-from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND
+from reclaimnet.errors import Forbidden, NotFound, ReclaimNetError, Unavailable, UsageError
+from reclaimnet.model.units import MILLISECOND, SECOND
 
-END_AHEAD: Final = 50 * MILLISECOND
-"""Ending a guest takes a few milliseconds; at the deadline it has to be over."""
+END_AHEAD: Final = 100 * MILLISECOND
+"""A killed process needs the CPU once more to end, on a busy machine for tens of milliseconds; at
+the deadline that has to be over."""
 CHECK_EVERY: Final = 20 * MILLISECOND
 """How soon to look again whether a guest that was killed is gone, and to kill what is not."""
 RENEWALS_PER_LEASE: Final = 5
 MAX_PEERS: Final = 16
-MAX_LINE: Final = 64 << 10
+MAX_REQUEST: Final = 64 << 10
 MAX_FDS: Final = 16
 MAX_PIDS: Final = 256
-GONE_FOR: Final = 15 * MINUTE
-"""The kernel gives up on the sockets of a process that is gone well before that."""
-MAX_GONE: Final = 2048
-MAX_GUESTS: Final = LAST_GUEST - FIRST_GUEST + 1
+MAX_GONE: Final = 1024
+"""So many later, the kernel has long given up on the sockets of a guest that has left."""
+MAX_GUESTS: Final = GONE - FIRST_GUEST
 KEPT_ENDED: Final = 64
-HOUSING_ROUNDS: Final = 10
-"""A process may have a child while it is being moved; whoever has one inside has it inside."""
 BACKLOG: Final = 128
 UNLIMITED_RATE: Final = 12_500_000_000
 """100 Gbit/s, for owners who set no rate: transfers can be paced all the same."""
-FIFO_PRIORITY: Final = 20
 
 LANE_NAME: Final = "lane"
 """Not a guest: whatever crosses the lane and belongs to none, such as checkpoints on their way."""
 
+VERBS: Final = ("open", "deadline", "renew", "stop", "stop_all", "pace", "mark", "listen")
+VERBS_TO_SEE: Final = ("status", "counts")
+OWNERS_VERBS: Final = ("terms", "resume")
+
 _GUEST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-_MCL_CURRENT_AND_FUTURE: Final = 3
 
 
 # --- what is known of a guest --------------------------------------------------------------
@@ -104,14 +98,8 @@ class Guest:
     cgroup_id: int = 0
     processes: list[Process] = field(default_factory=list)
     ending: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """Who is at the other end of the socket."""
-
-    uid: int
-    is_owner: bool
+    before: Counts = field(default_factory=Counts)
+    """What its slot had counted when it came: that was somebody else's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +107,7 @@ class Call:
     """One request, who made it, the descriptors that came along, and those that go back."""
 
     request: Mapping[str, Any]
-    peer: Peer
+    uid: int
     fds: Sequence[int] = ()
     give: list[int] = field(default_factory=list)
 
@@ -136,10 +124,11 @@ class Guard:
         self.terms = config.terms
         self.guests: dict[str, Guest] = {}
         self.transfers: dict[str, tuple[int, int]] = {}
-        self.gone: deque[tuple[int, int]] = deque()
+        self.gone: deque[int] = deque()
         self.lane_deadline = NEVER
         self.halted = False
         self.ended: deque[str] = deque(maxlen=KEPT_ENDED)
+        self._boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._renewed = 0
         self._checked = 0
         config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -158,60 +147,40 @@ class Guard:
         moment = now()
         period = self.config.lease // RENEWALS_PER_LEASE
         if moment >= self._renewed + period:
-            self._renew_all(moment)
+            self.switch.set_lease(ALL, 0 if self.halted else moment + self.config.lease)
+            self._renewed = moment
         for guest in list(self.guests.values()):
             if not guest.ending and moment >= guest.deadline - END_AHEAD:
                 self._end(guest)
-        if any(guest.ending for guest in self.guests.values()):
+        due = [guest.deadline - END_AHEAD for guest in self.guests.values() if not guest.ending]
+        if len(due) < len(self.guests):
             if moment >= self._checked + CHECK_EVERY:
                 self._finish()
                 self._checked = now()
-            due = [self._checked + CHECK_EVERY]
-        else:
-            due = []
-        due += [guest.deadline - END_AHEAD for guest in self.guests.values() if not guest.ending]
+            due.append(self._checked + CHECK_EVERY)
         return min([self._renewed + period, *due])
-
-    def _renew_all(self, moment: int) -> None:
-        if self.halted:
-            self.switch.stop(ALL)
-        else:
-            self.switch.set_lease(ALL, moment + self.config.lease)
-        self._renewed = moment
 
     # --- the verbs
 
     def handle(self, call: Call) -> Answer:
         """Carry out one request. A refusal is an answer too; nothing is half done."""
-        verbs: dict[str, Callable[[Call], Answer]] = {
-            "open": self._verb_open,
-            "shorten": self._verb_shorten,
-            "renew": self._verb_renew,
-            "stop": self._verb_stop,
-            "stop_all": self._verb_stop_all,
-            "close": self._verb_close,
-            "pace": self._verb_pace,
-            "mark": self._verb_mark,
-            "listen": self._verb_listen,
-            "status": self._verb_status,
-        }
-        owner_verbs: dict[str, Callable[[Call], Answer]] = {
-            "terms": self._verb_terms,
-            "lengthen": self._verb_lengthen,
-            "resume": self._verb_resume,
-        }
         verb = str(call.request.get("verb"))
         try:
-            if verb in owner_verbs and not call.peer.is_owner:
-                raise Forbidden(f"Only the machine's owner may ask for {verb!r}.")
-            known = {**verbs, **owner_verbs}
+            known = VERBS + VERBS_TO_SEE + OWNERS_VERBS
             if verb not in known:
                 raise UsageError(f"The guard knows no {verb[:40]!r}; it knows {', '.join(known)}.")
-            return {"ok": True, **known[verb](call)}
+            if verb in OWNERS_VERBS:
+                self._check_owner(call, verb)
+            carry_out: Callable[[Call], Answer] = getattr(self, f"_verb_{verb}")
+            return {"ok": True, **carry_out(call)}
         except ReclaimNetError as error:
             return {"ok": False, "error": str(error)}
         except OSError as error:
             return {"ok": False, "error": f"{verb} failed: {error}."}
+
+    def _check_owner(self, call: Call, what: str) -> None:
+        if call.uid not in (0, self.config.owner_uid):
+            raise Forbidden(f"Only the machine's owner may ask for {what}.")
 
     def _verb_open(self, call: Call) -> Answer:
         """Let a guest in: its processes go into a cgroup, its packets may pass until its deadline.
@@ -222,87 +191,91 @@ class Guard:
         name = _name(call.request, "guest")
         if name == LANE_NAME:
             raise UsageError(f"No guest can be called {LANE_NAME}.")
-        deadline = self._within_terms(_deadline(call.request))
-        processes = [_process(pid, call.peer) for pid in _pids(call.request)]
+        deadline = self._within_terms(_moment(call.request, "deadline"))
+        processes = [_process(pid, call.uid) for pid in _pids(call.request)]
         if self.halted:
             raise Forbidden("The owner has stopped all guests; only the owner may resume.")
-        old = self.guests.get(name)
-        if old is not None and old.ending:
+        self._check_new(name, processes)
+        guest = self.guests.get(name) or self._new_guest(name, deadline)
+        if guest.ending:
             raise Forbidden(f"{name} is being ended.")
-        if old is None and len(self.guests) >= min(self.terms.guests, MAX_GUESTS):
-            raise Forbidden(f"The owner's terms allow {self.terms.guests} guests at a time.")
-        guest = old
-        if guest is None:
-            used = {other.slot for other in self.guests.values()}
-            slot = next(slot for slot in range(FIRST_GUEST, LAST_GUEST + 1) if slot not in used)
-            guest = Guest(name=name, slot=slot, deadline=deadline)
-            # Written before anything of it can run: a restart finds it in any case.
-            self.guests[name] = guest
-            self.switch.set_deadline(slot, deadline)
-            self.switch.set_lease(slot, NEVER)
-        elif deadline > guest.deadline:
-            deadline = guest.deadline  # asking again is not a way to get more
-        self._set_deadline(guest, deadline)
+        self._set_deadline(guest, min(deadline, guest.deadline))  # asking again gives no more
         guest.processes += [one for one in processes if one not in guest.processes]
-        self._save()
         try:
+            self._save()  # before anything of it can run: a restart finds it in any case
             self._house(guest, processes)
+            self._save()
         except OSError:
             self._end(guest)  # it is not where it should be, so it may not be here
             raise
-        self._save()
         return self._describe(guest)
 
-    def _verb_shorten(self, call: Call) -> Answer:
-        """A guest leaves earlier; or, with the guest "lane", what is sent on behalf of guests."""
-        wanted = _deadline(call.request)
-        if call.request.get("guest") == LANE_NAME:
-            self.lane_deadline = min(self.lane_deadline, wanted)
+    def _new_guest(self, name: str, deadline: int) -> Guest:
+        if len(self.guests) >= min(self.terms.guests, MAX_GUESTS):
+            raise Forbidden(f"The owner's terms allow {self.terms.guests} guests at a time.")
+        used = {other.slot for other in self.guests.values()}
+        slot = next(slot for slot in range(FIRST_GUEST, GONE) if slot not in used)
+        self.switch.set_lease(slot, NEVER)
+        before = self.switch.counts(slot)
+        self.guests[name] = Guest(name=name, slot=slot, deadline=deadline, before=before)
+        return self.guests[name]
+
+    def _check_new(self, name: str, processes: Sequence[Process]) -> None:
+        """A guest does not get rid of its deadline by coming in again under another name."""
+        others = [guest for guest in self.guests.values() if guest.name != name]
+        taken = living([one for guest in others for one in guest.processes], self._cgroups)
+        taken -= set() if self._cgroups is None else set(members(self._cgroups / name))
+        for process in processes:
+            if process.pid in taken:
+                raise Forbidden(f"Process {process.pid} belongs to a guest that is here already.")
+
+    def _verb_deadline(self, call: Call) -> Answer:
+        """A guest leaves earlier, whoever asks, or later, if the owner does and the terms allow it.
+        The guest "lane" is what is sent on behalf of guests."""
+        wanted = self._within_terms(_moment(call.request, "deadline"))
+        guest = None if call.request.get("guest") == LANE_NAME else self._guest(call.request)
+        if wanted > (self.lane_deadline if guest is None else guest.deadline):
+            self._check_owner(call, "more time")
+        if guest is None:
+            self.lane_deadline = wanted
             self._apply_terms()
-            self._save()
-            return {}
-        guest = self._guest(call.request)
-        if wanted > guest.deadline:
-            raise Forbidden(f"{guest.name} has to leave earlier than that; ask the owner for more.")
-        self._set_deadline(guest, wanted)
+        elif guest.ending:
+            raise Forbidden(f"{guest.name} is being ended.")
+        else:
+            self._set_deadline(guest, wanted)
         self._save()
-        return self._describe(guest)
+        return {} if guest is None else self._describe(guest)
 
     def _verb_renew(self, call: Call) -> Answer:
         """The agent vouches for its guests until then. Never past a deadline: both are checked."""
         until = _moment(call.request, "until")
-        names = [_name(call.request, "guest")] if "guest" in call.request else list(self.guests)
-        for name in names:
-            guest = self._guest({"guest": name})
+        one = "guest" in call.request
+        for guest in [self._guest(call.request)] if one else self.guests.values():
             if not guest.ending:
                 self.switch.set_lease(guest.slot, until)
-        return {"guests": names}
+        return {}
 
     def _verb_stop(self, call: Call) -> Answer:
-        """Packets first, then the processes."""
-        guest = self._guest(call.request)
-        self._end(guest)
-        return self._describe(guest)
-
-    def _verb_stop_all(self, call: Call) -> Answer:
-        self.switch.stop(ALL)
-        self.halted = True
-        for guest in list(self.guests.values()):
-            self._end(guest)
-        self._save(durable=True)
-        return {"guests": list(self.guests)}
-
-    def _verb_close(self, call: Call) -> Answer:
-        """The guest has left: end what is left of it. Closing twice is no mistake."""
+        """Packets first, then the processes. Stopping who has left is no mistake."""
         guest = self.guests.get(_name(call.request, "guest"))
         if guest is not None:
             self._end(guest)
             self._finish()
         return {}
 
+    def _verb_stop_all(self, call: Call) -> Answer:
+        self.switch.stop(ALL)
+        self.halted = True
+        for guest in self.guests.values():
+            self._end(guest)
+        self._save(durable=True)
+        return {"guests": list(self.guests)}
+
     def _verb_pace(self, call: Call) -> Answer:
         """Hold a transfer to a rate in bytes a second; 0 ends it. `mark` says which sockets."""
-        shaper = self._need_shaper()
+        shaper = self._shaper
+        if shaper is None:
+            raise Unavailable("Nothing is shaped here: the guard's file names no lane_netns.")
         name = _name(call.request, "transfer")
         rate = _whole(call.request, "rate")
         if self.terms.rate is not None and rate > self.terms.rate:
@@ -336,12 +309,7 @@ class Guard:
             raise UsageError("To mark sockets, send them along (SCM_RIGHTS).")
         for fd in call.fds:
             with socket.socket(fileno=os.dup(fd)) as sock:
-                # In this order: setting the type of service changes the priority.
-                if sock.family == socket.AF_INET6:
-                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, tc.LOWER_EFFORT_TOS)
-                sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tc.LOWER_EFFORT_TOS)
-                priority = tc.class_id(self.transfers[name][0])
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
+                tc.mark(sock, self.transfers[name][0])
         return {"marked": len(call.fds)}
 
     def _verb_listen(self, call: Call) -> Answer:
@@ -363,13 +331,21 @@ class Guard:
             "transfers": {name: rate for name, (_, rate) in self.transfers.items()},
             "terms": asdict(self.terms),
             "halted": self.halted,
-            "counts": {"lane": asdict(self.switch.counts(LANE))},
             "can": {
                 "kill_switch": isinstance(self.switch, KillSwitch),
                 "cgroup": self._cgroups is not None,
                 "shape": self._shaper is not None,
             },
         }
+
+    def _verb_counts(self, call: Call) -> Answer:
+        """What was counted since the machine started, by class: guests that are or were here, what
+        crosses the lane for them, and what came from guests after they had gone."""
+        slots = {"guests": range(FIRST_GUEST, GONE), "lane": [LANE], "gone": [GONE]}
+        sums = {
+            name: sum(map(self.switch.counts, those), Counts()) for name, those in slots.items()
+        }
+        return {"counts": {name: asdict(counts) for name, counts in sums.items()}}
 
     def _verb_terms(self, call: Call) -> Answer:
         """New terms hold at once, also for guests that are here already."""
@@ -382,26 +358,11 @@ class Guard:
         self._save(durable=True)
         return {"terms": asdict(self.terms)}
 
-    def _verb_lengthen(self, call: Call) -> Answer:
-        if call.request.get("guest") == LANE_NAME:
-            self.lane_deadline = self._within_terms(_deadline(call.request))
-            self._apply_terms()
-            self._save()
-            return {}
-        guest = self._guest(call.request)
-        if guest.ending:
-            raise Forbidden(f"{guest.name} is being ended.")
-        self._set_deadline(guest, self._within_terms(_deadline(call.request)))
-        self._save()
-        return self._describe(guest)
-
     def _verb_resume(self, call: Call) -> Answer:
         self.halted = False
-        self._renew_all(now())
+        self._renewed = 0  # the lease is due at once
         self._save(durable=True)
         return {}
-
-    # --- time
 
     def _within_terms(self, deadline: int) -> int:
         """A deadline that the owner's terms allow. None at all means: as late as they allow."""
@@ -436,39 +397,22 @@ class Guard:
         if identity != guest.cgroup_id:
             guest.cgroup_id = identity
             self.switch.admit(guest.cgroup, guest.slot)
-        for _ in range(HOUSING_ROUNDS):
-            inside_already = set(members(guest.cgroup))
-            outside = [one.pid for one in family(processes) if one.pid not in inside_already]
-            if not outside:
-                break
-            for pid in outside:
-                with contextlib.suppress(ProcessLookupError):  # it has just ended
-                    write_control(guest.cgroup / "cgroup.procs", str(pid))
+        house(processes, guest.cgroup)
 
     def _end(self, guest: Guest) -> None:
-        """Network first: killing a sender still lets a megabyte out of its buffers."""
+        """Network first: killing a sender still lets a megabyte out of its buffers. The disk last:
+        it may be full, or take its time."""
         self.switch.stop(guest.slot)
+        kill(guest.processes, guest.cgroup)
         if not guest.ending:
             guest.ending = True
-            self._save()
-        self._kill(guest)
-
-    def _kill(self, guest: Guest) -> None:
-        if guest.cgroup is not None:
-            try:
-                write_control(guest.cgroup / "cgroup.kill", "1")
-            except FileNotFoundError:  # no such file before Linux 5.14, or the group is gone
-                for pid in members(guest.cgroup):
-                    send_signal(pid, signal.SIGKILL)
-        for process in family(guest.processes):
-            send_signal(process.pid, signal.SIGKILL, started=process.started)
+            self._save_if_possible()
 
     def _finish(self) -> None:
         """Forget the guests that are gone; kill again what is not."""
         for guest in [guest for guest in self.guests.values() if guest.ending]:
-            housed = [] if guest.cgroup is None else members(guest.cgroup)
-            if housed or family(guest.processes):
-                self._kill(guest)
+            if living(guest.processes, guest.cgroup):
+                kill(guest.processes, guest.cgroup)
                 continue
             if guest.cgroup is not None:
                 with contextlib.suppress(OSError):  # busy for a moment yet, or gone already
@@ -476,34 +420,26 @@ class Guard:
                 if guest.cgroup.exists():
                     continue
             self.switch.dismiss(guest.cgroup_id, guest.slot)
-            self.gone.append((guest.cgroup_id, now()))
-            while len(self.gone) > MAX_GONE or now() - self.gone[0][1] > GONE_FOR:
-                self.switch.forget(self.gone.popleft()[0])
+            self.gone.append(guest.cgroup_id)
+            while len(self.gone) > MAX_GONE:
+                self.switch.forget(self.gone.popleft())
             del self.guests[guest.name]
             self.ended.append(guest.name)
-            self._save()
-
-    # --- shaping
+            self._save_if_possible()
 
     def _prepare_shaper(self) -> None:
         config = self.config
         if config.lane_netns is None:
             return
-        owner = tc.qdisc_owner(config.lane_inner, netns=config.lane_netns)
-        if owner == "ours" and self.transfers:
+        if tc.qdisc_owner(config.lane_inner, netns=config.lane_netns) == "ours":
             self._shaper = tc.Shaper(config.lane_inner, netns=config.lane_netns)
-            return
-        rate = self.terms.rate or UNLIMITED_RATE
-        self._shaper = tc.Shaper.install(
-            config.lane_inner, netns=config.lane_netns, rate=rate, guests_only=True
-        )
+        else:
+            rate = self.terms.rate or UNLIMITED_RATE
+            self._shaper = tc.Shaper.install(
+                config.lane_inner, netns=config.lane_netns, rate=rate, guests_only=True
+            )
         for minor, rate in self.transfers.values():
             self._shaper.open(minor, rate)
-
-    def _need_shaper(self) -> tc.Shaper:
-        if self._shaper is None:
-            raise Unavailable("Nothing is shaped here: the guard's file names no lane_netns.")
-        return self._shaper
 
     # --- what is kept on disk
 
@@ -511,7 +447,7 @@ class Guard:
         """The owner's word outlasts a power failure. Guests do not, and so their entries need not:
         waiting for a disk could cost the lease."""
         state = {
-            "boot": _boot_id(),
+            "boot": self._boot,
             "terms": asdict(self.terms),
             "halted": self.halted,
             "lane_deadline": self.lane_deadline,
@@ -531,6 +467,12 @@ class Guard:
                 os.fsync(file.fileno())
         temporary.replace(target)
 
+    def _save_if_possible(self) -> None:
+        try:
+            self._save()
+        except OSError as error:
+            _note(f"the state cannot be written ({error}); guests are ended all the same.")
+
     def _load(self) -> None:
         """Go on where we were. If that cannot be read, nobody passes until the owner resumes."""
         path = self.config.state / "state.json"
@@ -540,36 +482,29 @@ class Guard:
             state = json.loads(path.read_text())
             self.terms = narrower(read_terms(state["terms"], OwnerTerms()), self.config.terms)
             self.halted = bool(state["halted"])
-            if state["boot"] != _boot_id():
+            if state["boot"] != self._boot:
                 return  # the machine was restarted: no guest has survived that
             self.transfers = {name: (int(m), int(r)) for name, (m, r) in state["transfers"].items()}
             self.lane_deadline = int(state["lane_deadline"])
-            self.gone.extend((int(identity), int(since)) for identity, since in state["gone"])
+            self.gone.extend(state["gone"])
             for entry in state["guests"]:
-                guest = Guest(
-                    name=entry["name"],
-                    slot=entry["slot"],
-                    deadline=entry["deadline"],
-                    cgroup=None if entry["cgroup"] is None else Path(entry["cgroup"]),
-                    cgroup_id=entry["cgroup_id"],
-                    processes=[Process(**one) for one in entry["processes"]],
-                    ending=entry["ending"],
-                )
+                entry["cgroup"] = None if entry["cgroup"] is None else Path(entry["cgroup"])
+                entry["processes"] = [Process(**one) for one in entry["processes"]]
+                guest = Guest(**{**entry, "before": Counts.read(entry["before"])})
                 self.guests[guest.name] = guest
                 if not self.switch.resumed:
                     # The pins are gone but the guest is not: put the kill switch back on it.
                     self.switch.set_lease(guest.slot, NEVER)
                     if guest.cgroup is not None and guest.cgroup.exists():
                         self.switch.admit(guest.cgroup, guest.slot)
-                self._set_deadline(guest, min(guest.deadline, self._deadline_in_force(guest)))
+                in_force = self.switch.deadline(guest.slot) if self.switch.resumed else NEVER
+                self._set_deadline(guest, min(guest.deadline, in_force))
         except (ValueError, KeyError, TypeError) as error:
             self.halted = True
-            _note(f"{path} is damaged ({error!r}): all guests are stopped until the owner resumes.")
-
-    def _deadline_in_force(self, guest: Guest) -> int:
-        return self.switch.deadline(guest.slot) if self.switch.resumed else NEVER
-
-    # --- small words
+            _note(f"{path} is damaged ({error!r}): all guests are ended until the owner resumes.")
+            for group in [] if self._cgroups is None else self._cgroups.iterdir():
+                if group.is_dir():  # nobody knows its deadline any more
+                    kill([], group)
 
     def _guest(self, request: Mapping[str, Any]) -> Guest:
         name = _name(request, "guest")
@@ -578,13 +513,14 @@ class Guard:
         return self.guests[name]
 
     def _describe(self, guest: Guest) -> dict[str, Any]:
+        wall = guest.deadline - now() + time.time_ns()
         return {
             "guest": guest.name,
             "slot": guest.slot,
-            "deadline": None if guest.deadline == NEVER else _on_wall_clock(guest.deadline),
+            "deadline": None if guest.deadline == NEVER else wall,
             "cgroup": None if guest.cgroup is None else str(guest.cgroup),
             "ending": guest.ending,
-            "counts": asdict(self.switch.counts(guest.slot)),
+            "counts": asdict(self.switch.counts(guest.slot).since(guest.before)),
         }
 
     def close(self) -> None:
@@ -604,10 +540,7 @@ class Guard:
         if self._shaper is not None:
             self._shaper.remove()
         self.switch.remove()
-        if self.config.pins.is_mount():
-            bpfload.drop_bpffs(self.config.pins)
-        if self.config.pins.exists():
-            self.config.pins.rmdir()
+        bpfload.drop_pins(self.config.pins)
         if self._cgroups is not None:
             with contextlib.suppress(OSError):  # somebody else has put a group there
                 self._cgroups.rmdir()
@@ -615,6 +548,15 @@ class Guard:
 
 
 # --- reading requests ----------------------------------------------------------------------
+
+
+def _request(data: bytes) -> Mapping[str, Any]:
+    """What is no object of JSON is a request without a verb, and refused as such."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(data)
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def _name(request: Mapping[str, Any], key: str) -> str:
@@ -632,45 +574,30 @@ def _whole(request: Mapping[str, Any], key: str) -> int:
 
 
 def _moment(request: Mapping[str, Any], key: str) -> int:
-    """A moment given in nanoseconds since 1970, on our clock."""
-    return _on_our_clock(_whole(request, key))
-
-
-def _deadline(request: Mapping[str, Any]) -> int:
-    return NEVER if request.get("deadline") is None else _moment(request, "deadline")
+    """A moment given in nanoseconds since 1970, on our clock; none at all is NEVER."""
+    return NEVER if request.get(key) is None else _on_our_clock(_whole(request, key))
 
 
 def _pids(request: Mapping[str, Any]) -> list[int]:
     value = request.get("pids", [])
-    if (
-        not isinstance(value, list)
-        or len(value) > MAX_PIDS
-        or not all(type(pid) is int and 1 < pid < 1 << 22 for pid in value)
-    ):
+    few = isinstance(value, list) and len(value) <= MAX_PIDS
+    if not few or not all(type(pid) is int and 1 < pid < 1 << 22 for pid in value):
         raise UsageError(f"pids must be a list of at most {MAX_PIDS} process ids.")
-    return value
+    return list(value)
 
 
-def _process(pid: int, peer: Peer) -> Process:
-    """A process that the peer may hand over: its own, never somebody else's."""
-    try:
-        owner = os.stat(f"/proc/{pid}").st_uid
-        started = started_at(pid)
-    except OSError as error:
-        raise NotFound(f"There is no process {pid}.") from error
-    if pid == os.getpid() or (peer.uid != 0 and owner != peer.uid):
-        raise Forbidden(f"Process {pid} is not yours to give.")
+def _process(pid: int, uid: int) -> Process:
+    """A process that somebody may hand over: an own one, never somebody else's."""
+    started = started_at(pid)
     if started is None:
         raise NotFound(f"There is no process {pid}.")
+    if pid == os.getpid() or uid not in (0, os.stat(f"/proc/{pid}").st_uid):
+        raise Forbidden(f"Process {pid} is not yours to give.")
     return Process(pid=pid, started=started)
 
 
 def _on_our_clock(wall: int) -> int:
     return max(0, now() + wall - time.time_ns())
-
-
-def _on_wall_clock(ours: int) -> int:
-    return ours - now() + time.time_ns()
 
 
 def _check_machine(config: GuardConfig) -> None:
@@ -686,7 +613,7 @@ def _open_switch(config: GuardConfig) -> KillSwitch | NoSwitch:
     needed, and the guard ends processes only."""
     if config.lane is None and not config.uplinks:
         return NoSwitch()
-    _prepare_pins(config.pins)
+    bpfload.prepare_pins(config.pins)
     switch = KillSwitch(pins=config.pins, cache=config.cache)
     if config.lane is not None:
         switch.attach(config.lane, slot=LANE, shared=True)
@@ -695,56 +622,31 @@ def _open_switch(config: GuardConfig) -> KillSwitch | NoSwitch:
     return switch
 
 
-def _prepare_pins(pins: Path) -> None:
-    """Pins live on a BPF file system: the machine's own, or one of ours if it has none there."""
-    if pins.parent == Path("/sys/fs/bpf"):
-        bpfload.ensure_bpffs(pins.parent)
-    elif not (pins.parent.exists() and bpfload.is_bpffs(pins.parent)):
-        bpfload.ensure_bpffs(pins)
-    pins.mkdir(exist_ok=True, mode=0o700)
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 # --- the socket ----------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Line:
-    """What a peer has sent and was not dealt with yet."""
-
-    data: bytes = b""
-    fds: list[int] = field(default_factory=list)
-
-    def drop_fds(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-        self.fds.clear()
 
 
 class Server:
     """Waits for requests and for what is due, whichever comes first.
 
     Between two requests it always looks at the clock, and it never waits for a peer: nobody can
-    keep it from renewing the lease or from ending a guest.
+    keep it from renewing the lease or from ending a guest. A packet is a request with all that
+    belongs to it, so nothing of one can be taken for a part of another.
     """
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
-        self._path = guard.config.socket
+        self.path = guard.config.socket
         self._stopping = False
         self._selector = selectors.DefaultSelector()
-        self._peers: dict[socket.socket, _Line] = {}
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        if not self._path.parent.exists():
-            self._path.parent.mkdir(parents=True)
-            self._path.parent.chmod(0o755)  # whatever our umask: the agent has to get in
-        self._path.unlink(missing_ok=True)
-        self._listener.bind(str(self._path))
+        self._peers: dict[socket.socket, int] = {}
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if not self.path.parent.exists():
+            self.path.parent.mkdir(parents=True)
+            self.path.parent.chmod(0o755)  # whatever our umask: the agent has to get in
+        self.path.unlink(missing_ok=True)
+        self._listener.bind(str(self.path))
         # Who may speak is decided by uid, below; the file's mode would only be a second answer.
-        self._path.chmod(0o666)
+        self.path.chmod(0o666)
         self._listener.listen(MAX_PEERS)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -752,15 +654,12 @@ class Server:
     def serve(self) -> None:
         while not self._stopping:
             due = self.guard.tick()
-            waiting = [peer for peer, line in self._peers.items() if b"\n" in line.data]
-            if waiting:
-                self._turn(waiting[0])
-            wait = 0.0 if waiting else max(0, due - now()) / SECOND
-            for key, _ in self._selector.select(wait):
+            for key, _ in self._selector.select(max(0, due - now()) / SECOND):
                 if key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket):
-                    self._read(key.fileobj)
+                    self._turn(key.fileobj)
+                self.guard.tick()
 
     def stop(self) -> None:
         self._stopping = True
@@ -770,115 +669,67 @@ class Server:
             self._drop(peer)
         self._selector.close()
         self._listener.close()
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
             connection, _ = self._listener.accept()
-            if self._peer(connection) is None or len(self._peers) >= MAX_PEERS:
+            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            _pid, uid, _gid = struct.unpack("3i", raw)
+            known = (0, self.guard.config.owner_uid, self.guard.config.agent_uid)
+            if uid not in known or len(self._peers) >= MAX_PEERS:
                 connection.close()
                 return
             connection.setblocking(False)
-            self._peers[connection] = _Line()
+            self._peers[connection] = uid
             self._selector.register(connection, selectors.EVENT_READ)
 
-    def _peer(self, connection: socket.socket) -> Peer | None:
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        _pid, uid, _gid = struct.unpack("3i", raw)
-        config = self.guard.config
-        if uid not in (0, config.owner_uid, config.agent_uid):
-            return None
-        return Peer(uid=uid, is_owner=uid in (0, config.owner_uid))
-
-    def _read(self, connection: socket.socket) -> None:
-        line = self._peers[connection]
-        try:
-            data, ancillary, _, _ = connection.recvmsg(
-                MAX_LINE, socket.CMSG_SPACE(MAX_FDS * struct.calcsize("i"))
-            )
-        except OSError:
-            self._drop(connection)
-            return
-        line.fds += _received(ancillary)
-        line.data += data
-        if not data or len(line.data) > 2 * MAX_LINE or len(line.fds) > MAX_FDS:
-            self._drop(connection)
-
     def _turn(self, connection: socket.socket) -> None:
-        """Answer one request; whoever has more of them goes to the end of the queue."""
-        line = self._peers.pop(connection)
-        self._peers[connection] = line
-        request, _, line.data = line.data.partition(b"\n")
-        peer = self._peer(connection)
-        assert peer is not None, "the peer was let in"
+        """Answer one request; whoever has more of them waits for its next turn."""
+        fds: list[int] = []
         give: list[int] = []
         try:
-            answer = self._answer(request, peer, line.fds, give) + b"\n"
-            sent = socket.send_fds(connection, [answer], give)
-            connection.sendall(answer[sent:])
-        except OSError:  # gone, or it does not read its answers
+            data, fds, flags, _ = socket.recv_fds(connection, MAX_REQUEST, MAX_FDS)
+            if not data or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise ConnectionAbortedError("it has left, or it sends more than anybody needs")
+            call = Call(request=_request(data), uid=self._peers[connection], fds=fds, give=give)
+            socket.send_fds(connection, [json.dumps(self.guard.handle(call)).encode()], give)
+        except OSError:  # that, or it does not read its answers
             self._drop(connection)
         finally:
-            line.drop_fds()
-            for fd in give:
+            for fd in (*fds, *give):
                 os.close(fd)
 
-    def _answer(self, line: bytes, peer: Peer, fds: Sequence[int], give: list[int]) -> bytes:
-        try:
-            request = json.loads(line)
-        except ValueError:
-            request = None
-        if not isinstance(request, dict):
-            return json.dumps({"ok": False, "error": "A request is one JSON object."}).encode()
-        answer = self.guard.handle(Call(request=request, peer=peer, fds=fds, give=give))
-        return json.dumps(answer).encode()
-
     def _drop(self, connection: socket.socket) -> None:
-        self._peers.pop(connection).drop_fds()
+        del self._peers[connection]
         self._selector.unregister(connection)
         connection.close()
-
-
-def _received(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return list(fds)
 
 
 # --- the process ---------------------------------------------------------------------------
 
 
-def main(config_path: Path) -> None:
-    """Run until SIGTERM. The kill switch stays in place when we go."""
+def prepared(config_path: Path) -> Guard:
+    """The guard as it was when it ended, on a machine where it can be."""
     config = read_config(config_path)
     if os.geteuid() != 0:
         raise Unavailable("The guard has to run as root.")
     os.umask(0o077)
-    guard = Guard(config)
+    return Guard(config)
+
+
+def main(config_path: Path) -> None:
+    """Run until SIGTERM. The kill switch stays in place when we go."""
+    guard = prepared(config_path)
     server = Server(guard)
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
     signal.signal(signal.SIGINT, lambda *_: server.stop())
-    _note(f"watching{'' if run_ahead() else ' (without real-time priority)'}: {config.socket}")
+    _note(f"watching{'' if run_ahead() else ' (without real-time priority)'}: {server.path}")
     try:
         server.serve()
     finally:
         server.close()
         guard.close()
-
-
-def run_ahead() -> bool:
-    """Before all ordinary processes and never swapped out, if the machine lets us."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    locked = bool(libc.mlockall(_MCL_CURRENT_AND_FUTURE) == 0)
-    try:
-        os.sched_setscheduler(
-            0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(FIFO_PRIORITY)
-        )
-    except OSError:
-        return False
-    return locked
 
 
 def _note(text: str) -> None:

@@ -62,16 +62,9 @@ def read_config(path: Path) -> GuardConfig:
     if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise Forbidden(f"{path} must belong to root and be writable by nobody else.")
     readers: dict[str, Callable[[Any], Any]] = {
-        "agent_uid": int,
-        "owner_uid": int,
-        "socket": Path,
-        "state": Path,
-        "pins": Path,
-        "cache": Path,
-        "cgroup": Path,
-        "lane": str,
-        "lane_netns": Path,
-        "lane_inner": str,
+        **dict.fromkeys(("agent_uid", "owner_uid"), int),
+        **dict.fromkeys(("socket", "state", "pins", "cache", "cgroup", "lane_netns"), Path),
+        **dict.fromkeys(("lane", "lane_inner"), str),
         "uplinks": tuple,
         "lease": parse_duration,
         "terms": lambda given: read_terms(given, OwnerTerms()),

@@ -6,8 +6,12 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from reclaimnet.errors import BadConfig
+
+HOUSING_ROUNDS: Final = 10
+"""A process may have a child while it is being moved; whoever has one inside has it inside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +24,15 @@ class Process:
 
 def started_at(pid: int) -> int | None:
     """When the process started, in clock ticks; None if it is gone or only waits to be reaped."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    fields = _stat(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def _stat(pid: int) -> list[str]:
+    """Its state, its parent and so on; nothing if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
 
 
 def family(roots: Sequence[Process]) -> list[Process]:
@@ -33,11 +41,9 @@ def family(roots: Sequence[Process]) -> list[Process]:
     if not alive:
         return []
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                children.setdefault(int(fields[1]), []).append(int(entry))
+    for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+        if fields := _stat(pid):
+            children.setdefault(int(fields[1]), []).append(pid)
     found = {process.pid: process for process in alive}
     waiting = list(found)
     while waiting:
@@ -47,6 +53,34 @@ def family(roots: Sequence[Process]) -> list[Process]:
                 found[pid] = Process(pid=pid, started=started)
                 waiting.append(pid)
     return list(found.values())
+
+
+def living(roots: Sequence[Process], group: Path | None) -> set[int]:
+    """All that is left of a guest: what is in its group, and what descends from its processes."""
+    return {one.pid for one in family(roots)} | set([] if group is None else members(group))
+
+
+def house(processes: Sequence[Process], group: Path) -> None:
+    """Move the processes into the group, with all that descends from them."""
+    for _ in range(HOUSING_ROUNDS):
+        inside = set(members(group))
+        outside = [one.pid for one in family(processes) if one.pid not in inside]
+        if not outside:
+            break
+        for pid in outside:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                write_control(group / "cgroup.procs", str(pid))
+
+
+def kill(roots: Sequence[Process], group: Path | None) -> None:
+    if group is not None:
+        try:
+            write_control(group / "cgroup.kill", "1")
+        except FileNotFoundError:  # no such file before Linux 5.14, or the group is gone
+            for pid in members(group):
+                send_signal(pid, signal.SIGKILL)
+    for process in family(roots):
+        send_signal(process.pid, signal.SIGKILL, started=process.started)
 
 
 def send_signal(pid: int, number: int, *, started: int | None = None) -> None:
@@ -65,16 +99,19 @@ def send_signal(pid: int, number: int, *, started: int | None = None) -> None:
 
 def members(group: Path) -> list[int]:
     pids: list[int] = []
-    for folder in [group, *(path for path in group.rglob("*") if path.is_dir())]:
+    for folder in _folders(group):
         with contextlib.suppress(OSError):
             pids += [int(line) for line in (folder / "cgroup.procs").read_text().split()]
     return pids
 
 
 def remove_group(group: Path) -> None:
-    folders = [group, *(path for path in group.rglob("*") if path.is_dir())]
-    for folder in sorted(folders, key=lambda path: -len(path.parts)):
+    for folder in sorted(_folders(group), key=lambda path: -len(path.parts)):
         folder.rmdir()
+
+
+def _folders(group: Path) -> list[Path]:
+    return [group, *(path for path in group.rglob("*") if path.is_dir())]
 
 
 def write_control(path: Path, text: str) -> None:

@@ -7,13 +7,16 @@ heard of; so one that fails is said in the log, and what it was for holds by the
 import logging
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from reclaimnet.apps.guard_client import GuardClient
 from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable
-from reclaimnet.model.market import JobId
+from reclaimnet.model.market import EdgeCount, JobId
+
+COUNT_EVERY_S: Final = 10.0
 
 _log = logging.getLogger("reclaimnet.agent")
 
@@ -28,6 +31,8 @@ class Guarded:
         self._turn = ThreadPoolExecutor(1, "reclaimnet-guard")
         self._deadlines: dict[str, int] = {}
         self._guests: set[str] = set()
+        self._counted: tuple[EdgeCount, ...] = ()
+        self._counted_at = -COUNT_EVERY_S
 
     def listen(self) -> socket.socket | None:
         """A listening socket in the guests' lane; None if this machine has no lane."""
@@ -47,7 +52,7 @@ class Guarded:
         nearer = self._deadlines.get(guest)
         if nearer is not None and nearer != deadline:
             # It was set while the guard was opening the door.
-            self._ask("shorten", guest=guest, deadline=nearer)
+            self._ask("deadline", guest=guest, deadline=nearer)
 
     def limit(self, job: JobId, epoch: int, at: int | None) -> None:
         """Packets and processes end by then, even if we and the guard are gone."""
@@ -56,11 +61,11 @@ class Guarded:
             # Only the owner may give time back; a guard that does not take us for one refuses.
             known = self._deadlines.pop(guest, None)
             if known is not None and guest in self._guests:
-                self._later("lengthen", guest=guest, deadline=None)
+                self._later("deadline", guest=guest, deadline=None)
             return
         self._deadlines[guest] = at
         if guest in self._guests:
-            self._later("shorten", guest=guest, deadline=at)
+            self._later("deadline", guest=guest, deadline=at)
 
     def renew(self, jobs: tuple[JobId, ...], until: int) -> None:
         names = {guest for guest in self._guests if guest.rpartition(".")[0] in jobs}
@@ -77,7 +82,26 @@ class Guarded:
         self._deadlines.pop(guest, None)
         if guest in self._guests:
             self._guests.discard(guest)
-            self._later("close", guest=guest)
+            self._later("stop", guest=guest)
+
+    def edge(self) -> tuple[EdgeCount, ...]:
+        """What the guard counted when it was last asked, which is not long ago."""
+        if time.monotonic() - self._counted_at > COUNT_EVERY_S:
+            self._counted_at = time.monotonic()
+            self._turn.submit(self._count)
+        return self._counted
+
+    def _count(self) -> None:
+        try:
+            counts = self._ask("counts")["counts"]
+        except ReclaimNetError as error:
+            _log.warning("the guard's counters could not be read: %s", error)
+            return
+        self._counted = tuple(
+            EdgeCount(kind=kind, way=key.split("_")[0], verdict=key.split("_")[1], **count)
+            for kind, by_key in sorted(counts.items())
+            for key, count in by_key.items()
+        )
 
     def close(self) -> None:
         self._turn.shutdown()

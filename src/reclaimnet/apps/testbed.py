@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from reclaimnet.adapters.linux.testbed import Campus, Rack, Testbed
 from reclaimnet.apps.guard_client import GuardClient
 from reclaimnet.apps.guard_processes import members, prepare_cgroups, remove_group, write_control
 from reclaimnet.errors import BadConfig, NotFound, Unavailable
+from reclaimnet.model.units import parse_rate
 
 DEFAULT_MARK: Final = "campus"
 RUN_DIR: Final = Path("/run/reclaimnet/testbed")
@@ -29,7 +29,8 @@ _READY_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.02
 _END_SECONDS: Final = 5.0
 
-_RATE_UNITS: Final = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
+_FIRST_OWN: Final = 100
+_OWN_NETWORKS: Final = 150
 _TOP_KEYS: Final = frozenset({"mark", "network", "lanes", "lower_effort", "management", "rack"})
 _RACK_KEYS: Final = frozenset({"name", "hosts", "uplink", "host_rate"})
 
@@ -77,6 +78,15 @@ def run_guard(
     lease: str = "1s",
 ) -> Path:
     """Start a guard on a host, with its lane; returns the socket it listens on."""
+    path = prepare_guard(bed, host, agent_uid=agent_uid, terms=terms, lease=lease)
+    start_guard(bed, host)
+    return path
+
+
+def prepare_guard(
+    bed: Testbed, host: str, *, agent_uid: int, terms: Mapping[str, int] | None, lease: str
+) -> Path:
+    """Write the file of a host's guard; returns the socket that it will listen on."""
     folder = RUN_DIR / bed.mark / host
     folder.mkdir(parents=True)
     cgroups = prepare_cgroups(None)
@@ -99,16 +109,22 @@ def run_guard(
     file = folder / "guard.toml"
     file.write_text("\n".join(lines) + "\n")
     file.chmod(0o600)
+    return folder / "guard.sock"
+
+
+def start_guard(bed: Testbed, host: str) -> "subprocess.Popen[Any]":
+    """Start the guard of a host, for the first time or again; returns when it answers."""
+    folder = RUN_DIR / bed.mark / host
     source = str(Path(reclaimnet.__file__).parents[1])
-    with (folder / "guard.log").open("wb") as log:
+    with (folder / "guard.log").open("ab") as log:
         process = bed.run(
             host,
-            [sys.executable, "-m", "reclaimnet.apps.guard", str(file)],
+            [sys.executable, "-m", "reclaimnet.apps.guard", str(folder / "guard.toml")],
             env={**os.environ, "PYTHONPATH": source},
             stderr=log,
         )
     _wait_for_guard(process, folder)
-    return folder / "guard.sock"
+    return process
 
 
 def run_agent(
@@ -190,6 +206,11 @@ def read_config(path: Path) -> TestbedConfig:
         raise BadConfig(f"{path}: {error}") from error
 
 
+def own_network() -> str:
+    """A network for a testbed of this process: two with a management interface must not meet."""
+    return f"10.{_FIRST_OWN + os.getpid() % _OWN_NETWORKS}.0.0/16"
+
+
 def parse_config(table: Mapping[str, Any]) -> TestbedConfig:
     _refuse_unknown(table, _TOP_KEYS, "the file")
     racks = table.get("rack", [])
@@ -212,14 +233,6 @@ def parse_config(table: Mapping[str, Any]) -> TestbedConfig:
     return TestbedConfig(mark=mark, campus=campus)
 
 
-def parse_rate(text: str) -> int:
-    """Bytes a second for "100mbit" or "1gbit"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]bit)(?:/s)?", text.strip().lower())
-    if match is None:
-        raise BadConfig(f"{text!r} is not a rate; write for example 100mbit or 1gbit.")
-    return round(float(match[1]) * _RATE_UNITS[match[2]])
-
-
 def _rack(table: Mapping[str, Any]) -> Rack:
     _refuse_unknown(table, _RACK_KEYS, "a rack")
     name, hosts = table.get("name"), table.get("hosts")
@@ -228,9 +241,16 @@ def _rack(table: Mapping[str, Any]) -> Rack:
     return Rack(
         name=name,
         hosts=hosts,
-        uplink=parse_rate(str(table["uplink"])) if "uplink" in table else None,
-        host_rate=parse_rate(str(table["host_rate"])) if "host_rate" in table else None,
+        uplink=_rate(table, "uplink"),
+        host_rate=_rate(table, "host_rate"),
     )
+
+
+def _rate(table: Mapping[str, Any], key: str) -> int | None:
+    try:
+        return parse_rate(str(table[key])) if key in table else None
+    except ValueError as error:
+        raise BadConfig(f"{key}: {error}.") from error
 
 
 def _flag(table: Mapping[str, Any], key: str, *, default: bool) -> bool:

@@ -6,7 +6,7 @@ Plain functions of the cards that nodes send with their beats.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from reclaimnet.model.market import Card, Suspension
+from reclaimnet.model.market import Card, Suspension, Vram
 from reclaimnet.model.units import SECOND, show_duration, show_size
 
 _HEADING: Final = ("NODE", "MEMORY", "USE", "STALL", "JOBS", "HELD", "NEWCOMERS")
@@ -27,6 +27,7 @@ def lines(cards: Iterable[Card]) -> list[str]:
     shown = [line(_HEADING)]
     for card in known:
         shown.append(line(_row(card)))
+        shown += [f"  {_vram(card, vram)}" for vram in (card.memory.vram if card.memory else ())]
         shown += [f"  {_held(held, card.beat)}" for held in _holds(card)]
     return shown
 
@@ -40,6 +41,10 @@ def data(cards: Iterable[Card]) -> list[dict[str, Any]]:
             "used_bytes": card.memory.used if card.memory else None,
             "stall": card.memory.stall if card.memory else None,
             "short_of_memory": card.short_of_memory,
+            "vram": [
+                {"gpu": vram.gpu, "total_bytes": vram.total, "used_bytes": vram.used}
+                for vram in (card.memory.vram if card.memory else ())
+            ],
             "jobs": [progress.job for progress in card.jobs],
             "held": [
                 {
@@ -75,6 +80,12 @@ def _row(card: Card) -> tuple[str, ...]:
         str(len(memory.held)),
         "high priority only" if card.short_of_memory else "welcome",
     )
+
+
+def _vram(card: Card, vram: Vram) -> str:
+    index = next((f"GPU {gpu.index}" for gpu in card.gpus if gpu.id == vram.gpu), vram.gpu)
+    share = 100 * vram.used / vram.total if vram.total else 0.0
+    return f"{index}: {show_size(vram.used)} of {show_size(vram.total)}, {share:.1f} %"
 
 
 def _held(held: Suspension, beat: int) -> str:

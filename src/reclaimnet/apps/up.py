@@ -10,28 +10,41 @@ import queue
 import secrets
 import shutil
 import signal
+import socket
 import ssl
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from reclaimnet.adapters.linux.runner import Exited, Runner
-from reclaimnet.adapters.nats.campus import Campus, Enrolment
+from reclaimnet.adapters.nats.access import CAMPUS_HOST, Key, new_key
+from reclaimnet.adapters.nats.campus import Campus, Enrolment, EnrolmentAsked
 from reclaimnet.adapters.nats.server import (
     Server,
+    Tls,
     is_running,
+    reload_access,
     running_server,
     start_server,
     stop_server,
 )
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
-from reclaimnet.apps import daemon, gateway
+from reclaimnet.apps import daemon, gateway, gateway_page
+from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import Config, remember_gateway
 from reclaimnet.apps.gateway_output import Fetcher
+from reclaimnet.apps.notify import Notifier
+from reclaimnet.apps.register import NODE_NAME, STANDING, Invitation, Register
 from reclaimnet.apps.world import SCRATCH
-from reclaimnet.errors import Forbidden, Unavailable, UsageError
+from reclaimnet.engine.neighbourhood import LIVELY
+from reclaimnet.errors import Forbidden, ReclaimNetError, Unavailable, UsageError
+from reclaimnet.model.market import NodeId
 from reclaimnet.model.units import GIB
+from reclaimnet.model.work import JobRecord
+from reclaimnet.wire import GATEWAY
 
 READY_S: Final = 30.0
 FETCH_QUOTA: Final = 64 * GIB
@@ -43,7 +56,9 @@ AGENT_END_S: Final = 15.0
 _log = logging.getLogger("reclaimnet.up")
 
 
-def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> int:
+def up(
+    *, config: Config, listen: str, gateway_port: int, foreground: bool, read_only: bool = False
+) -> int:
     config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     pid_file = config.state / "up.pid"
     running = daemon.running(pid_file)
@@ -55,9 +70,10 @@ def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> i
         )
     if foreground:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        return asyncio.run(_serve(config, listen, gateway_port))
+        return asyncio.run(_serve(config, listen, gateway_port, read_only=read_only))
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "up"]
     argv += ["--foreground", "--listen", listen, "--gateway-port", str(gateway_port)]
+    argv += ["--read-only"] if read_only else []
     daemon.spawn(
         argv,
         log=config.state / "up.log",
@@ -66,24 +82,47 @@ def up(*, config: Config, listen: str, gateway_port: int, foreground: bool) -> i
         env=dict(os.environ),
     )
     left = _left(config)
-    token_file = config.state / "join-token"
+    link = page_link(left["gateway_url"], _secret(config.state / "gateway-token"))
     sys.stderr.write(
         f"The campus is up at {left['gateway_url']}; `rn down` ends it.\n"
+        f"See it in a browser:   {link}\n"
         f"Lend this machine:     rn agent --detach && rn lend\n"
         + (
             "Lend another machine:  start the campus with `rn up --listen ADDRESS` instead\n"
             if listen in ("127.0.0.1", "::1", "localhost")
-            else f"Lend another machine:  rn agent --join {left['nats_url']} --token-file FILE\n"
-            f"                       (FILE is a copy of {token_file})\n"
+            else "Lend another machine:  rn invite > lab1.token, and there: "
+            "rn agent --token-file lab1.token\n"
         )
     )
     return 0
 
 
-def down(*, config: Config) -> int:
+def down(*, config: Config, sure: Callable[[list[JobRecord]], bool] = lambda _jobs: True) -> int:
+    """`sure` is asked if jobs will stand still."""
+    jobs = _jobs_here(config)
+    if jobs and not sure(jobs):
+        return 1
     ended = end_all(config)
     sys.stderr.write(f"Ended {', '.join(ended)}.\n" if ended else "Nothing was running here.\n")
+    if jobs:
+        named = ", ".join(f"{job.spec.name} ({job.id})" for job in jobs)
+        sys.stderr.write(f"From their last checkpoint go on after the next `rn up`: {named}.\n")
     return 0
+
+
+def _jobs_here(config: Config) -> list[JobRecord]:
+    """What runs on agents that `down` would end; nothing if the gateway does not say."""
+    ours = {
+        pid_file.parent.name
+        for pid_file in config.agents.glob("*/agent.pid")
+        if daemon.running(pid_file) is not None
+    }
+    if not ours:
+        return []
+    try:
+        return [job for job in Gateway(config).jobs(ended=False) if job.holder in ours]
+    except ReclaimNetError:
+        return []
 
 
 def end_all(config: Config) -> list[str]:
@@ -138,7 +177,7 @@ def _end_guests(run: Path) -> bool:
     return bool(left)
 
 
-async def _serve(config: Config, listen: str, gateway_port: int) -> int:
+async def _serve(config: Config, listen: str, gateway_port: int, *, read_only: bool) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -146,19 +185,29 @@ async def _serve(config: Config, listen: str, gateway_port: int) -> int:
     with daemon.the_only_one(config.state / "up.pid", "a campus"):
         async with contextlib.AsyncExitStack() as stack:
             stack.callback((config.state / "campus.json").unlink, missing_ok=True)
-            nats_token = _secret(config.state / "join-token")
-            nats = _Nats(config, listen, nats_token)
+            authority = ca.make_ca(config.state / "ca")
+            key = _gateway_key(config.state / "gateway.key")
+            register = Register(config.state)
+            standing = register.invite(valid=STANDING, once=False)
+            nats = _Nats(config, listen, register, key, authority)
             server = await asyncio.to_thread(nats.start)
             stack.callback(nats.stop)
             keeping = asyncio.create_task(nats.keep())
             stack.callback(keeping.cancel)
-            authority = ca.make_ca(config.state / "ca")
-            campus = await Campus.connect(server.url, nats_token, "gateway")
+            authority_text = authority.pem.decode()
+            campus = await Campus.connect(
+                server.url, key, GATEWAY, tls=ca.server_known_by(authority_text)
+            )
             stack.push_async_callback(campus.close)
+            await campus.serve_enrol(_Porter(campus, register, nats, authority).take_in)
+            nats_token = str(Invitation(url=server.url, ca=authority_text, secret=standing))
+            ca.write_private(config.state / "join-token", nats_token.encode() + b"\n")
             token = _secret(config.state / "gateway-token")
+            look_token = _secret(config.state / "look-token")
             vault = stack.enter_context(
                 Vault(config.state / "gateway-vault", quota_bytes=FETCH_QUOTA)
             )
+            notifier = Notifier(config)
             fetcher = Fetcher(vault=vault, context=_own_context(config, authority))
 
             def ready(port: int) -> None:
@@ -173,50 +222,88 @@ async def _serve(config: Config, listen: str, gateway_port: int) -> int:
                 campus,
                 token,
                 stop,
+                look_token=look_token,
+                read_only=read_only,
                 on_ready=ready,
-                sign=lambda request: _signed(authority, request),
                 fetcher=fetcher,
+                more=gateway_page.handlers(),
+                watchers=[notifier.run] if notifier.is_wanted else [],
             )
     return 0
 
 
-class _Nats:
-    """The campus's server: started again whenever it dies, on the port that agents know."""
+def page_link(url: str, token: str) -> str:
+    """Behind # the token stays in the browser: it is not sent, logged or kept in the address."""
+    return f"{url}/#token={token}"
 
-    def __init__(self, config: Config, listen: str, token: str) -> None:
+
+class _Nats:
+    """The campus's server: started again whenever it dies, on the port that agents know, and told
+    whenever the register changes."""
+
+    def __init__(
+        self,
+        config: Config,
+        listen: str,
+        register: Register,
+        gateway: Key,
+        authority: ca.Authority,
+    ) -> None:
         self._folder = config.state / "nats"
         self._port_file = config.state / "nats-port"
         self._listen = listen
-        self._token = token
+        self._register = register
+        self._gateway = gateway.public
+        self._tls = _server_tls(config.state / "nats-tls", authority)
         self._server: Server | None = None
+        self._applied = -1
 
     def start(self) -> Server:
         """A server of ours that outlived its gateway goes on; otherwise a new one."""
         server = running_server(self._folder) or self._start_new()
         self._port_file.write_text(str(server.port))
         self._server = server
+        self.apply()
         return server
 
     def _start_new(self) -> Server:
         port = _number(self._port_file)
         if port:
             try:
-                return start_server(self._folder, self._token, host=self._listen, port=port)
+                return self._start_on(port)
             except Unavailable as error:
                 _log.warning("port %d is not to be had (%s); agents must join anew", port, error)
-        return start_server(self._folder, self._token, host=self._listen)
+        return self._start_on(_free_port(self._listen))
+
+    def _start_on(self, port: int) -> Server:
+        self._applied = self._register.stamp()
+        return start_server(
+            self._folder,
+            self._register.access(self._gateway),
+            host=self._listen,
+            port=port,
+            tls=self._tls,
+        )
+
+    def apply(self) -> None:
+        """Let the server know who may connect now."""
+        stamp = self._register.stamp()
+        if self._server is not None and stamp != self._applied:
+            reload_access(self._server, self._register.access(self._gateway), tls=self._tls)
+            self._applied = stamp
 
     async def keep(self) -> None:
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
             server = self._server
-            if server is None or is_running(server):
+            if server is None:
+                continue
+            if is_running(server):
+                self.apply()
                 continue
             _log.warning("the NATS server has died; it is started again")
             with contextlib.suppress(Unavailable):
-                self._server = await asyncio.to_thread(
-                    start_server, self._folder, self._token, host=self._listen, port=server.port
-                )
+                self._server = await asyncio.to_thread(self._start_on, server.port)
 
     def stop(self) -> None:
         if self._server is not None:
@@ -241,12 +328,66 @@ def _own_context(config: Config, authority: ca.Authority) -> ssl.SSLContext:
     return ca.client_context(credentials)
 
 
-def _signed(authority: ca.Authority, request: str) -> Enrolment:
-    name = ca.requested_name(request.encode())
-    if ca.node_of(name) is None:
-        raise Forbidden(f"only nodes are certified here, not {name!r}")
-    certificate = ca.issue(authority, name, request.encode())
-    return Enrolment(certificate=certificate.decode(), ca=authority.pem.decode())
+class _Porter:
+    """Takes newcomers in, from any thread."""
+
+    def __init__(
+        self, campus: Campus, register: Register, nats: _Nats, authority: ca.Authority
+    ) -> None:
+        self._campus = campus
+        self._register = register
+        self._nats = nats
+        self._authority = authority
+        self._loop = asyncio.get_running_loop()
+
+    def take_in(self, asked: EnrolmentAsked) -> Enrolment:
+        request = asked.certificate_request.encode()
+        name = ca.requested_name(request)
+        node = ca.node_of(name)
+        if node is None or not NODE_NAME.fullmatch(node):
+            raise Forbidden(f"only nodes are taken in here, not {name!r}")
+        self._register.take_in(
+            secret=asked.invitation, node=node, public_key=asked.public_key, lives=self._lives(node)
+        )
+        certificate = ca.issue(self._authority, name, request)
+        self._nats.apply()
+        _log.info("%s was taken in", node)
+        return Enrolment(certificate=certificate.decode(), ca=self._authority.pem.decode())
+
+    def _lives(self, node: NodeId) -> bool:
+        reading = asyncio.run_coroutine_threadsafe(self._campus.read_card(node), self._loop)
+        card = reading.result()
+        return card is not None and time.time_ns() - card.beat < LIVELY.given_up_after
+
+
+def _gateway_key(path: Path) -> Key:
+    try:
+        return Key(name=GATEWAY, seed=path.read_text())
+    except FileNotFoundError:
+        key = new_key(GATEWAY)
+        ca.write_private(path, key.seed.encode())
+        return key
+
+
+def _server_tls(folder: Path, authority: ca.Authority) -> Tls:
+    key = ca.new_key()
+    kept = ca.keep(
+        folder,
+        certificate=ca.issue(authority, CAMPUS_HOST, key, [CAMPUS_HOST]),
+        key=key,
+        authority=authority.pem,
+    )
+    return Tls(certificate=kept.certificate, key=kept.key)
+
+
+def _free_port(host: str) -> int:
+    """Chosen by us, since the server cannot be told anything later if it chose by itself."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise Unavailable(f"nothing can listen on {host} ({error.strerror})") from error
+        return int(probe.getsockname()[1])
 
 
 def _healthy(config: Config) -> bool:

@@ -9,15 +9,17 @@ import logging
 import os
 import shutil
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, assert_never
 
 from reclaimnet import journal
+from reclaimnet.adapters.gpu.memory import Meter
 from reclaimnet.adapters.linux import runner as rn
 from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
 from reclaimnet.adapters.linux.minder import NICE, hurry
@@ -37,7 +39,7 @@ from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
 from reclaimnet.model.pressure import MAX_AGE, Pressure
 from reclaimnet.model.units import SECOND
-from reclaimnet.model.work import JobRecord, JobSpec, Manifest, ManifestId, Saving
+from reclaimnet.model.work import JobRecord, JobSpec, Manifest, ManifestId, Saving, Team
 from reclaimnet.sdk.image import IMAGE
 
 WORKERS: Final = 8
@@ -54,6 +56,7 @@ OUTPUT: Final = Path(".rn-output")
 """Where a checkpoint holds what the job had written into its output directory."""
 LOADED_PATIENCE_S: Final = 10.0
 """How long a job that was started ahead may take to read what is laid out for it."""
+SWITCH_S: Final = 0.001
 TELLING_RATE_BYTES: Final = 1 << 20
 """Less than this says nothing about a path's rate."""
 
@@ -117,6 +120,7 @@ class LiveWorld:
         usual = os.getpriority(os.PRIO_PROCESS, 0)
         self._pool = ThreadPoolExecutor(WORKERS, "reclaimnet-work", hurry, (usual,))
         self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = 0
         self._cards: dict[NodeId, Card] = {}
         self._answers: dict[str, asyncio.Future[od.Answer]] = {}
         self._pulls: dict[tuple[JobId, ManifestId], threading.Event] = {}
@@ -140,7 +144,10 @@ class LiveWorld:
         self._spawn(self._send_logs())
         protect_self()
         hurry(NICE)
+        # A worker in no hurry must not keep the interpreter from who is.
+        sys.setswitchinterval(SWITCH_S)
         self._sensor = Sensor(guests, clock.now)
+        self._gpus = Meter(clock.now)
         self._pressure_due = False
         self.watch = Watch(
             self._read_memory,
@@ -169,8 +176,8 @@ class LiveWorld:
         self._turned.set()
 
     async def empty(self) -> None:
-        """Returns when no attempt is left here."""
-        while self.mind.attempts:
+        """Returns when nothing is left here that has to do with a job."""
+        while self.mind.attempts or self.mind.seats or self.mind.gangs:
             self._turned.clear()
             await self._turned.wait()
 
@@ -199,15 +206,24 @@ class LiveWorld:
             record = reading.result(MAY_READ_PATIENCE_S)
         except (ReclaimNetError, TimeoutError):
             return False
-        return record is not None and peer in (record.holder, record.handover_to, record.standby)
+        if record is None:
+            return False
+        return peer in (record.holder, record.handover_to, record.standby, *record.seats)
 
     def _set_alarm(self) -> None:
+        """One that rings too early only asks again, so that most events need not touch it."""
+        wake = self.mind.next_wake()
+        if wake is None or (self._alarm is not None and self._alarm_at <= wake):
+            return
         if self._alarm is not None:
             self._alarm.cancel()
-        wake = self.mind.next_wake()
-        if wake is not None:
-            delay = max(wake - self._clock.now(), 0) / SECOND
-            self._alarm = self._loop.call_later(delay, self.deliver, ev.Woke())
+        self._alarm_at = wake
+        delay = max(wake - self._clock.now(), 0) / SECOND
+        self._alarm = self._loop.call_later(delay, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.deliver(ev.Woke())
 
     # --- orders out ------------------------------------------------------------------------
 
@@ -242,7 +258,7 @@ class LiveWorld:
                 self._wanted[order.job, order.epoch] = order.manifest
                 self._spawn(self._start(order))
             case od.Save():
-                self.runner.save(order.job, order.epoch, order.final)
+                self.runner.save(order.job, order.epoch, order.final, order.at)
             case od.Resume():
                 self.runner.resume(order.job, order.epoch)
             case od.Suspend():
@@ -310,6 +326,8 @@ class LiveWorld:
 
     async def _beat(self, card: Card) -> None:
         sent_at = self._clock.now()
+        if self._guard is not None:
+            card = replace(card, edge=self._guard.edge())
         with contextlib.suppress(Unavailable):
             await self._campus.beat(card)
             self.deliver(ev.BeatAcked(sent_at=sent_at))
@@ -374,10 +392,13 @@ class LiveWorld:
             await self._could_not_start(order, error)
             return
         if (order.job, order.epoch) in self._wanted:
+            spec = order.spec
+            if order.team is not None:
+                spec = replace(spec, env=(*spec.env, *_team_variables(order.team)))
             self.runner.start(
                 order.job,
                 order.epoch,
-                order.spec,
+                spec,
                 order.gpus,
                 workdir,
                 resume,
@@ -466,7 +487,9 @@ class LiveWorld:
                 assert_never(report)
 
     def _read_memory(self) -> Pressure:
-        return self._sensor.read(self.runner.memory())
+        reading = self._sensor.read(self.runner.memory())
+        vram = self._gpus.read()
+        return replace(reading, vram=vram) if vram else reading
 
     def _on_pressure_from_thread(self, reading: Pressure) -> None:
         if not self._pressure_due:
@@ -545,6 +568,9 @@ class LiveWorld:
 
     def _state_and_output(self, report: rn.Snapshot) -> list[Source]:
         """What a job has written so far belongs to its state: it moves, and goes back, with it."""
+        if (report.path / OUTPUT).exists():
+            # CRIU needs its open files to be as they were when it was stopped.
+            return _parts(report.path)
         output = self.runner.output_of(report.job, report.epoch)
         return [*_parts(report.path), *_parts(output, prefix=OUTPUT)]
 
@@ -554,6 +580,10 @@ class LiveWorld:
     async def _exited(self, report: rn.Exited) -> None:
         """After its last snapshot, since that may be why it exited."""
         key = (report.job, report.epoch)
+        manifest = self._wanted.get(key)
+        if not report.restored and manifest is not None:
+            await self._not_restored(report, manifest)
+            return
         saving = self._saving.pop(key, None)
         if saving is not None:
             await asyncio.wait([saving])
@@ -570,6 +600,20 @@ class LiveWorld:
             )
         )
         await self.scrub(report.job, report.epoch)
+
+    async def _not_restored(self, report: rn.Exited, manifest: ManifestId) -> None:
+        """Nothing ran, and what was laid out for it may be half used: the next try begins anew."""
+        key = (report.job, report.epoch)
+        self.runner.scrub(*key)
+        if self._guard is not None:
+            self._guard.forget(*key)
+        preparing = self._preparing.pop(key, None)
+        if preparing is not None:
+            await asyncio.wait([preparing])
+        async with self._place(*key).lock:
+            await self._in_thread(_remove_folder, self._resume_dir(*key))
+        self._laid_out.pop(key, None)
+        self._pull_failed(report.job, manifest, Damaged(report.reason))
 
     async def _kept_output(self, report: rn.Exited) -> Saved | None:
         """What a completed job left for its user, if anything."""
@@ -615,7 +659,7 @@ class LiveWorld:
 
     async def adopt(self, records: Iterable[JobRecord]) -> list[rn.Found]:
         """The attempts that outlived the agent before us. Of any other nothing is left after."""
-        held = {(r.id, r.epoch): r.spec for r in records if r.holder == self.node}
+        held = {(r.id, r.epoch): r.spec for r in records if self.node in (r.holder, *r.seats)}
         # Known before they are looked at: one may have saved or exited while nobody watched.
         self._specs.update(held)
         found: list[rn.Found] = await self._in_thread(self.runner.adopt)
@@ -778,6 +822,7 @@ class LiveWorld:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._preparing.values(), return_exceptions=True)
         await asyncio.to_thread(self.watch.close)
+        self._gpus.close()
         await asyncio.to_thread(self.runner.close)
         await asyncio.to_thread(self._pool.shutdown)
 
@@ -834,6 +879,18 @@ class _LaidOut:
         if not self.told or self.changed is None:
             return None
         return [(index * CHUNK_BYTES, CHUNK_BYTES) for index in sorted(self.changed)]
+
+
+def _team_variables(team: Team) -> tuple[tuple[str, str], ...]:
+    """As torchrun's users know them; rank and size count nodes, not processes."""
+    return (
+        ("RN_RANK", str(team.rank)),
+        ("RN_WORLD_SIZE", str(team.size)),
+        ("RN_MASTER_ADDR", team.host),
+        ("RN_MASTER_PORT", str(team.port)),
+        ("MASTER_ADDR", team.host),
+        ("MASTER_PORT", str(team.port)),
+    )
 
 
 def _parts(folder: Path, prefix: Path = HERE) -> list[Source]:

@@ -10,7 +10,7 @@ how long each rung may last is decided here, so that every episode ends within E
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -36,7 +36,7 @@ from reclaimnet.model.units import MILLISECOND, SECOND, show_duration, show_size
 from reclaimnet.model.work import Decision, Saving, shape_of
 from reclaimnet.policy.place import Need
 from reclaimnet.policy.suite import Suite
-from reclaimnet.policy.survive import ADMIT, Resident, Scene, Verdict
+from reclaimnet.policy.survive import Resident, Scene, Verdict
 
 SUSPEND_FOR: Final = 10 * SECOND
 """How long a job waits for room in place."""
@@ -129,6 +129,8 @@ class Airlock:
         """What newcomers are expected to need, and until when it is kept for them."""
         self._needs: dict[JobId, int] = {}
         """What jobs held when they left."""
+        self._declared: dict[JobId, int] = {}
+        """What jobs here said they need at most."""
         self.short = False
         """What others are told: coarse, and slow to change back, since everybody hears of it."""
         self._closed_at = 0
@@ -170,6 +172,7 @@ class Airlock:
         listed = {usage.job for usage in reading.jobs}
         for job in [job for job in self._history if job not in listed]:
             del self._history[job]
+            self._declared.pop(job, None)
 
     def _residents(
         self, reading: Pressure, attempts: Mapping[JobId, Attempt], now: int
@@ -179,6 +182,8 @@ class Airlock:
             if attempt is None or attempt.epoch != usage.epoch or attempt.phase != Phase.RUNNING:
                 continue
             record, hold = attempt.record, self.holds.get(usage.job)
+            if record.spec.memory_bytes:
+                self._declared[usage.job] = record.spec.memory_bytes
             begun = record.started_at if record.started_at is not None else now
             unsaved = now - (begun if record.spec.saving == Saving.NONE else attempt.saved_at)
             leaving = attempt.departure is not None or usage.job in self._ending
@@ -437,15 +442,19 @@ class Airlock:
         reading, verdict = self.reading, self.verdict
         if reading is None or now - reading.at > NEWS:
             return ""
+        if probe.shape.memory_bytes > reading.limit:
+            wanted, limit = show_size(probe.shape.memory_bytes), show_size(reading.limit)
+            return f"it asked for {wanted} of memory, and there are {limit} in all"
         if verdict.open_above is not None and probe.priority > verdict.open_above:
             return ""
         if verdict.closed:
             return verdict.closed
         need = self._need(probe, reading)
-        room = int(reading.limit * ADMIT) - reading.used - self._promised()
+        kept = self._promised() + self._unused(reading)
+        room = int(reading.limit * verdict.admit) - reading.used - kept
         if need > room:
-            free = show_size(max(room, 0))
-            return f"it is expected to need {show_size(need)}, and only {free} are free"
+            said = "it asked for" if probe.shape.memory_bytes else "it is expected to need"
+            return f"{said} {show_size(need)} of memory, and {show_size(max(room, 0))} are free"
         return ""
 
     def expect(self, probe: Probe, now: int) -> None:
@@ -457,6 +466,15 @@ class Airlock:
         """What it said, or held when it left here, or else what is usual."""
         usual = int(reading.limit * EXPECTED_SHARE)
         return probe.shape.memory_bytes or self._needs.get(probe.job, usual)
+
+    def _unused(self, reading: Pressure) -> int:
+        """What those who said how much they need have not taken yet: it is kept from newcomers,
+        and from nobody else, since whoever asks for too much must not stop others."""
+        return sum(
+            max(self._declared.get(usage.job, 0) - usage.bytes, 0)
+            for usage in reading.jobs
+            if usage.job not in self._expected
+        )
 
     def _promised(self) -> int:
         """Room that is spoken for but not in use yet."""
@@ -565,7 +583,11 @@ class Airlock:
         if reading is None:
             return None
         return Gauge(
-            limit=reading.limit, used=reading.used, stall=reading.stall, held=self.suspensions()
+            limit=reading.limit,
+            used=reading.used,
+            stall=reading.stall,
+            held=self.suspensions(),
+            vram=reading.vram,
         )
 
     def suspensions(self) -> tuple[Suspension, ...]:
@@ -589,12 +611,12 @@ def _job_of(order: Order) -> JobId:
     return order.job if isinstance(order, Save) else JobId("")
 
 
-def _slope(readings: Iterable[tuple[int, int]], at: int) -> int:
+def _slope(readings: Sequence[tuple[int, int]], at: int) -> int:
     """Bytes per second over the last readings; 0 if they shrink."""
-    recent = [(when, size) for when, size in readings if at - when <= GROWTH_OVER]
-    if len(recent) < 2:
+    first = next((reading for reading in readings if at - reading[0] <= GROWTH_OVER), None)
+    if first is None:
         return 0
-    first, last = recent[0], recent[-1]
+    last = readings[-1]
     took = max(last[0] - first[0], GROWTH_AT_LEAST)
     return max((last[1] - first[1]) * SECOND // took, 0)
 

@@ -345,9 +345,11 @@ class Attempt:
             kept = kept[kept.index(checkpoint) :]
             held = replace(checkpoint, holders=_with(checkpoint.holders, self.node))
             kept = (held, *kept[1:])
-        orders = self._change(
-            now, checkpoints=kept, step=step, steps_lost=self.record.steps_lost + lost
-        )
+        orders: list[Order] = []
+        if kept != self.record.checkpoints or step != self.record.step:
+            orders += self._change(
+                now, checkpoints=kept, step=step, steps_lost=self.record.steps_lost + lost
+            )
         orders.append(
             self._explain(
                 "from where does it go on?",
@@ -419,11 +421,20 @@ class Attempt:
         self.record = replace(self.record, **changes)
         return []
 
+    @property
+    def leaves_state(self) -> bool:
+        """Whether something of it may be in this node's vault."""
+        return bool(self.record.checkpoints or self.record.output or self._saving)
+
     def progress(self) -> Progress | None:
         if self.phase != Phase.RUNNING:
             return None
         return Progress(
-            job=self.job, epoch=self.epoch, step=self.record.step, at=self.record.last_step_at
+            job=self.job,
+            epoch=self.epoch,
+            step=self.record.step,
+            at=self.record.last_step_at,
+            gpus=self.gpus,
         )
 
     def snapshot_taken(self, event: SnapshotTaken, now: int) -> list[Order]:
@@ -864,27 +875,25 @@ class Attempt:
     # --- time ------------------------------------------------------------------------------
 
     def next_wake(self) -> int | None:
-        if self.phase == Phase.RUNNING and self.departure is None and self._write_at is None:
-            return self._saves_at()
-        times = [self._write_at, self._fetch_at]
-        if self.phase == Phase.BOOKED:
+        times: list[int] = []
+        if self._write_at is not None:
+            times.append(self._write_at)
+        if self._fetch_at is not None:
+            times.append(self._fetch_at)
+        if self.phase == Phase.RUNNING:
+            if self.due_at is not None and self._may_save():
+                # A state that could not leave the node is worth little: one copy at a time.
+                due_at = max(self.due_at, self._save_after)
+                times.append(max(due_at, self._copy_by) if self._copying else due_at)
+        elif self.phase == Phase.BOOKED:
             times.append(min(self._booked_until, self._look_at))
-        if self.phase == Phase.FINISHING:
+        elif self.phase == Phase.FINISHING:
             times.append(self._finish_by)
-        if self.phase == Phase.RUNNING and self.departure is None:
-            times.append(self._saves_at())
-        if self.departure is not None:
-            times.append(self.departure.next_wake())
-        if self.notice is not None and self.phase == Phase.FETCHING:
+        elif self.notice is not None and self.phase == Phase.FETCHING:
             times.append(self.notice.deadline)
-        return min((time for time in times if time is not None), default=None)
-
-    def _saves_at(self) -> int | None:
-        if self.due_at is None or not self._may_save():
-            return None
-        due_at = max(self.due_at, self._save_after)
-        # A state that could not leave the node is worth little: one copy at a time.
-        return max(due_at, self._copy_by) if self._copying else due_at
+        if self.departure is not None and (wake := self.departure.next_wake()) is not None:
+            times.append(wake)
+        return min(times, default=None)
 
     def woke(self, now: int) -> list[Order]:
         if self.phase == Phase.BOOKED and now >= self._booked_until:

@@ -70,15 +70,20 @@ class Departure:
 
     def begin(self, now: int, *, shed: str = "") -> list[Order]:
         job, epoch = self.attempt.job, self.attempt.epoch
-        why = f"{self.notice.cause}, {show_duration(self.notice.deadline - now)} left"
-        if self.notice.reason:
-            why += f" ({self.notice.reason})"
+        because = f" ({self.notice.reason})" if self.notice.reason else ""
+        left = show_duration(self.notice.deadline - now)
+        why = f"{self.notice.cause}, {left} left{because}"
         orders: list[Order] = [
             Limit(job=job, epoch=epoch, at=self.notice.deadline),
             Warn(job=job, epoch=epoch, notice=self.notice),
             self._explain("must the job leave?", f"by its deadline: {why}"),
         ]
-        orders += self.attempt.change(now, state=JobState.MIGRATING, reason=why)
+        orders += self.attempt.change(
+            now,
+            state=JobState.MIGRATING,
+            reason=f"{self.notice.cause}{because}",
+            leave_by=self.notice.deadline,
+        )
         if self.attempt.record.spec.saving == Saving.NONE:
             self._lost_hope = True
             orders.append(self._explain("leave now or run on?", "run on: the job cannot be saved"))
@@ -95,6 +100,7 @@ class Departure:
         orders: list[Order] = [
             Limit(job=job, epoch=epoch, at=notice.deadline),
             Warn(job=job, epoch=epoch, notice=notice),
+            *self.attempt.change(now, leave_by=notice.deadline),
         ]
         if not self.stopped and not self._lost_hope:
             orders += self._plan(now)
@@ -150,12 +156,13 @@ class Departure:
             return []
         self._prober = None
         orders: list[Order] = []
-        if prober.ticket is not None:
-            self.destination = prober.ticket.node
+        if prober.found:
+            (ticket,) = prober.tickets
+            self.destination = ticket.node
             self._placed_at = now
             self._look_at = self._look_next(now)
             redeemed = TicketRedeemed(
-                ticket=prober.ticket, record=self.attempt.record, source=self.attempt.node
+                ticket=ticket, record=self.attempt.record, source=self.attempt.node
             )
             orders.append(Tell(to=self.destination, event=redeemed))
         elif prober.refused:

@@ -38,13 +38,17 @@ Key = tuple[float, int, str]
 class Waiter:
     job: JobId
     gpus: int
+    """On each of its nodes."""
     lane: Lane
     key: Key
     since: int
+    nodes: int = 1
 
 
 MayUse = Callable[[Waiter, NodeId], bool]
 """Whether the node lends to the job's user."""
+Match = tuple[Waiter, tuple[NodeId, ...]]
+"""Who goes next, and all the nodes that it needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,8 @@ class Desk:
     def gone(self, node: NodeId) -> None:
         """It does not answer, or lends nothing any more, until it says otherwise."""
         self._set(node, 0)
+        # What was kept with it is of no use without it.
+        self.kept_for.pop(node, None)
         self._size.pop(node, None)
 
     def promised(self, node: NodeId, gpus: int) -> None:
@@ -132,7 +138,7 @@ class Desk:
     def line_up(self, waiter: Waiter) -> None:
         assert waiter.job not in self._waiters, "a job waits once"
         self._waiters[waiter.job] = waiter
-        if waiter.gpus > 1:
+        if waiter.gpus * waiter.nodes > 1:
             self._big[waiter.job] = waiter
         insort(self._lines[waiter.lane], (waiter.key, waiter), key=lambda entry: entry[0])
 
@@ -157,11 +163,12 @@ class Desk:
         line = self._lines[waiter.lane]
         return bisect_left(line, waiter.key, key=lambda entry: entry[0])
 
-    def could_ever(self, gpus: int) -> bool:
-        """Some node has so many GPUs, vacant or not."""
-        return any(size >= gpus for size in self._size.values())
+    def could_ever(self, gpus: int, nodes: int = 1) -> bool:
+        """So many nodes have so many GPUs, vacant or not."""
+        able = (node for node, size in self._size.items() if size >= gpus)
+        return len(list(islice(able, nodes))) == nodes
 
-    def match(self, now: int, may_use: MayUse | None = None) -> tuple[Waiter, NodeId] | None:
+    def match(self, now: int, may_use: MayUse | None = None) -> Match | None:
         """Who goes next, and where; taken out of the line and off the board."""
         if not self._vacant:
             return None
@@ -176,48 +183,57 @@ class Desk:
         for lane in lanes:
             found = self._first_fit(lane, may_use)
             if found is not None:
-                waiter, node = found
+                waiter, nodes = found
                 if lane == Lane.LONG:
                     self._turns = 0
-                return self._matched(waiter, node)
+                return self._matched(waiter, nodes)
         return None
 
-    def _matched(self, waiter: Waiter, node: NodeId) -> tuple[Waiter, NodeId]:
+    def _matched(self, waiter: Waiter, nodes: tuple[NodeId, ...]) -> Match:
         self.leave(waiter.job)
-        self.promised(node, waiter.gpus)
-        return waiter, node
+        for node in nodes:
+            self.promised(node, waiter.gpus)
+        return waiter, nodes
 
-    def _first_fit(self, lane: Lane, may_use: MayUse | None) -> tuple[Waiter, NodeId] | None:
+    def _first_fit(self, lane: Lane, may_use: MayUse | None) -> Match | None:
         for _, waiter in islice(self._lines[lane], BACKFILL):
-            node = self._fit(waiter, may_use)
-            if node is not None:
-                return waiter, node
+            nodes = self._fit(waiter, may_use)
+            if nodes:
+                return waiter, nodes
         return None
 
-    def _fit(self, waiter: Waiter, may_use: MayUse | None) -> NodeId | None:
-        most = 1 if may_use is None else CHOICE
+    def _fit(self, waiter: Waiter, may_use: MayUse | None) -> tuple[NodeId, ...]:
+        """As many nodes as it needs, or none."""
+        most = waiter.nodes if may_use is None else CHOICE + waiter.nodes - 1
+        found: list[NodeId] = []
         for node in self.best(waiter.gpus, most=most, job=waiter.job):
             if may_use is None or may_use(waiter, node):
-                return node
-        return None
+                found.append(node)
+                if len(found) == waiter.nodes:
+                    return tuple(found)
+        return ()
 
-    def _overdue(self, now: int, may_use: MayUse | None) -> tuple[Waiter, NodeId] | None:
-        """Who needs much and has waited too long goes before all others; until it fits, the node
-        that lacks least is kept free for it."""
+    def _overdue(self, now: int, may_use: MayUse | None) -> Match | None:
+        """Who needs much and has waited too long goes before all others; until it fits, the nodes
+        that lack least are kept free for it."""
         if self.reserve_after is None:
             return None
         for waiter in list(islice(self._big.values(), OVERDUE)):
             if now - waiter.since < self.reserve_after:
                 continue
-            node = self._fit(waiter, may_use)
-            if node is not None:
-                return self._matched(waiter, node)
-            self._keep_one(waiter, may_use)
+            nodes = self._fit(waiter, may_use)
+            if nodes:
+                return self._matched(waiter, nodes)
+            self._keep(waiter, may_use)
         return None
 
-    def _keep_one(self, waiter: Waiter, may_use: MayUse | None) -> None:
-        if waiter.job in self.kept_for.values():
+    def _keep(self, waiter: Waiter, may_use: MayUse | None) -> None:
+        """All that it needs or none: two that have half each would keep both for ever."""
+        mine = [node for node, job in self.kept_for.items() if job == waiter.job]
+        if len(mine) == waiter.nodes:
             return
+        for node in mine:
+            del self.kept_for[node]
         able = [
             node
             for node, size in self._size.items()
@@ -225,9 +241,9 @@ class Desk:
             and node not in self.kept_for
             and (may_use is None or may_use(waiter, node))
         ]
-        if able:
-            node = max(able, key=lambda node: (self.vacant(node), node))
-            self.kept_for[node] = waiter.job
+        if len(able) >= waiter.nodes:
+            able.sort(key=lambda node: (self.vacant(node), node), reverse=True)
+            self.kept_for.update(dict.fromkeys(able[: waiter.nodes], waiter.job))
 
     # --- other zones -----------------------------------------------------------------------
 

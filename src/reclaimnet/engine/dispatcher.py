@@ -9,13 +9,17 @@ from collections import Counter
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
+from zlib import crc32
 
+from reclaimnet.engine.agenda import Agenda
 from reclaimnet.engine.desk import Desk, Waiter
+from reclaimnet.engine.gang import seated
 from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.prober import Prober
 from reclaimnet.model.events import (
     ProbeAnswered,
     TicketRedeemed,
+    TicketReturned,
     VacancyTold,
     WorkForwarded,
     WriteRefused,
@@ -82,12 +86,12 @@ class Dispatcher:
         self._asking: dict[ProbeId, tuple[JobId, NodeId]] = {}
         self._asked_of: Counter[NodeId] = Counter()
         """GPUs that open probes ask of each node: they are spoken for, whatever the node says."""
-        self._resting: dict[JobId, int] = {}
+        self._resting: Agenda[JobId] = Agenda()
         """When to line up again: after a refusal, or if nobody claims."""
         self._pause: dict[JobId, int] = {}
         self._rank: dict[JobId, Key] = {}
         """Where each stands in its line: fixed when it came, however often it lines up again."""
-        self._report_at: dict[JobId, int] = {}
+        self._reports: Agenda[JobId] = Agenda()
         self._writing: set[JobId] = set()
         self._cancelled: dict[JobId, tuple[JobRecord, int]] = {}
         """Jobs whose cancelling is not stored yet, and when to try again."""
@@ -103,8 +107,7 @@ class Dispatcher:
         times = [prober.next_wake() for prober in self._searches.values()]
         times += [self._lost_at, self._foreign_at]
         times += [at for _, at in self._cancelled.values()]
-        times.append(min(self._resting.values(), default=None))
-        times.append(min(self._report_at.values(), default=None))
+        times += [self._resting.next_wake(), self._reports.next_wake()]
         return min((time for time in times if time is not None), default=None)
 
     def expects(self, event: ProbeAnswered) -> bool:
@@ -155,21 +158,22 @@ class Dispatcher:
         return self._take(record, now, forward=False)
 
     def _take(self, record: JobRecord, now: int, *, forward: bool = True) -> list[Order]:
-        fits = self.desk.best(record.spec.gpus, most=1)
+        spec = record.spec
+        fits = len(self.desk.best(spec.gpus, most=spec.nodes)) == spec.nodes
         other = None if fits or not forward else self._roomier_zone(record, now)
         if other is not None:
             self.foreign[record.id] = record
             self._foreign_at = self._foreign_at or now + FORSAKEN
             return [Tell(to=other, event=WorkForwarded(record=record))]
         self.waiting[record.id] = record
-        self._report_at[record.id] = now + REPORT_AFTER
+        self._reports.set(record.id, now + REPORT_AFTER)
         self._rank[record.id] = self.suite.rank(record, self._gpus_of[record.spec.user])
         self._line_up(record)
         self._count(record, 1)
         return self._place(now)
 
     def _line_up(self, record: JobRecord) -> None:
-        self._resting.pop(record.id, None)
+        self._resting.drop(record.id)
         if self.desk.waits(record.id):
             return
         self.desk.line_up(
@@ -179,6 +183,7 @@ class Dispatcher:
                 lane=lane_of(record.spec),
                 key=self._rank[record.id],
                 since=record.submitted_at,
+                nodes=record.spec.nodes,
             )
         )
 
@@ -190,14 +195,16 @@ class Dispatcher:
             return
         self._count(record, -1)
         self.desk.leave(job)
-        for book in (self._resting, self._pause, self._report_at, self._rank):
-            book.pop(job, None)
+        self._resting.drop(job)
+        self._reports.drop(job)
+        self._pause.pop(job, None)
+        self._rank.pop(job, None)
 
     def _count(self, record: JobRecord | None, sign: int) -> None:
         if record is None:
             return
         user = record.spec.user
-        self._gpus_of[user] += sign * record.spec.gpus
+        self._gpus_of[user] += sign * record.spec.all_gpus
         if self._gpus_of[user] <= 0:
             del self._gpus_of[user]
 
@@ -209,9 +216,20 @@ class Dispatcher:
         zones = sorted({self.zone, *(card.zone for card in self.around.dispatchers(now))})
         if len(zones) == 1:
             return True
+        if record.spec.nodes > 1:
+            zones = self._large_enough(record, zones, now) or zones
         digest = blake2b(record.id.encode(), digest_size=8).digest()
         share = int.from_bytes(digest) / (1 << 64)
         return zones[by_weight([1] * len(zones), share)] == self.zone
+
+    def _large_enough(self, record: JobRecord, zones: list[str], now: int) -> list[str]:
+        """A gang is placed within one zone, so it comes up where it could be one day."""
+        able = Counter(
+            card.zone
+            for card in self.around.living(now)
+            if len(card.gpus) - len(card.leaving) >= record.spec.gpus
+        )
+        return [zone for zone in zones if able[zone] >= record.spec.nodes]
 
     def _roomier_zone(self, record: JobRecord, now: int) -> NodeId | None:
         """Who dispatches where there is plenty, if this zone has nothing."""
@@ -237,7 +255,8 @@ class Dispatcher:
         room = max(self.desk.residual, 0)
         for job in sorted(self.foreign)[:room]:
             record = self.foreign[job]
-            if self.desk.best(record.spec.gpus, most=1):
+            spec = record.spec
+            if len(self.desk.best(spec.gpus, most=spec.nodes)) == spec.nodes:
                 del self.foreign[job]
                 orders += self._take(record, now, forward=False)
         return orders
@@ -279,8 +298,8 @@ class Dispatcher:
             found = self.desk.match(now, self._may_use)
             if found is None:
                 break
-            waiter, node = found
-            orders += self._search_for(self.waiting[waiter.job], node, now)
+            waiter, nodes = found
+            orders += self._search_for(self.waiting[waiter.job], nodes, now)
         return orders
 
     def _may_use(self, waiter: Waiter, node: NodeId) -> bool:
@@ -290,35 +309,40 @@ class Dispatcher:
         user = self.waiting[waiter.job].spec.user
         return not card.terms.users or user in card.terms.users
 
-    def _search_for(self, record: JobRecord, node: NodeId, now: int) -> list[Order]:
-        """The desk proposes a few nodes; the place policy knows which of them suits the job."""
+    def _search_for(self, record: JobRecord, nodes: tuple[NodeId, ...], now: int) -> list[Order]:
+        """The desk proposes a few nodes; the place policy knows which of them suit the job."""
+        spec = record.spec
+        newest = record.newest
         need = Need(
             job=record.id,
-            shape=shape_of(record.spec),
-            state_bytes=record.newest.size if record.newest else 0,
+            shape=shape_of(spec),
+            state_bytes=max(piece.size for piece in newest.pieces) if newest else 0,
         )
-        holders = record.newest.holders if record.newest else ()
-        others = self.desk.best(record.spec.gpus, most=SHORTLIST, job=record.id)
+        holders = {h for piece in newest.pieces for h in piece.holders} if newest else set()
+        others = self.desk.best(spec.gpus, most=SHORTLIST, job=record.id)
         candidates = [
-            self._as_believed(candidate, node, record.spec.gpus)
-            for candidate in self.around.among({node, *others, *holders}, record, now)
+            self._as_believed(candidate, nodes, spec.gpus)
+            for candidate in self.around.among({*nodes, *others, *holders}, record, now)
         ]
         ranked = self.suite.place(need, candidates, now)
-        chosen = ranked.nodes[0] if ranked.nodes else None
-        if chosen != node:
-            self._told(node, self.desk.vacant(node) + record.spec.gpus + self._asked_of[node])
-        if chosen is None:
-            # None of them suits it, for example because its state cannot be had yet.
+        chosen = ranked.nodes[: spec.nodes]
+        for node in nodes:
+            if node not in chosen:
+                self._told(node, self.desk.vacant(node) + spec.gpus + self._asked_of[node])
+        if len(chosen) < spec.nodes:
+            # Too few of them suit it, for example because its state cannot be had yet.
             return self._rest(record.id, ranked.decision, now)
-        if chosen != node:
-            self.desk.promised(chosen, record.spec.gpus)
+        for node in chosen:
+            if node not in nodes:
+                self.desk.promised(node, spec.gpus)
         prober = Prober(
             asker=self.node,
             job=record.id,
             shape=need.shape,
             purpose=Purpose.START,
-            priority=record.spec.priority,
+            priority=spec.priority,
             ranked=ranked.nodes,
+            wanted=spec.nodes,
         )
         self._searches[record.id] = prober
         return [
@@ -326,10 +350,12 @@ class Dispatcher:
             *self._noted(prober, prober.ask_next(now)),
         ]
 
-    def _as_believed(self, candidate: Candidate, promised: NodeId, gpus: int) -> Candidate:
+    def _as_believed(
+        self, candidate: Candidate, promised: tuple[NodeId, ...], gpus: int
+    ) -> Candidate:
         """With what the desk knows to be vacant there, which is newer than the last beat."""
         card = candidate.card
-        vacant = self.desk.vacant(card.node) + (gpus if card.node == promised else 0)
+        vacant = self.desk.vacant(card.node) + (gpus if card.node in promised else 0)
         if vacant == len(card.vacant):
             return candidate
         believed = tuple(gpu.id for gpu in card.gpus[:vacant])
@@ -363,21 +389,27 @@ class Dispatcher:
         del self._searches[job]
         record = self.waiting.get(job)
         if record is None:
-            # It was cancelled or claimed meanwhile; the ticket expires by itself.
-            return []
-        if prober.ticket is not None:
-            self._resting[job] = now + CLAIM_PATIENCE
-            redeemed = TicketRedeemed(ticket=prober.ticket, record=record)
-            return [Tell(to=prober.ticket.node, event=redeemed)]
+            # It was cancelled or claimed meanwhile.
+            return _returned(prober)
+        if prober.found:
+            self._resting.set(job, now + CLAIM_PATIENCE)
+            tickets = seated(prober.tickets, record.newest)
+            redeemed = TicketRedeemed(
+                ticket=tickets[0], record=record, seats=tickets if len(tickets) > 1 else ()
+            )
+            return [Tell(to=tickets[0].node, event=redeemed)]
         decision = Decision(
             question="where to?", chosen="nowhere yet", reasons=tuple(prober.refused)
         )
-        return self._rest(job, decision, now)
+        return _returned(prober) + self._rest(job, decision, now)
 
     def _rest(self, job: JobId, decision: Decision, now: int) -> list[Order]:
         pause = self._pause.get(job, SHORTEST_WAIT)
         self._pause[job] = min(2 * pause, self.around.timing.longest_wait)
-        self._resting[job] = now + pause
+        if self.waiting[job].spec.nodes > 1:
+            # Two gangs that met would meet again if both came back at the same moment.
+            pause += crc32(f"{job} {pause}".encode()) % (pause // 2)
+        self._resting.set(job, now + pause)
         return [Explain(job=job, decision=decision)]
 
     def written(self, event: Written, now: int) -> list[Order]:
@@ -405,7 +437,7 @@ class Dispatcher:
             for node in prober.silent:
                 self.desk.gone(node)
             orders += self._if_sought(job, now)
-        for job in [job for job, at in self._resting.items() if now >= at]:
+        for job in self._resting.take_due(now):
             self._line_up(self.waiting[job])
         for record in [record for record, at in self._cancelled.values() if now >= at]:
             orders += self.record_seen(record, now)
@@ -419,7 +451,7 @@ class Dispatcher:
 
     def _report(self, now: int) -> list[Order]:
         """Tell those who wait why, and when they can expect to start."""
-        due = sorted(job for job, at in self._report_at.items() if now >= at)
+        due = sorted(self._reports.take_due(now))
         if not due:
             return []
         ends = sorted(
@@ -430,9 +462,9 @@ class Dispatcher:
         orders: list[Order] = []
         for job in due:
             if len(orders) >= REPORTS:
-                self._report_at[job] = now + REPORT_AFTER
+                self._reports.set(job, now + REPORT_AFTER)
                 continue
-            self._report_at[job] = now + REPORT_AGAIN
+            self._reports.set(job, now + REPORT_AGAIN)
             record = self.waiting[job]
             reason = self._why(record, ends, now)
             if reason != record.reason and job not in self._writing:
@@ -440,19 +472,22 @@ class Dispatcher:
         return orders
 
     def _why(self, record: JobRecord, ends: list[int], now: int) -> str:
-        gpus = record.spec.gpus
+        gpus, nodes = record.spec.gpus, record.spec.nodes
         wanted = f"{gpus} GPU{'s' * (gpus != 1)}"
-        if not self.desk.could_ever(gpus):
-            return f"Resources: no node lends {wanted}; it starts when one does"
+        who = "no node has" if nodes == 1 else f"no {nodes} nodes have"
+        if not self.desk.could_ever(gpus, nodes):
+            lack = "no node lends" if nodes == 1 else f"no {nodes} nodes of one zone lend"
+            return f"Resources: {lack} {wanted}; it starts when one does"
         ahead = self.desk.ahead_of(record.id)
         line = f"{ahead} go first" if ahead > 1 else "one goes first" if ahead else "next in line"
+        line += f" ({lane_of(record.spec)} lane)"
         if ahead < len(ends):
             left = max(-(-(ends[ahead] - now) // MINUTE), 1) * MINUTE
             expected = f"expected start in {show_duration(left)}"
         else:
             known = f"{len(ends)} of {len(self.held)} running jobs said how long they last"
             expected = f"expected start unknown: {known}"
-        return f"Resources: no node has {wanted} vacant; {line}; {expected}"
+        return f"Resources: {who} {wanted} vacant; {line}; {expected}"
 
     # --- the lost --------------------------------------------------------------------------
 
@@ -498,6 +533,7 @@ class Dispatcher:
                     state=JobState.PENDING,
                     reason=f"NodeFail: {record.holder} is silent",
                     holder=None,
+                    seats=(),
                     handover_to=None,
                     step=step,
                     last_step_at=at,
@@ -524,6 +560,11 @@ class Dispatcher:
             return []
         self._writing.add(record.id)
         return [Write(record=record, writer=Writer.DISPATCHER)]
+
+
+def _returned(prober: Prober) -> list[Order]:
+    """A gang that did not get all its places gives back the ones it got, at once."""
+    return [Tell(to=t.node, event=TicketReturned(ticket=t)) for t in prober.tickets]
 
 
 def _due(at: int | None, now: int) -> bool:

@@ -154,14 +154,14 @@ class Neighbourhood:
         self, nodes: Iterable[NodeId], record: JobRecord, now: int, *, including_me: bool = True
     ) -> list[Candidate]:
         """Only these of them, so that a search costs the same however many there are."""
-        newest = record.newest
+        holders = {h for p in record.newest.pieces for h in p.holders} if record.newest else set()
         known = sorted(node for node in nodes if node in self._heard)
         stranded = record.holder is None and self._stranded(record, now)
         return [
             Candidate(
                 stranded=stranded,
                 card=self._heard[node].card,
-                holds=newest is not None and node in newest.holders,
+                holds=node in holders,
                 path_bps=self.rate(node),
             )
             for node in known
@@ -171,7 +171,15 @@ class Neighbourhood:
     def _stranded(self, record: JobRecord, now: int) -> bool:
         """Of what is in reach, the newest is not new enough yet."""
         reachable = next(
-            (c for c in record.checkpoints if any(self._sends(h, now) for h in c.holders)), None
+            (
+                checkpoint
+                for checkpoint in record.checkpoints
+                if all(
+                    any(self._sends(holder, now) for holder in piece.holders)
+                    for piece in checkpoint.pieces
+                )
+            ),
+            None,
         )
         return worth_waiting(record, reachable, now)
 

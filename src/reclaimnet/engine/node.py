@@ -10,8 +10,10 @@ from typing import Final, assert_never
 from reclaimnet.engine.airlock import Airlock
 from reclaimnet.engine.attempt import Attempt, Phase
 from reclaimnet.engine.dispatcher import Dispatcher
+from reclaimnet.engine.gang import Gang, GangPhase
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood, Timing
 from reclaimnet.engine.provider import HOURS_REQUEST, Provider
+from reclaimnet.engine.seat import Seat
 from reclaimnet.engine.shelf import Shelf
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import (
@@ -28,11 +30,11 @@ from reclaimnet.model.market import (
 from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Read, Tell, Write
 from reclaimnet.model.probing import Ticket
 from reclaimnet.model.units import HOUR, MILLISECOND, SECOND
-from reclaimnet.model.work import JobRecord, JobState, Writer, shape_of
+from reclaimnet.model.work import JobRecord, JobState, SeatPhase, Team, Writer, shape_of
 from reclaimnet.policy.arbitrate import Denied
 from reclaimnet.policy.cadence import Due, Stage
 from reclaimnet.policy.hazard import Experience, Forecast, learn, observe, pooled
-from reclaimnet.policy.place import Need
+from reclaimnet.policy.place import Need, lacks
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import Topology
 
@@ -70,6 +72,9 @@ class Body:
     uplink_bps: int = 125_000_000
     shelf_bytes: int = 1 << 34
     timing: Timing = LIVELY
+    abilities: tuple[str, ...] = ()
+    """What not every node can do for a job, and this one can."""
+    obstacles: tuple[str, ...] = ()
     topology: Topology | None = None
     """The plan of the campus, if there is one; else rates are learned from transfers."""
 
@@ -80,6 +85,10 @@ class Node:
         self.suite = suite
         self.provider = Provider(body.node)
         self.attempts: dict[JobId, Attempt] = {}
+        self.gangs: dict[JobId, Gang] = {}
+        """Those that this node leads."""
+        self.seats: dict[JobId, Seat] = {}
+        """Members of gangs on this node."""
         self.shelf = Shelf(body.node, check_every=body.timing.shelf_check)
         self.around = around or Neighbourhood(
             body.node, body.timing, uplink_bps=body.uplink_bps, topology=body.topology
@@ -130,11 +139,17 @@ class Node:
 
     def next_wake(self) -> int | None:
         wake = self._beat_at
-        if self.attempts and self._plan_at < wake:
+        if (self.attempts or self.gangs) and self._plan_at < wake:
             wake = self._plan_at
-        parts: list[Provider | Shelf | Airlock | Attempt] = [*self.attempts.values()]
-        for part in (self.provider, self.shelf, self.airlock, *parts):
+        for part in (self.provider, self.shelf, self.airlock):
             time = part.next_wake()
+            if time is not None and time < wake:
+                wake = time
+        guests: list[Attempt | Gang | Seat] = [*self.attempts.values()]
+        if self.gangs or self.seats:
+            guests += [*self.gangs.values(), *self.seats.values()]
+        for guest in guests:
+            time = guest.next_wake()
             if time is not None and time < wake:
                 wake = time
         if self.dispatcher is not None:
@@ -142,6 +157,11 @@ class Node:
             if time is not None and time < wake:
                 wake = time
         return min((wake, *self._strays.values())) if self._strays else wake
+
+    def processes(self) -> list[tuple[JobId, int]]:
+        """Job and epoch of all that may run here."""
+        guests: list[Attempt | Seat] = [*self.attempts.values(), *self.seats.values()]
+        return sorted((guest.job, guest.epoch) for guest in guests)
 
     def card(self) -> Card:
         """What is told with every beat, but for the progress of jobs, which is always news."""
@@ -177,6 +197,8 @@ class Node:
             roles=(DISPATCHER,) if self.dispatcher is not None else (),
             guest_bytes=self._guest_bytes(),
             short_of_memory=self.airlock.short,
+            abilities=self.body.abilities,
+            obstacles=self.body.obstacles,
         )
 
     def _guest_bytes(self) -> int:
@@ -187,10 +209,9 @@ class Node:
         return total
 
     def _progress(self) -> tuple[Progress, ...]:
+        guests: dict[JobId, Attempt | Gang] = {**self.attempts, **self.gangs}
         return tuple(
-            progress
-            for job in sorted(self.attempts)
-            if (progress := self.attempts[job].progress()) is not None
+            progress for job in sorted(guests) if (progress := guests[job].progress()) is not None
         )
 
     # --- one event -------------------------------------------------------------------------
@@ -208,14 +229,14 @@ class Node:
                 return self.shelf.asked(event)
             case ev.CopyHeld():
                 self._measured(event.node, event.rate_bps)
-                attempt = self.attempts.get(event.job)
-                return attempt.copy_held(event, now) if attempt else self._rehoused_copy(event)
+                guest = self._guest(event.job)
+                return guest.copy_held(event, now) if guest else self._rehoused_copy(event)
             case ev.SnapshotTaken():
-                attempt = self._running(event.job, event.epoch)
-                return attempt.snapshot_taken(event, now) if attempt else []
+                guest = self._running(event.job, event.epoch)
+                return guest.snapshot_taken(event, now) if guest else []
             case ev.StepDone():
-                attempt = self._running(event.job, event.epoch)
-                return attempt.stepped(event, now) if attempt else []
+                guest = self._running(event.job, event.epoch)
+                return guest.stepped(event, now) if guest else []
             case ev.BeatHeard():
                 return self._beat_heard(event, now)
             case ev.BeatAcked():
@@ -241,6 +262,13 @@ class Node:
             case ev.TicketReturned():
                 self.provider.give_back(event.ticket)
                 return []
+            case ev.SeatTaken():
+                return self._seat_taken(event, now)
+            case ev.SeatTold():
+                gang = self.gangs.get(event.job)
+                return gang.told(event, self.lease_until, now) if gang else []
+            case ev.SeatGranted():
+                return self._seat_granted(event, now)
             case ev.HandoverOffered():
                 attempt = self.attempts.get(event.record.id)
                 if attempt is None or attempt.phase != Phase.BOOKED:
@@ -259,26 +287,29 @@ class Node:
                     return []
                 return attempt.handover_withdrawn(now)
             case ev.CopyRefused():
-                attempt = self.attempts.get(event.job)
-                return attempt.copy_refused(event, now) if attempt else []
+                guest = self._guest(event.job)
+                return guest.copy_refused(event, now) if guest else []
             case ev.WriteRefused():
                 return self._write_refused(event, now)
             case ev.WriteFailed():
                 return self._write_failed(event, now)
             case ev.CancelAsked():
-                attempt = self.attempts.get(event.job)
-                return attempt.cancel(now) if attempt else []
+                holder = self.attempts.get(event.job) or self.gangs.get(event.job)
+                return holder.cancel(now) if holder else []
             case ev.ProcessStarted():
-                attempt = self._running(event.job, event.epoch)
-                return attempt.started(now) if attempt else [_end(event.job, event.epoch)]
+                guest = self._running(event.job, event.epoch)
+                return guest.started(now) if guest else [_end(event.job, event.epoch)]
             case ev.SaveFailed():
-                attempt = self._running(event.job, event.epoch)
-                if attempt is None:
+                guest = self._running(event.job, event.epoch)
+                if guest is None:
                     return []
-                return attempt.save_failed(event, now) + self.airlock.save_failed(attempt, now)
+                orders = guest.save_failed(event, now)
+                if isinstance(guest, Attempt):
+                    orders += self.airlock.save_failed(guest, now)
+                return orders
             case ev.ProcessExited():
-                attempt = self._running(event.job, event.epoch)
-                return attempt.exited(event, now) if attempt else []
+                guest = self._running(event.job, event.epoch)
+                return guest.exited(event, now) if guest else []
             case ev.ProcessFound():
                 return self._process_found(event, now)
             case ev.CopiesFound():
@@ -348,6 +379,9 @@ class Node:
         orders: list[Order] = []
         for attempt in leaving:
             orders += attempt.leave(notice, now, shed=shed.get(attempt.job, ""))
+        for seat in self._seats():
+            if set(seat.gpus) & set(notice.gpus):
+                orders += seat.leave(notice, now)
         return orders
 
     # --- what is learned of the provider ---------------------------------------------------
@@ -391,13 +425,17 @@ class Node:
                 continue
             if self.provider.notice_for(job) is None:
                 orders += attempt.stay(now)
+        for seat in self._seats():
+            if seat.leaving and self.provider.notice_for(seat.job) is None:
+                orders += seat.stay(now)
         return orders
 
     # --- probes and tickets ----------------------------------------------------------------
 
     def _answer_probe(self, event: ev.ProbeArrived, now: int) -> Tell:
         self.provider.expire(now)
-        objection = self.airlock.objection(event.probe, now)
+        missing = [a for a in event.probe.shape.abilities if a not in self.body.abilities]
+        objection = lacks(missing) if missing else self.airlock.objection(event.probe, now)
         verdict = (
             Denied(reasons=(objection,))
             if objection
@@ -434,6 +472,8 @@ class Node:
 
     def _ticket_redeemed(self, event: ev.TicketRedeemed, now: int) -> list[Order]:
         job = event.record.id
+        if event.seats:
+            return self._lead(event, now)
         if job in self.attempts or not self.provider.redeem(event.ticket, now):
             if event.source is None:
                 return []
@@ -450,8 +490,92 @@ class Node:
         self.attempts[job] = attempt
         return attempt.begin(now)
 
+    # --- gangs -----------------------------------------------------------------------------
+
+    def _lead(self, event: ev.TicketRedeemed, now: int) -> list[Order]:
+        """All places of a gang are promised: claim the job, and seat its members."""
+        job = event.record.id
+        if job in self.gangs or job in self.attempts:
+            return []
+        gang = self._make_gang(event.record, event.seats, now)
+        return gang.begin(now)
+
+    def _make_gang(self, record: JobRecord, tickets: tuple[Ticket, ...], now: int) -> Gang:
+        gang = Gang(
+            node=self.body.node,
+            host=self.body.address.host,
+            record=record,
+            tickets=tickets,
+            suite=self.suite,
+            around=self.around,
+            now=now,
+        )
+        self.gangs[record.id] = gang
+        return gang
+
+    def _seat_taken(self, event: ev.SeatTaken, now: int) -> list[Order]:
+        job = event.record.id
+        before = self.seats.get(job)
+        if before is not None and before.epoch >= event.record.epoch:
+            return []
+        if not self.provider.redeem(event.ticket, now):
+            return [self._no_seat(event.lead, job, event.record.epoch, event.team.rank, now)]
+        seat = Seat(
+            node=self.body.node,
+            lead=event.lead,
+            record=event.record,
+            team=event.team,
+            gpus=event.ticket.gpus,
+            pulse=self.body.timing.beat,
+            now=now,
+        )
+        self.seats[job] = seat
+        return seat.begin(event.record, now)
+
+    def _no_seat(self, lead: NodeId, job: JobId, epoch: int, rank: int, now: int) -> Tell:
+        told = ev.SeatTold(
+            job=job,
+            epoch=epoch,
+            rank=rank,
+            node=self.body.node,
+            asked_at=now,
+            phase=SeatPhase.GONE,
+            reason=f"NodeFail: {self.body.node} has no place for it any more",
+        )
+        return Tell(to=lead, event=told)
+
+    def _seat_granted(self, event: ev.SeatGranted, now: int) -> list[Order]:
+        seat = self.seats.get(event.job)
+        return seat.granted(event, now) if seat is not None else []
+
+    def _seat_found(self, event: ev.ProcessFound, now: int) -> list[Order]:
+        """A member's process outlived the agent."""
+        record, me = event.record, self.body.node
+        if me not in record.seats or record.holder is None or record.state.terminal:
+            return [_end(record.id, record.epoch)]
+        rank = record.seats.index(me)
+        seat = Seat(
+            node=me,
+            lead=record.holder,
+            record=record,
+            team=Team(rank=rank, size=len(record.seats), host="", port=0),
+            gpus=event.gpus,
+            pulse=self.body.timing.beat,
+            now=now,
+        )
+        self.seats[record.id] = seat
+        self.provider.adopt(record.id, event.gpus, now)
+        orders = seat.adopt(now)
+        notice = self.provider.notice_for(record.id)
+        return orders + (seat.leave(notice, now) if notice else [])
+
+    def _seats(self) -> list[Seat]:
+        return [self.seats[job] for job in sorted(self.seats)]
+
     def _process_found(self, event: ev.ProcessFound, now: int) -> list[Order]:
         record = event.record
+        if record.spec.nodes > 1:
+            return self._seat_found(event, now)
         if record.holder != self.body.node or record.state.terminal:
             return [_end(record.id, record.epoch)]
         attempt = Attempt(
@@ -500,43 +624,56 @@ class Node:
         if self.shelf.expects(event.job, event.manifest):
             in_use = attempt.record.checkpoints if attempt else ()
             named = tuple(checkpoint.manifest for checkpoint in in_use)
-            orders += self.shelf.pulled(event, now, in_use=named)
-        return orders + (attempt.pulled(event, now) if attempt else [])
+            seat = self.seats.get(event.job)
+            orders += self.shelf.pulled(event, now, in_use=seat.pieces if seat else named)
+        guest = self._guest(event.job)
+        return orders + (guest.pulled(event, now) if guest else [])
 
     def _pull_failed(self, event: ev.PullFailed, now: int) -> list[Order]:
         orders: list[Order] = []
         if self.shelf.expects(event.job, event.manifest):
             orders += self.shelf.pull_failed(event)
-        attempt = self.attempts.get(event.job)
-        return orders + (attempt.pull_failed(event, now) if attempt else [])
+        guest = self._guest(event.job)
+        return orders + (guest.pull_failed(event, now) if guest else [])
 
     # --- records ---------------------------------------------------------------------------
 
     def _written(self, event: ev.Written, now: int) -> list[Order]:
         if event.writer == Writer.DISPATCHER:
             return self.dispatcher.written(event, now) if self.dispatcher else []
+        gang = self.gangs.get(event.record.id)
+        if gang is not None:
+            return gang.written(event.record.revision, now)
         attempt = self.attempts.get(event.record.id)
         return attempt.written(event, now) if attempt else []
 
     def _write_refused(self, event: ev.WriteRefused, now: int) -> list[Order]:
         if event.writer == Writer.DISPATCHER:
             return self.dispatcher.write_refused(event, now) if self.dispatcher else []
-        attempt = self.attempts.get(event.job)
-        return attempt.write_refused(event, now) if attempt else []
+        holder = self.attempts.get(event.job) or self.gangs.get(event.job)
+        return holder.write_refused(event, now) if holder else []
 
     def _write_failed(self, event: ev.WriteFailed, now: int) -> list[Order]:
         if event.writer == Writer.DISPATCHER:
             return self.dispatcher.write_failed(event.job, now) if self.dispatcher else []
-        attempt = self.attempts.get(event.job)
-        return attempt.write_failed(now) if attempt else []
+        holder = self.attempts.get(event.job) or self.gangs.get(event.job)
+        return holder.write_failed(now) if holder else []
 
     def _record_seen(self, event: ev.RecordSeen, now: int) -> list[Order]:
         orders: list[Order] = []
         if self.dispatcher is not None and event.record is not None:
             orders += self.dispatcher.record_seen(event.record, now)
-        if event.job in self.attempts:
+        seat = self.seats.get(event.job)
+        if seat is not None:
+            orders += seat.record_seen(event.record, now)
+        if event.job in self.attempts or event.job in self.gangs:
             return orders
         record = event.record
+        if record is not None and record.seats and record.holder == self.body.node:
+            # This node led it and was restarted; its members may live.
+            return orders + self._make_gang(record, (), now).adopt(now)
+        if seat is not None:
+            return orders
         if record is not None and record.holder == self.body.node and not record.state.terminal:
             # The record says it runs here, but it does not: this node must have restarted.
             self._strays[record.id] = now + STRAY_AGAIN
@@ -621,6 +758,8 @@ class Node:
         if lapsed:
             for job in sorted(self.attempts):
                 orders += self.attempts[job].doubt(now)
+            for job in sorted(self.gangs):
+                orders += self.gangs[job].doubt(now)
         return orders
 
     def _beat_checked(self, event: ev.BeatChecked, now: int) -> list[Order]:
@@ -661,6 +800,10 @@ class Node:
             orders.append(Read(job=job))
         for job in sorted(self.attempts):
             orders += self.attempts[job].woke(now)
+        for job in sorted(self.gangs):
+            orders += self.gangs[job].woke(now)
+        for seat in self._seats():
+            orders += seat.woke(now)
         if self.dispatcher is not None:
             orders += self.dispatcher.woke(now)
         return orders
@@ -669,27 +812,40 @@ class Node:
         """What follows from the new state, whatever the event was."""
         done = [job for job, attempt in self.attempts.items() if attempt.phase in WITHOUT_GPUS]
         for job in sorted(done):
+            attempt = self.attempts[job]
             self.provider.release(job)
-            if self.attempts[job].phase == Phase.GONE:
+            if attempt.phase == Phase.GONE:
                 del self.attempts[job]
-                # Not at this very moment: the attempt may have ended because time passed.
-                self.shelf.found((job,), now + EARLY_BEAT)
+                if attempt.leaves_state:
+                    # Not at this very moment: the attempt may have ended because time passed.
+                    self.shelf.found((job,), now + EARLY_BEAT)
+        if self.gangs or self.seats:
+            self._sweep_gangs(now)
         orders = self.airlock.sweep(self.attempts, now)
         return orders + self._hold_leases() + self._plan_saves(now)
+
+    def _sweep_gangs(self, now: int) -> None:
+        for job in [job for job, gang in self.gangs.items() if gang.phase == GangPhase.GONE]:
+            del self.gangs[job]
+        for seat in self._seats():
+            if seat.phase == SeatPhase.GONE:
+                self.provider.release(seat.job)
+                self.shelf.found((seat.job,), now + EARLY_BEAT)
+            if seat.dismissed:
+                del self.seats[seat.job]
 
     def _plan_saves(self, now: int) -> list[Order]:
         """Ask the cadence, jointly for all that share this node's uplink, when it could answer
         differently than before."""
-        if not self.attempts and not self._planned:
+        if not self.attempts and not self.gangs and not self._planned:
             return []
-        marks = tuple([(job, a.phase, a.saved_at, a.save_cost) for job, a in self.attempts.items()])
+        guests: dict[JobId, Attempt | Gang] = {**self.attempts, **self.gangs}
+        marks = tuple([(job, a.phase, a.saved_at, a.save_cost) for job, a in guests.items()])
         if marks == self._planned and now < self._plan_at:
             return []
         self._planned = marks
         jobs = tuple(
-            savable
-            for job in sorted(self.attempts)
-            if (savable := self.attempts[job].savable()) is not None
+            savable for job in sorted(guests) if (savable := guests[job].savable()) is not None
         )
         self._plan_at = now + REPLAN
         orders: list[Order] = []
@@ -702,11 +858,11 @@ class Node:
             notice=self.provider.offer.terms.notice if self.provider.offer else 0,
         )
         for due in self.suite.cadence(jobs, stage) if jobs else ():
-            self.attempts[due.job].due_at = due.at
+            guests[due.job].due_at = due.at
             if due.differs(self._cadence_told.get(due.job)):
                 self._cadence_told[due.job] = due
                 orders.append(Explain(job=due.job, decision=due.decision()))
-        for job in [job for job in self._cadence_told if job not in self.attempts]:
+        for job in [job for job in self._cadence_told if job not in guests]:
             del self._cadence_told[job]
         return orders
 
@@ -762,20 +918,24 @@ class Node:
 
     def _undisturbed(self, event: ev.CopyAsked | ev.CopyHeld | ev.Pulled | ev.Written) -> bool:
         """Nothing follows for the node as a whole: the job is not here, or just runs on."""
+        if self.gangs or self.seats or self.airlock.holds:
+            return False
         job = event.record.id if isinstance(event, ev.Written) else event.job
         attempt = self.attempts.get(job)
         if attempt is None:
-            return self.dispatcher is None and not self.airlock.holds
+            return self.dispatcher is None
         return (
             attempt.phase == Phase.RUNNING
             and attempt.departure is None
-            and not self.airlock.holds
             and self._leases.get(job) == self.lease_until
         )
 
-    def _running(self, job: JobId, epoch: int) -> Attempt | None:
-        attempt = self.attempts.get(job)
-        return attempt if attempt is not None and attempt.epoch == epoch else None
+    def _guest(self, job: JobId) -> Attempt | Seat | None:
+        return self.attempts.get(job) or self.seats.get(job)
+
+    def _running(self, job: JobId, epoch: int) -> Attempt | Seat | None:
+        guest = self._guest(job)
+        return guest if guest is not None and guest.epoch == epoch else None
 
 
 def dispatcher_role(zone: str) -> str:

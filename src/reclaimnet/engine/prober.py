@@ -1,4 +1,9 @@
-"""The prober: walks a bounded question through ranked nodes until one promises a place."""
+"""The prober: walks a bounded question through ranked nodes until one promises a place.
+
+For a gang, until all of them have: one after the other in the rank of their names, and the first
+that refuses ends the search. Of several gangs that meet, the one that holds the last node in that
+rank always gets on, so that no two can keep each other waiting.
+"""
 
 from typing import Final
 
@@ -12,10 +17,13 @@ from reclaimnet.model.work import Shape
 
 PATIENCE: Final = SECOND
 """How long one node may take to answer before the next is asked."""
+GANG_PATIENCE: Final = 3 * SECOND
+"""A gang has no next one: it would begin anew."""
 
 
 class Prober:
-    """One search. It is over when `done`; then there is a `ticket`, or only `refused` reasons."""
+    """One search. It is over when `done`; then there are the `wanted` tickets, or only `refused`
+    reasons, and tickets to give back."""
 
     def __init__(
         self,
@@ -26,26 +34,32 @@ class Prober:
         purpose: Purpose,
         priority: int,
         ranked: tuple[NodeId, ...],
+        wanted: int = 1,
     ) -> None:
         self.asker = asker
         self.job = job
         self.shape = shape
         self.purpose = purpose
         self.priority = priority
-        self.ticket: Ticket | None = None
+        self.wanted = wanted
+        self.tickets: list[Ticket] = []
         self.refused: list[str] = []
         self.silent: list[NodeId] = []
         """Who did not answer in time."""
         self._waiting_for: Probe | None = None
         self.asked: NodeId | None = None
         self._until = 0
-        self._left = list(ranked[:MAX_PROBES])
+        self._left = list(ranked[:MAX_PROBES] if wanted == 1 else sorted(ranked[:wanted]))
         self._known = set(self._left)
         self._asked_so_far = 0
 
     @property
     def done(self) -> bool:
-        return self._waiting_for is None and (self.ticket is not None or not self._left)
+        return self._waiting_for is None and (self.found or not self._left)
+
+    @property
+    def found(self) -> bool:
+        return len(self.tickets) == self.wanted
 
     @property
     def asking(self) -> ProbeId | None:
@@ -66,7 +80,7 @@ class Prober:
         node = self._left.pop(0)
         self.asked = node
         self._asked_so_far += 1
-        self._until = now + PATIENCE
+        self._until = now + (PATIENCE if self.wanted == 1 else GANG_PATIENCE)
         self._waiting_for = Probe(
             id=ProbeId(f"{self.asker}-p{now}-{self.job}-{self._asked_so_far}"),
             asker=self.asker,
@@ -74,6 +88,7 @@ class Prober:
             shape=self.shape,
             purpose=self.purpose,
             priority=self.priority,
+            members=self.wanted,
         )
         return [Tell(to=node, event=ProbeArrived(probe=self._waiting_for))]
 
@@ -81,10 +96,16 @@ class Prober:
         assert self.expects(event.probe), "an answer to a question that was not asked"
         self._waiting_for = None
         if event.ticket is not None:
-            self.ticket = event.ticket
-            return []
+            self.tickets.append(event.ticket)
+            return [] if self.found else self.ask_next(now)
         self.refused.append(f"{event.node}: {'; '.join(event.reasons)}")
-        self._follow(event.hints)
+        return self._refused(event.hints, now)
+
+    def _refused(self, hints: tuple[NodeId, ...], now: int) -> list[Order]:
+        if self.wanted > 1:
+            self._left.clear()
+        else:
+            self._follow(hints)
         return self.ask_next(now)
 
     def _follow(self, hints: tuple[NodeId, ...]) -> None:
@@ -101,4 +122,4 @@ class Prober:
         assert self.asked is not None, "somebody was asked"
         self.silent.append(self.asked)
         self.refused.append(f"{self.asked}: did not answer")
-        return self.ask_next(now)
+        return self._refused((), now)

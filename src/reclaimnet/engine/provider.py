@@ -25,11 +25,12 @@ from reclaimnet.model.market import (
 )
 from reclaimnet.model.orders import Answer
 from reclaimnet.model.probing import Probe, Ticket, TicketId
-from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.model.units import MINUTE, SECOND, show_duration
 from reclaimnet.policy.arbitrate import Arbitrate, Booth, Denied
 
 TICKET_LIFE: Final = 5 * SECOND
-"""A promise that is not redeemed by then is void."""
+"""A promise that is not redeemed by then is void; to a gang's member, for each of its members."""
+LONGEST_TICKET: Final = MINUTE
 HOURS_REQUEST: Final = "declared hours"
 MAX_NOTICES: Final = 256
 """More notices than this at once is a mistake of the asker."""
@@ -134,7 +135,7 @@ class Provider:
 
     def _closes_after(self, now: int) -> int | None:
         terms = self.offer.terms if self.offer else None
-        return terms.closes_after(now) if terms and (terms.hours or terms.maintenance) else None
+        return terms.closes_after(now) if terms and terms.declared else None
 
     def keep_hours(self, now: int) -> ReclaimAsked | None:
         """What the declared hours ask for at this moment, in the provider's name. Whoever gets a
@@ -153,12 +154,13 @@ class Provider:
         if closes - self.offer.terms.notice > now:
             self._hours_at = closes - self.offer.terms.notice
             return None
+        over = closes == self.offer.terms.ends
         return ReclaimAsked(
             request=HOURS_REQUEST,
             gpus=lent,
             grace=closes - now,
-            cause=Cause.HOURS,
-            reason="the declared hours are over",
+            cause=Cause.WALLTIME if over else Cause.HOURS,
+            reason="the batch allocation ends" if over else "the declared hours are over",
         )
 
     def reclaim(self, event: ReclaimAsked, now: int) -> tuple[Answer, Notice | None]:
@@ -247,7 +249,7 @@ class Provider:
             node=self.node,
             job=probe.job,
             gpus=verdict.gpus,
-            expires=now + TICKET_LIFE,
+            expires=now + min(TICKET_LIFE * probe.members, LONGEST_TICKET),
         )
         self.tickets[ticket.id] = ticket
         return ticket

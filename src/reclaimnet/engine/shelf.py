@@ -127,7 +127,7 @@ class Shelf:
                 del self.kept[event.job]
                 return [Forget(job=event.job)]
             return [Forget(job=event.job, keep=(record.output.manifest,))]
-        named = tuple(c.manifest for c in record.checkpoints)
+        named = tuple(piece.manifest for c in record.checkpoints for piece in c.pieces)
         mine = self.kept[event.job]
         newer = tuple(m for m in (mine.newest, mine.before) if m is not None and m not in named)
         return [Forget(job=event.job, keep=named + newer)]

@@ -17,6 +17,8 @@ class LendRequest:
     hours: tuple[Hours, ...] = ()
     utc_offset: int = 0
     maintenance: tuple[Maintenance, ...] = ()
+    ends: int | None = None
+    """When the loan is over for good, if that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

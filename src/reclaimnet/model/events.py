@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from reclaimnet.model.market import Card, Cause, GpuId, JobId, NodeId, NoticeId, Offer
 from reclaimnet.model.pressure import Pressure
 from reclaimnet.model.probing import Probe, ProbeId, Ticket
-from reclaimnet.model.work import JobRecord, ManifestId, Writer
+from reclaimnet.model.work import (
+    Checkpoint,
+    JobRecord,
+    ManifestId,
+    SeatPhase,
+    Shard,
+    Team,
+    Writer,
+)
 
 # --- the provider speaks -------------------------------------------------------------------
 
@@ -89,6 +97,8 @@ class TicketRedeemed:
     record: JobRecord
     source: NodeId | None = None
     """The node the job is moving away from; None if it is waiting in the queue."""
+    seats: tuple[Ticket, ...] = ()
+    """Of a gang: all its tickets by rank, this one among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +106,77 @@ class TicketReturned:
     """The asker does not need the promise any more."""
 
     ticket: Ticket
+
+
+# --- gangs ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatTaken:
+    """Who leads a gang holds a node to its promise: keep this place, and fetch its state."""
+
+    ticket: Ticket
+    record: JobRecord
+    team: Team
+    lead: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatTold:
+    """A member tells who leads all there is to say of its place: at intervals, and when something
+    has changed. Lost ones do no harm, since the next says the same."""
+
+    job: JobId
+    epoch: int
+    rank: int
+    node: NodeId
+    asked_at: int
+    """By the member's clock; comes back with the answer."""
+    phase: SeatPhase
+    base: ManifestId | None = None
+    """The state it has, or tries to get."""
+    step: int = 0
+    save: int = 0
+    """The number of the save that is answered by what follows."""
+    shard: Shard | None = None
+    kept: bool = False
+    """Somebody else holds the shard, too, or nobody else can."""
+    pause: int = 0
+    failed: str = ""
+    """Why there is no shard, or no state to start from."""
+    leaving: int | None = None
+    """When the node must have its GPUs back."""
+    exit_code: int | None = None
+    killed: bool = False
+    obeyed: bool = False
+    """It ended because its lead said so."""
+    reason: str = ""
+    output: Shard | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatGranted:
+    """Who leads a gang answers a member, or tells it what has changed: all that it should do."""
+
+    job: JobId
+    epoch: int
+    at: int = 0
+    """By the lead's clock: an older word never undoes a newer one."""
+    asked_at: int | None = None
+    """None if the member did not ask: then its lease stays as it is."""
+    left: int = 0
+    """For so long after it asked, it may make progress."""
+    base: Checkpoint | None = None
+    """What all go on from."""
+    go: bool = False
+    """All have their places and their states: start."""
+    save: int = 0
+    """The number of the newest save that is wanted; 0 for none."""
+    save_at: int = 0
+    final: bool = False
+    copy_to: NodeId | None = None
+    keep: tuple[ManifestId, ...] = ()
+    end: bool = False
 
 
 # --- moving --------------------------------------------------------------------------------
@@ -352,16 +433,16 @@ class Woke:
     """Time has passed: the moment `next_wake` asked for has come."""
 
 
-Event = (
-    LendAsked
-    | ReclaimAsked
-    | WithdrawAsked
-    | ProbeArrived
+Told = (
+    ProbeArrived
     | ProbeAnswered
     | VacancyTold
     | WorkForwarded
     | TicketRedeemed
     | TicketReturned
+    | SeatTaken
+    | SeatTold
+    | SeatGranted
     | HandoverOffered
     | HandoverDone
     | HandoverFailed
@@ -369,11 +450,20 @@ Event = (
     | CopyAsked
     | CopyHeld
     | CopyRefused
+    | CancelAsked
+)
+"""What others may tell a node. Nothing else is believed that comes from outside: whether GPUs are
+reclaimed, for example, only the owner says, and what a process did, only its minder."""
+
+Event = (
+    Told
+    | LendAsked
+    | ReclaimAsked
+    | WithdrawAsked
     | Written
     | WriteRefused
     | WriteFailed
     | RecordSeen
-    | CancelAsked
     | ProcessStarted
     | StepDone
     | SnapshotTaken

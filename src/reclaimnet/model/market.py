@@ -56,9 +56,18 @@ class Terms:
     utc_offset: int = 0
     """What local time is ahead of UTC, in nanoseconds."""
     maintenance: tuple[Maintenance, ...] = ()
+    ends: int | None = None
+    """When the loan is over for good: the end of a batch allocation, say."""
+
+    @property
+    def declared(self) -> bool:
+        """Whether anything is known ahead about when the GPUs must be back."""
+        return bool(self.hours or self.maintenance) or self.ends is not None
 
     def lends_at(self, now: int) -> bool:
         """Whether the declared hours and maintenance allow lending at this moment."""
+        if self.ends is not None and now >= self.ends:
+            return False
         if any(window.begins <= now < window.ends for window in self.maintenance):
             return False
         if not self.hours:
@@ -77,6 +86,7 @@ class Terms:
 
     def _changes(self, now: int) -> list[int]:
         times = {t for window in self.maintenance for t in (window.begins, window.ends)}
+        times |= set() if self.ends is None else {self.ends}
         midnight = (now + self.utc_offset) // DAY * DAY - self.utc_offset
         for day in range(9 if self.hours else 0):
             for hours in self.hours:
@@ -156,6 +166,8 @@ class Progress:
     step: int
     at: int | None
     """When that step was done."""
+    gpus: tuple[GpuId, ...] = ()
+    """The GPUs it runs on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +198,17 @@ class Suspension:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Vram:
+    """One GPU's own memory, whoever uses it."""
+
+    gpu: GpuId
+    at: int
+    """When it was read."""
+    total: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge:
     """A node's memory as it was when the card was sent, and who waits for some."""
 
@@ -193,6 +216,22 @@ class Gauge:
     used: int
     stall: float = 0.0
     held: tuple[Suspension, ...] = ()
+    vram: tuple[Vram, ...] = ()
+    """Of the GPUs that NVML sees."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeCount:
+    """Traffic that a node's guard has counted since the machine started."""
+
+    kind: str
+    """Of guests, of the lane on their behalf, or of guests that had gone."""
+    way: str
+    """Out of the machine, or in."""
+    verdict: str
+    """Passed or dropped."""
+    packets: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,3 +270,11 @@ class Card:
     memory: Gauge | None = None
     roles: tuple[str, ...] = ()
     """What the node does for others, so that they know whom to tell."""
+    edge: tuple[EdgeCount, ...] = ()
+    """What its guard has let pass and what not; nothing if it has none."""
+    abilities: tuple[str, ...] = ()
+    """What not every node can do for a job, and this one can."""
+    obstacles: tuple[str, ...] = ()
+    """Why it cannot do what it might: one sentence each, which begins with the ability's name."""
+    parting: bool = False
+    """Its last word: the agent ends, and its guests have ended. It is not missed."""

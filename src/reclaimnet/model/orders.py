@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from reclaimnet.model.events import Event
+from reclaimnet.model.events import Told
 from reclaimnet.model.market import Card, GpuId, JobId, NodeId, Notice
-from reclaimnet.model.work import Decision, JobRecord, JobSpec, ManifestId, Writer
+from reclaimnet.model.work import Decision, JobRecord, JobSpec, ManifestId, Team, Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +12,7 @@ class Tell:
     """Deliver an event to another node, at most once."""
 
     to: NodeId
-    event: Event
+    event: Told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,8 @@ class Start:
     gpus: tuple[GpuId, ...]
     manifest: ManifestId | None
     restarts: int
+    team: Team | None = None
+    """Of a gang's member: the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,9 @@ class Save:
     job: JobId
     epoch: int
     final: bool
+    at: int | None = None
+    """Not before and not after this step, since others save theirs at the same one; SaveFailed if
+    it has passed already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,8 @@ class Word(IntEnum):
     """1: the job was told to leave by SIGTERM, so that its exit does not mean that it is done."""
     LOG_READ = 11
     """How many bytes of the file `log` were reported."""
+    SAVE_AT = 12
+    """Not 0: the wanted save is of this step and no other; written before SAVE_WANTED."""
     ROTATION_PERIOD = 56
     """Nanoseconds; 0: iterations begin when they like. Written last, and 0 before the next two
     change: iterations begin at ROTATION_ANCHOR + k · ROTATION_PERIOD."""
@@ -61,6 +63,12 @@ class Word(IntEnum):
     agent's death lets the attempt run."""
     GATE = 41
     """0: the minder waits before it starts the command, so that the guard can house it first."""
+    DUMPING_UNTIL = 42
+    """Monotonic; until then somebody else stops the processes to save them, and would wait for ever
+    if the minder froze them meanwhile. 0: nobody does."""
+    THAWS = 43
+    """How often the airlock has let the attempt go on. It is stopped without waiting for the
+    minder, which may therefore not know that there is something to undo."""
 
     # Written by the job.
     STATE = 16

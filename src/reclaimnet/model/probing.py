@@ -28,6 +28,8 @@ class Probe:
     shape: Shape
     purpose: Purpose
     priority: int = 0
+    members: int = 1
+    """So many nodes are asked one after the other, for a gang; the promise has to last for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

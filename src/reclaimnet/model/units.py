@@ -26,6 +26,9 @@ _DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|m|h|d)")
 _SIZE_UNITS: Final = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": GIB << 10}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
+_RATE_FACTORS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:bit)?(?:/s)?", re.IGNORECASE)
+
 
 def parse_duration(text: str) -> int:
     """Nanoseconds for "90", "90s", "10m", "1h30m", "2d"; a bare number is seconds.
@@ -47,6 +50,14 @@ def parse_size(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a size; write for example 512M or 24G")
     return round(float(match[1]) * _SIZE_UNITS[match[2].lower()])
+
+
+def parse_rate(text: str) -> int:
+    """Bytes per second for bits per second as people write them: "1G", "100mbit", "2.5Gbit/s"."""
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a rate; write bits per second, for example 1G or 100M")
+    return round(float(match[1]) * _RATE_FACTORS[match[2].lower()] / 8)
 
 
 def show_duration(duration: int) -> str:

@@ -66,8 +66,22 @@ class Saving(StrEnum):
     """The script calls our SDK."""
     SIGNAL = "signal"
     """The script writes its checkpoint directory on SIGUSR1 and SIGTERM."""
+    CRIU = "criu"
+    """It knows nothing of us: its processes are saved from outside, where a node can do that."""
     NONE = "none"
     """It cannot: a move starts it from the beginning."""
+
+
+class SeatPhase(StrEnum):
+    """How far a member of a gang has come on its node."""
+
+    FETCHING = "fetching"
+    READY = "ready"
+    """It has its place and its state, and waits for the others."""
+    STARTING = "starting"
+    RUNNING = "running"
+    GONE = "gone"
+    """Nothing of it is left there."""
 
 
 class Lane(StrEnum):
@@ -85,6 +99,9 @@ class JobSpec:
     user: str
     command: tuple[str, ...]
     gpus: int = 1
+    """On each of its nodes."""
+    nodes: int = 1
+    """More than one: a gang, whose members start, are saved and end together."""
     priority: int = 0
     """Higher goes first."""
     memory_bytes: int = 0
@@ -100,6 +117,22 @@ class JobSpec:
     lasts: int | None = None
     """How long it is expected to run, in nanoseconds; None if its user did not say. Only used to
     choose its lane and to tell others when they can expect to start."""
+
+    @property
+    def all_gpus(self) -> int:
+        return self.gpus * self.nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """What a member of a gang is told of the others when it starts."""
+
+    rank: int
+    size: int
+    host: str
+    """Where rank 0 runs."""
+    port: int
+    """Where rank 0 may listen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +163,15 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One member's piece of a gang's checkpoint, and who holds it."""
+
+    manifest: ManifestId
+    size: int
+    holders: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A state from which a job can go on, and who holds it."""
 
@@ -139,6 +181,14 @@ class Checkpoint:
     size: int
     taken_at: int
     holders: tuple[NodeId, ...]
+    shards: tuple[Shard, ...] = ()
+    """Of a gang: one for each rank, all of the same step; the fields above are rank 0's."""
+
+    @property
+    def pieces(self) -> tuple[Shard, ...]:
+        """All that is needed to go on."""
+        whole = Shard(manifest=self.manifest, size=self.size, holders=self.holders)
+        return self.shards or (whole,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +208,12 @@ class JobRecord:
     reason: str = ""
     epoch: int = 0
     holder: NodeId | None = None
+    seats: tuple[NodeId, ...] = ()
+    """Of a gang: who runs which rank while it is held."""
     handover_to: NodeId | None = None
     cancel: bool = False
+    leave_by: int | None = None
+    """When it has to be gone from its holder; it means something only while it is MIGRATING."""
     checkpoints: tuple[Checkpoint, ...] = ()
     """Newest first, bounded by KEPT_CHECKPOINTS."""
     standby: NodeId | None = None
@@ -227,10 +281,17 @@ class Shape:
     gpu_memory_bytes: int = 0
     memory_bytes: int = 0
     """0 if it did not say."""
+    abilities: tuple[str, ...] = ()
+    """What the node must be able to do for it."""
 
 
 def shape_of(spec: JobSpec) -> Shape:
-    return Shape(gpus=spec.gpus, user=spec.user, memory_bytes=spec.memory_bytes)
+    return Shape(
+        gpus=spec.gpus,
+        user=spec.user,
+        memory_bytes=spec.memory_bytes,
+        abilities=(str(Saving.CRIU),) if spec.saving is Saving.CRIU else (),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

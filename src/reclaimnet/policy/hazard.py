@@ -222,7 +222,7 @@ def rate_at(outlook: Outlook, *, age: int, now: int) -> float:
 
 def survival(outlook: Outlook, terms: Terms, *, lent_since: int, now: int, until: int) -> float:
     """The chance that the loan lasts until then."""
-    closes = terms.closes_after(now) if terms.hours or terms.maintenance else None
+    closes = terms.closes_after(now) if terms.declared else None
     if closes is not None and closes <= until:
         return 0.0
     total = sum(
@@ -237,7 +237,7 @@ def expected_life(
 ) -> tuple[float, float]:
     """Hours the loan is expected to last, at most the horizon; and the chance that it lasts so
     long."""
-    closes = terms.closes_after(now) if terms.hours or terms.maintenance else None
+    closes = terms.closes_after(now) if terms.declared else None
     end = now + horizon if closes is None else min(now + horizon, closes)
     alive, hours = 1.0, 0.0
     level, by_age, by_hour = outlook.rate_per_h, outlook.by_age, outlook.by_hour

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from reclaimnet.model.market import Card, JobId, NodeId
-from reclaimnet.model.units import HOUR, MINUTE, SECOND, show_duration
+from reclaimnet.model.units import HOUR, MINUTE, SECOND, show_duration, show_size
 from reclaimnet.model.work import Checkpoint, Decision, JobRecord, Shape
 from reclaimnet.policy.hazard import expected_life
 
@@ -33,6 +33,8 @@ RISKY: Final = 0.5
 ASSUMED_STATE: Final = 8 << 30
 """Bytes of state assumed of a job that was never saved: rather too much, since a large job on a
 slow uplink cannot leave in time, and a small one is well off anywhere."""
+CRAMPED: Final = 0.1
+"""What a place is worth where memory is short: anything with room comes before it."""
 BREAKING: Final = 0.05
 """What a place is worth less for each time the vacant GPUs are twice what the job needs."""
 SPREAD: Final = 0.5
@@ -148,6 +150,9 @@ class MostUseful:
         value = _speed(need, card) * life - wait / HOUR - (1 - lasts) * ending
         if not safe and value > 0 and lasts < 1:
             value *= RISKY
+        if need.vacant_now and card.short_of_memory and value > 0:
+            # It may still take one of high priority, but others had better not come.
+            value *= CRAMPED
         if need.vacant_now and value > 0:
             # What is broken up is missed by larger jobs.
             value *= 1 - BREAKING * math.log2(max(len(card.vacant), 1) / max(need.shape.gpus, 1))
@@ -207,6 +212,15 @@ def objection_to(need: Need, candidate: Candidate) -> str:
         return ""
     if card.terms.users and need.shape.user not in card.terms.users:
         return f"does not lend to {need.shape.user}"
+    wanted = need.shape.memory_bytes
+    if wanted and card.memory is not None:
+        free = max(card.memory.limit - card.memory.used, 0)
+        if wanted > card.memory.limit or (card.short_of_memory and wanted > free):
+            total = show_size(card.memory.limit)
+            return f"{show_size(free)} of {total} memory free, not {show_size(wanted)}"
+    missing = [ability for ability in need.shape.abilities if ability not in card.abilities]
+    if missing:
+        return lacks(missing)
     if len(card.vacant) < need.shape.gpus:
         return f"{len(card.vacant)} of {need.shape.gpus} GPUs vacant"
     if need.grace is not None and candidate.path_bps > 0:
@@ -217,6 +231,10 @@ def objection_to(need: Need, candidate: Candidate) -> str:
                 f"only {show_duration(need.grace)} are left"
             )
     return ""
+
+
+def lacks(abilities: Sequence[str]) -> str:
+    return f"cannot do what the job needs: {', '.join(abilities)}"
 
 
 def _lot(job: JobId, node: NodeId) -> float:

@@ -59,6 +59,8 @@ class Verdict:
     """Each with the room to reserve for it."""
     closed: str = ""
     """Why no newcomer should be let in; empty if one may be."""
+    admit: float = ADMIT
+    """Newcomers are let in while what they need keeps memory in use below this share."""
     open_above: int | None = None
     """Those above this priority may come all the same: enough of those below would give way."""
     decisions: tuple[tuple[JobId, Decision], ...] = ()
@@ -126,6 +128,8 @@ class PriorityLadder:
     emergency: float = 0.997
     """Beyond this, if memory still fills up though everybody was stopped, there is no time to save:
     the kernel would choose next, by size."""
+    admit: float = 0.97
+    """Nearer to the limit than others dare: a guess that was wrong costs a stop, not a life."""
     room_below: float = 0.1
     """A newcomer may come to a full node if those below it hold this share of the limit."""
     horizon: int = 150 * MILLISECOND
@@ -169,6 +173,7 @@ class PriorityLadder:
             end=_jobs(ended),
             resume=tuple((m.job, room) for unit, room in resumed for m in unit.members if m.held),
             closed=self._closed(scene, [*held, *chosen, *going]),
+            admit=self.admit,
             open_above=self._open_above(scene, [*held, *chosen, *going]),
             decisions=tuple(decisions),
         )
@@ -316,7 +321,7 @@ class PriorityLadder:
         if waiting:
             count = sum(len(unit.members) for unit in waiting)
             return f"{count} job{'s' * (count != 1)} wait for memory here already"
-        return _full(scene)
+        return _full(scene, self.admit)
 
     def _open_above(self, scene: Scene, waiting: list[_Unit]) -> int | None:
         highest = max((unit.priority for unit in waiting), default=None)
@@ -435,8 +440,8 @@ def _jobs(units: Iterable[_Unit]) -> tuple[JobId, ...]:
     return tuple(job for unit in units for job in unit.jobs)
 
 
-def _full(scene: Scene) -> str:
-    if scene.used + scene.reserved < scene.limit * ADMIT:
+def _full(scene: Scene, admit: float = ADMIT) -> str:
+    if scene.used + scene.reserved < scene.limit * admit:
         return ""
     return f"{_share(scene.used, scene.limit)} of its memory is in use"
 

@@ -13,9 +13,10 @@ TOML file:
     building = "physics"
     uplink = "1G"
     nat = true               # reaches others, but cannot be reached from another building
+
+It also divides the campus into zones: a building is one, a large building several.
 """
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,9 +25,10 @@ from typing import Any, Final
 
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.market import NodeId
+from reclaimnet.model.units import parse_rate
 
-_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(?:bit/s)?")
-_FACTOR: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+ZONE_NODES: Final = 1000
+"""What the desk of one zone serves; see docs/placement.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,19 @@ class Topology:
     buildings: Mapping[str, int] = field(default_factory=dict)
     core_bps: int = 0
     """0: the core is never what limits."""
+
+    def zone(self, node: NodeId) -> str:
+        """The same for everybody who reads the same plan. What is not in it belongs to the zone
+        of a campus that is not divided."""
+        spot = self.nodes.get(node)
+        if spot is None:
+            return "campus"
+        there = sorted(
+            name for name, other in self.nodes.items() if other.building == spot.building
+        )
+        if len(there) <= ZONE_NODES:
+            return spot.building
+        return f"{spot.building}-{there.index(node) // ZONE_NODES + 1}"
 
     def __hash__(self) -> int:
         return id(self)
@@ -81,14 +96,6 @@ def _path(topology: Topology, source: NodeId, target: NodeId) -> tuple[tuple[str
             links.append(("core", topology.core_bps))
     links.append((f"{target} down", there.uplink_bps))
     return tuple(links)
-
-
-def parse_rate(text: str) -> int:
-    """Bytes per second for bits per second as people write them: "1G", "100M", "2.5Gbit/s"."""
-    match = _RATE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a rate; write bits per second, for example 1G or 100M")
-    return round(float(match[1]) * _FACTOR[match[2]] / 8)
 
 
 def parse_topology(text: str, *, file: str) -> Topology:

@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -31,6 +32,8 @@ POLL_S: Final = 0.005
 """How often a job that waits looks whether it may go on."""
 WORTH_PREPARING: Final = 16 << 20
 """Smaller images are made when they are needed."""
+EXIT_GO_ON: Final = 85
+"""Saved; run me again."""
 KEPT_LOCALLY: Final = 2
 """The newest, and the one before it in case the newest turns out damaged."""
 SPARE_MEMORY: Final = 0.05
@@ -61,6 +64,9 @@ def job(*, local: str | os.PathLike[str] | None = None, every: int = 100) -> "Jo
     run_dir = os.environ.get("RN_RUN_DIR")
     if run_dir:
         return Job(link=_Link(Path(run_dir)), shelf=None)
+    chain = os.environ.get("RN_CHAIN_STATE")
+    if chain:
+        return Job(link=None, shelf=_Shelf(Path(chain), every, leave=_asked_by_signal()))
     return Job(link=None, shelf=None if local is None else _Shelf(Path(local), every))
 
 
@@ -128,14 +134,22 @@ class Job:
         wanted, and does not return while the job has to stand still."""
         words = self._words
         if words is None:
-            if self._shelf is not None and state is not None and step % self._shelf.every == 0:
-                self._shelf.save(step, _value(state))
+            if self._shelf is not None and state is not None:
+                self._keep(self._shelf, step, state)
             return
         now = time.monotonic_ns()
         words[_STEP_AT] = now
         words[_STEP] = step
         if words[_SAVE_WANTED] != self._answered or now >= words[_LEASE_UNTIL] or self._first:
             self._attend(step, state)
+
+    def _keep(self, shelf: "_Shelf", step: int, state: Any | Callable[[], Any]) -> None:
+        """Outside of ReclaimNet. In a chain of batch jobs the next one may be waiting for us."""
+        leave = shelf.leave is not None and shelf.leave.is_set()
+        if leave or step % shelf.every == 0:
+            shelf.save(step, _value(state))
+        if leave:
+            raise SystemExit(EXIT_GO_ON)
 
     def iteration(self) -> None:
         """The next iteration begins. Optional: call it at the top of the training loop, and it
@@ -193,7 +207,7 @@ class Job:
             # The runner waits for it: the job's downtime ends with this step.
             self._first = False
             link.ring()
-        if state is not None and self.due():
+        if state is not None and self.due() and not link.too_early(step):
             try:
                 self._serve(link, step, state)
             except (ReclaimNetError, OSError) as error:
@@ -204,7 +218,10 @@ class Job:
     def _serve(self, link: "_Link", step: int, state: Any | Callable[[], Any]) -> None:
         begun = time.monotonic_ns()
         wanted = link.words[Word.SAVE_WANTED]
+        only = link.words[Word.SAVE_AT]
         try:
+            if only and step > only:
+                raise UsageError(f"step {only} has passed")
             link.save(step, _value(state), begun=begun, wanted=wanted)
         except (ReclaimNetError, OSError) as error:
             self._answered = wanted
@@ -219,7 +236,9 @@ class _Link:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self.leads = os.environ.get("RANK", "0") == "0"
+        # Of a job over several nodes, the first process on each of them.
+        rank = "LOCAL_RANK" if os.environ.get("RN_WORLD_SIZE") else "RANK"
+        self.leads = os.environ.get(rank, "0") == "0"
         try:
             with (run_dir / "page").open("r+b") as file:
                 self.words = words_of(memoryview(mmap.mmap(file.fileno(), PAGE_BYTES)))
@@ -329,6 +348,10 @@ class _Link:
         words[Word.SAVE_COUNT] = count
         self.ring()
 
+    def too_early(self, step: int) -> bool:
+        """A save of one step and no other is wanted, and it is still to come."""
+        return step < self.words[Word.SAVE_AT]
+
     def fail_save(self, wanted: int, reason: str) -> None:
         failed = self._run_dir / "save-failed"
         with contextlib.suppress(OSError):
@@ -394,8 +417,10 @@ class _Link:
 class _Shelf:
     """Checkpoints in a local directory, for a run outside of ReclaimNet."""
 
-    def __init__(self, directory: Path, every: int) -> None:
+    def __init__(self, directory: Path, every: int, leave: threading.Event | None = None) -> None:
         self.every = every
+        self.leave = leave
+        """Set when the job is to save and stop, because its successor has started."""
         self._directory = directory
         self._layout = image.Layout()
 
@@ -435,6 +460,15 @@ class _Shelf:
             f"none of the {count} checkpoints in {self._directory} can be read; "
             "move the directory away to start from the beginning"
         )
+
+
+def _asked_by_signal() -> threading.Event:
+    """Set by SIGUSR1, with which a chain asks its job to save and stop. Only the main thread may
+    listen to signals; elsewhere the limit of the batch job ends it, as without a chain."""
+    asked = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, lambda number, frame: asked.set())
+    return asked
 
 
 def _value(state: Any | Callable[[], Any]) -> Any:

@@ -31,6 +31,7 @@ class _Life:
     idle_since: int | None = None
     """When it stopped; None before its first start and after its end."""
     begun: bool = False
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +178,9 @@ class Ledger:
         if life is not None:
             life.idle_since = None
             life.running = False
-            self.completed += 1
+            # Every member of a gang ends, the job once.
+            self.completed += not life.over
+            life.over = True
 
     def _lose(self, life: _Life, step: int) -> None:
         self.lost_gpu_s += max(life.reached - step, 0) * life.step_s * life.gpus

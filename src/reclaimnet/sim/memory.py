@@ -148,7 +148,7 @@ class Memory:
         self.settle()
         reading = self.read()
         waited_for = any(cell.process.suspended_at is not None for cell in self._cells.values())
-        wait = look_again(self._before, reading, waited_for=waited_for)
+        wait = look_again(self._before, reading, waited_for=waited_for, closely=False)
         self._before = reading
         self._kernel.after(SENSOR_DELAY, lambda: self._tell(reading))
         self._kernel.after(wait, self._look)

@@ -166,7 +166,7 @@ class PlainCampus:
         found = self.desks[zone].match(now)
         if found is None:
             return
-        waiter, node = found
+        waiter, (node,) = found
         task = int(waiter.job)
         self.zone_of[task] = zone
         self.probes += 1

@@ -56,6 +56,8 @@ class Process:
         self.limit: int | None = None
         self.restored: ManifestId | None = None
         self.made_at = 0
+        self.save_asked = 0
+        """Counts saves at a given step: only the last one asked for is taken."""
         self.generation = 0
         """Counts changes, so that what was scheduled before a change can tell that it is stale."""
         self._changed = changed
@@ -76,6 +78,10 @@ class Process:
     def finishes_at(self) -> int:
         left = (self.work.steps - self._step) * self.work.step_time - self._carry
         return self._since + max(left, 0)
+
+    def reaches(self, step: int) -> int:
+        """When it has done this step, if nothing comes between."""
+        return self._since + (step - self._step) * self.work.step_time - self._carry
 
     def run(self, step: int, now: int) -> None:
         self._step, self._carry, self._since = step, 0, now

@@ -1,6 +1,6 @@
 """The promises of the design, checked against what the simulated machines really do."""
 
-from reclaimnet.model.market import GpuId, JobId
+from reclaimnet.model.market import GpuId, JobId, NodeId
 from reclaimnet.sim.process import Mode
 from reclaimnet.sim.world import MINDER_POLL, SimWorld
 
@@ -34,14 +34,16 @@ class Promises:
                         raise Broken(f"{process.job} runs on {gpu} of {node} after its deadline")
 
     def one_life(self) -> None:
-        seen: dict[JobId, str] = {}
+        """Only one epoch makes progress, in no more places than the job has nodes."""
+        seen: dict[JobId, list[tuple[NodeId, int]]] = {}
         for node, machine in self.world.machines.items():
             for process in machine.processes.values():
-                if not process.progressing:
-                    continue
-                other = seen.setdefault(process.job, node)
-                if other != node:
-                    raise Broken(f"{process.job} makes progress on {other} and on {node}")
+                if process.progressing:
+                    seen.setdefault(process.job, []).append((node, process.epoch))
+        for job, places in seen.items():
+            too_many = len(places) > self.world.store.records[job].spec.nodes
+            if too_many or len({epoch for _, epoch in places}) > 1:
+                raise Broken(f"{job} makes progress in several lives: {places}")
 
     def never_overcommitted(self) -> None:
         for node, machine in self.world.machines.items():
@@ -66,9 +68,11 @@ class Promises:
             if record.state.terminal or not record.checkpoints:
                 continue
             held = any(
-                checkpoint.manifest in self.world.machines[holder].vault
+                all(
+                    any(piece.manifest in self.world.machines[h].vault for h in piece.holders)
+                    for piece in checkpoint.pieces
+                )
                 for checkpoint in record.checkpoints
-                for holder in checkpoint.holders
             )
             if not held:
                 raise Broken(f"no checkpoint of {record.id} is where its record says")

@@ -31,8 +31,7 @@ from typing import Any, Final
 
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.market import JobId, NodeId, Terms
-from reclaimnet.model.units import DAY, MINUTE, SECOND, parse_duration, parse_size
-from reclaimnet.policy.topology import parse_rate
+from reclaimnet.model.units import DAY, MINUTE, SECOND, parse_duration, parse_rate, parse_size
 from reclaimnet.sim.scenario import Happening, Kind, Scenario, SimJob, SimNode, in_rank
 
 _HEADER: Final = re.compile(r"\s*\[{1,2}\s*([^\[\]]+?)\s*\]{1,2}\s*(#.*)?")

@@ -158,7 +158,7 @@ class SimWorld:
         self, job: JobId, spec: JobSpec, work: Work, footprint: Footprint | None = None
     ) -> None:
         self.works[job] = work
-        self.ledger.submitted(job, gpus=spec.gpus, step_s=work.step_time / SECOND)
+        self.ledger.submitted(job, gpus=spec.all_gpus, step_s=work.step_time / SECOND)
         if footprint is not None:
             self.footprints[job] = footprint
         record = JobRecord(id=job, spec=spec, submitted_at=self.now)
@@ -219,7 +219,7 @@ class SimWorld:
             self._deliver(node, replace(asked, grace=max(deadline - self.now, 0)))
         for (job, epoch), (process, exited) in sorted(machine.exits.items()):
             record = self.store.records[job]
-            if record.epoch == epoch and record.holder == node:
+            if record.epoch == epoch and node in (record.holder, *record.seats):
                 self._deliver(node, ev.ProcessFound(record=record, gpus=process.gpus))
                 self._deliver(node, exited)
         machine.exits.clear()
@@ -281,6 +281,10 @@ class SimWorld:
         if machine.mind is None:
             return
         orders = machine.mind.handle(event, self.now + machine.clock)
+        if not orders and isinstance(event, ev.PressureRead):
+            # By far the most frequent, and all that can follow from it is an earlier beat.
+            self._schedule_wake(machine)
+            return
         self.ledger.look(node, machine.mind.provider, self.now)
         if self.journal is not None:
             self.journal(self.now, node, event, orders)
@@ -665,7 +669,6 @@ class SimWorld:
             return
         work = process.work
         save_time = work.save_time * machine.slowness
-        process.pause(self.now, save_time)
 
         def take() -> None:
             if process.mode != Mode.RUNNING:
@@ -693,7 +696,37 @@ class SimWorld:
             )
             self._report(machine, taken)
 
-        self.kernel.after(save_time, take)
+        def begin() -> None:
+            process.pause(self.now, save_time)
+            self.kernel.after(save_time, take)
+
+        if order.at is None:
+            begin()
+        else:
+            self._once_at(machine, process, order.at, begin)
+
+    def _once_at(
+        self, machine: Machine, process: Process, step: int, then: Callable[[], None]
+    ) -> None:
+        """At the end of this very step, unless it has passed or never comes."""
+        asked = process.save_asked = process.save_asked + 1
+
+        def look() -> None:
+            if process.mode != Mode.RUNNING or process.save_asked != asked:
+                return
+            if process.step(self.now) == step:
+                then()
+            elif process.frozen:
+                self.kernel.after(SECOND, look)
+            else:
+                self.kernel.at(max(process.reaches(step), self.now + 1), look)
+
+        if process.step(self.now) >= step:
+            reason = f"step {step} has passed"
+            failed = ev.SaveFailed(job=process.job, epoch=process.epoch, reason=reason)
+            self._later(machine, MILLISECOND, failed)
+            return
+        look()
 
     def _limit(self, machine: Machine, process: Process, at: int | None) -> None:
         process.limit = at

@@ -11,6 +11,14 @@ def declared(node: NodeId, count: int) -> tuple[Gpu, ...]:
     return tuple(Gpu(id=GpuId(f"GPU-{node}-{index}"), index=index) for index in range(count))
 
 
+def allocated(node: NodeId, count: int, visible: str) -> tuple[Gpu, ...]:
+    """Those GPUs of the machine that a batch system gave us (CUDA_VISIBLE_DEVICES), by index or
+    UUID; as many declared ones where there is no NVML."""
+    words = [word.strip() for word in visible.split(",") if word.strip()]
+    real = tuple(gpu for gpu in found() if str(gpu.index) in words or gpu.id in words)
+    return real or declared(node, count)
+
+
 def found() -> tuple[Gpu, ...]:
     """The GPUs that NVML sees; none if there is no NVML."""
     try:

@@ -6,8 +6,8 @@ import errno
 import os
 import struct
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,6 @@ ALL: Final = 0
 LANE: Final = 1
 FIRST_GUEST: Final = 2
 GONE: Final = 255
-LAST_GUEST: Final = 254
 FOREIGN: Final = 0xFFFFFFFF
 NEVER: Final = (1 << 64) - 1
 
@@ -50,18 +49,44 @@ def now() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    packets: int
-    bytes: int
+    packets: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
     """What of one slot went through and what did not, as it was (or would be) on the wire."""
 
-    out_passed: Count
-    out_dropped: Count
-    in_passed: Count
-    in_dropped: Count
+    out_passed: Count = Count()
+    out_dropped: Count = Count()
+    in_passed: Count = Count()
+    in_dropped: Count = Count()
+
+    @classmethod
+    def read(cls, table: Mapping[str, Mapping[str, int]]) -> "Counts":
+        """From what `asdict` made of it."""
+        return cls(**{name: Count(**count) for name, count in table.items()})
+
+    def since(self, before: "Counts") -> "Counts":
+        """What was counted since then."""
+        return self._with(before, sign=-1)
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return self._with(other, sign=1)
+
+    def _with(self, other: "Counts", *, sign: int) -> "Counts":
+        pairs = {
+            one.name: (getattr(self, one.name), getattr(other, one.name)) for one in fields(self)
+        }
+        return Counts(
+            **{
+                name: Count(
+                    packets=ours.packets + sign * theirs.packets,
+                    bytes=ours.bytes + sign * theirs.bytes,
+                )
+                for name, (ours, theirs) in pairs.items()
+            }
+        )
 
 
 class KillSwitch:
@@ -295,8 +320,7 @@ class NoSwitch:
         return NEVER
 
     def counts(self, slot: int) -> Counts:
-        none = Count(packets=0, bytes=0)
-        return Counts(out_passed=none, out_dropped=none, in_passed=none, in_dropped=none)
+        return Counts()
 
     def admit(self, cgroup: Path, slot: int) -> None: ...
 
@@ -318,7 +342,7 @@ class Observer:
         found = bpfload.read_object(bpfload.compiled(SOURCE, cache=cache).read_bytes())
         self._map = _create_map("rn_seen", found.maps["rn_seen"])
         self._page = self._map.mapped()
-        self._cells = (ctypes.c_uint64 * 3).from_buffer(self._page)
+        self._cells = (ctypes.c_uint64 * 5).from_buffer(self._page)
         program = bpfload.load_program(
             "rn_observe",
             found.programs["rn_observe"],
@@ -345,6 +369,16 @@ class Observer:
     @property
     def bytes(self) -> int:
         return int(self._cells[2])
+
+    @property
+    def late(self) -> int:
+        """How many packets came from the moment on that `expect_none` was told."""
+        return int(self._cells[4])
+
+    def expect_none(self, *, after: int) -> None:
+        """Count what comes after this moment; 0 takes that back, and forgets what was counted."""
+        self._cells[4] = 0
+        self._cells[3] = after
 
     def close(self) -> None:
         os.close(self._link)

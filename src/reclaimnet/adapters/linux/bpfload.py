@@ -360,6 +360,23 @@ def ensure_bpffs(path: Path) -> bool:
     return True
 
 
+def prepare_pins(pins: Path) -> None:
+    """Pins live on a BPF file system: the machine's own, or one of ours if it has none there."""
+    if pins.parent == Path("/sys/fs/bpf"):
+        ensure_bpffs(pins.parent)
+    elif not (pins.parent.exists() and is_bpffs(pins.parent)):
+        ensure_bpffs(pins)
+    pins.mkdir(exist_ok=True, mode=0o700)
+
+
+def drop_pins(pins: Path) -> None:
+    """Undo `prepare_pins`."""
+    if pins.is_mount():
+        drop_bpffs(pins)
+    if pins.exists():
+        pins.rmdir()
+
+
 def drop_bpffs(path: Path) -> None:
     """Unmount what `ensure_bpffs` has mounted."""
     if _libc.umount2(os.fsencode(path), 0) != 0:

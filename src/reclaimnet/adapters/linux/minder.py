@@ -7,7 +7,7 @@ numbers of the control page's words come with `attempt.json`.
 Its rules, checked at least every POLL_S:
 - at END_AT every process of the attempt is killed and reaped, and its image memory is freed;
 - from LEASE_UNTIL on, or while HOLD or SUSPENDED_AT is set, every process is stopped, and goes on
-  afterwards;
+  afterwards; but not before DUMPING_UNTIL, when CRIU holds them;
 - when the command has exited, what it left behind is killed;
 - whatever happened is written to RUNDIR/exit before the minder exits.
 """
@@ -46,6 +46,7 @@ LOG_BYTES: Final = 64 << 20
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
+CLONE_NEWPID: Final = 0x20000000
 FALLOC_PUNCH_HOLE_KEEP_SIZE: Final = 3
 CANNOT_RUN: Final = 126
 NO_SUCH_COMMAND: Final = 127
@@ -189,7 +190,9 @@ class Minder:
         self._main = 0
         self._status: int | None = None
         self._alone = False
-        self._still = False
+        self._still: bool | None = False
+        """None if we cannot know: somebody else has stopped them."""
+        self._thaws = self._page[self._word["THAWS"]]
         self._log_checked = time.monotonic()
         self._end_due = Due()
         self._lease_due = Due()
@@ -223,6 +226,8 @@ class Minder:
         return True
 
     def _start(self) -> tuple[int, str] | None:
+        if self._attempt.get("cell") and _libc.unshare(CLONE_NEWPID) != 0:
+            return CANNOT_RUN, "it may not have a pid namespace of its own"
         told, tell = os.pipe()
         self._main = os.fork()
         if self._main == 0:
@@ -261,6 +266,11 @@ class Minder:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             null = os.open(os.devnull, os.O_RDONLY)
             log = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            cell = self._attempt.get("cell")
+            if cell:
+                os.set_inheritable(tell, True)
+                argv = [sys.executable, "-I", "-S", cell["program"], self._rundir, str(tell)]
+                os.execv(sys.executable, argv)
             os.dup2(null, 0)
             os.dup2(log, 1)
             os.dup2(log, 2)
@@ -304,7 +314,12 @@ class Minder:
             lease_until = self._lease_due.at(page[word["LEASE_UNTIL"]], slept)
             hold = page[word["HOLD"]]
             suspended = page[word["SUSPENDED_AT"]] != 0
-            if self._keep_still(now >= lease_until or hold != 0 or suspended):
+            dumping = now < page[word["DUMPING_UNTIL"]]
+            if page[word["THAWS"]] != self._thaws:
+                self._thaws, self._still = page[word["THAWS"]], None
+            if self._keep_still(
+                (now >= lease_until or hold != 0 or suspended) and (self._still or not dumping)
+            ):
                 page[word["STILL"]] = 1 + hold if self._still else 0
             self._bound_log()
             times = [t - now for t in (end_at, lease_until) if t > now]

@@ -16,8 +16,9 @@ from reclaimnet.model.units import MILLISECOND
 
 TRIGGERS: Final = ("some 20000 500000", "some 40000 2000000")
 """Microseconds of stall in a window; without CAP_SYS_RESOURCE only multiples of 2 s are allowed."""
-THRESHOLDS: Final = (0.9, 0.95, 0.975)
-"""Shares of a version 1 group's limit at which the kernel wakes us."""
+THRESHOLDS: Final = tuple(0.9 + 0.005 * step for step in range(20))
+"""Shares of a version 1 group's limit at which the kernel wakes us: each costs it next to nothing,
+and memory that jumps is seen at the first of them."""
 
 
 class Watch:

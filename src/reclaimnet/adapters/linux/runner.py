@@ -14,6 +14,8 @@ How a job is saved:
   processes where they are. If SIGUSR1 is not handled, or not answered within TERM_AFTER, a final
   save goes on to SIGTERM; a job that exits after that left because it was told to, and is reported
   with code 85; what it wrote counts if it touched `.saved` or exited with 0 or 85.
+- Saving.CRIU: the processes live in a cell (cell.py). CRIU stops and saves them; what they may
+  have written is copied before they go on. A final save leaves them stopped.
 - Saving.NONE: a save fails, with the reason.
 """
 
@@ -41,10 +43,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import reclaimnet
-from reclaimnet.adapters.linux import cgroup, minder
+from reclaimnet.adapters.linux import cell, cgroup, criu, minder
 from reclaimnet.adapters.linux.memory import V2, MemoryGroup, make_memory_group
 from reclaimnet.adapters.linux.page import make_page, open_page
-from reclaimnet.errors import Unavailable, UsageError
+from reclaimnet.errors import Damaged, Unavailable, UsageError
 from reclaimnet.model.market import GpuId, JobId, Notice
 from reclaimnet.model.page import AT_ONCE, SLOTS, PageState, Word
 from reclaimnet.model.units import MILLISECOND, SECOND
@@ -75,6 +77,8 @@ ADOPT_PATIENCE: Final = 2 * SECOND
 CALL_PATIENCE_S: Final = 30.0
 SHARED_MEMORY: Final = Path("/dev/shm")
 SAVED_MARK: Final = ".saved"
+HOME: Final = "home.json"
+"""Which files belong to a job in a cell, and what they were like before it."""
 KEPT_ENVIRONMENT: Final = (
     "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER",
 )  # fmt: skip
@@ -83,6 +87,7 @@ KEPT_ENVIRONMENT: Final = (
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _RUN_NAME: Final = re.compile(_SAFE_NAME.pattern + r"\.\d+")
 _MINDER: Final = Path(minder.__file__)
+_CELL: Final = Path(cell.__file__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +145,8 @@ class Exited:
     code: int
     killed: bool
     reason: str
+    restored: bool = True
+    """False if its state could not be restored, so that nothing ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +175,19 @@ class Found:
     suspended_at: int | None
     """Since when the airlock holds it."""
     exit: Exited | None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _CriuSave:
+    """A save by CRIU that is under way."""
+
+    final: bool
+    asked_at: int
+    target: Path | None = None
+    """Where it goes, once it has begun."""
+    pause_ns: int = 0
+    taken: bool = False
+    """All is there, and the processes are stopped."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -217,8 +237,9 @@ class _Attempt:
     signal_save: _SignalSave | None = None
     taken_mark: tuple[int, int] | None = None
     """What `.saved` was in the newest snapshot."""
+    criu_save: _CriuSave | None = None
     taken: int = 0
-    """How many snapshots were taken of the checkpoint directory."""
+    """How many snapshots were taken of the checkpoint directory, or by CRIU."""
     waiting_orders: list[Callable[[], None]] | None = None
     """What was asked for while the checkpoint directory is still being restored."""
 
@@ -313,9 +334,10 @@ class Runner:
 
         self._do_for(job, epoch, tell)
 
-    def save(self, job: JobId, epoch: int, final: bool) -> None:
-        """Answered by Snapshot or SaveFailed, unless Exited comes first."""
-        self._do_for(job, epoch, lambda attempt: self._save(attempt, final))
+    def save(self, job: JobId, epoch: int, final: bool, at: int | None = None) -> None:
+        """Answered by Snapshot or SaveFailed, unless Exited comes first. `at` is the step to save
+        and no other, for Saving.SDK only."""
+        self._do_for(job, epoch, lambda attempt: self._save(attempt, final, at))
 
     def resume(self, job: JobId, epoch: int) -> None:
         """Let a job that waits after a final save go on, and drop one that is not done yet."""
@@ -349,28 +371,37 @@ class Runner:
 
     def suspend(self, job: JobId, epoch: int, *, push_out: bool = False) -> None:
         """Every process stands still, whatever the lease, until `unsuspend`; if `push_out`, its
-        memory is moved to swap."""
+        memory is moved to swap. A job with a group of its own is stopped when this returns: memory
+        does not wait until our thread and the minder have their turn."""
 
-        def stop(attempt: _Attempt) -> None:
-            if not attempt.words[Word.SUSPENDED_AT]:
-                attempt.words[Word.SUSPENDED_AT] = time.monotonic_ns()
-                self._nudge(attempt)
+        def see_to_it(attempt: _Attempt) -> None:
+            self._nudge(attempt)
             if push_out and attempt.memory is not None:
                 self._copier.submit(MemoryGroup(attempt.memory).push_out)
 
-        self._do_for(job, epoch, stop)
+        attempt = self._attempts.get((job, epoch))
+        if attempt is not None and not attempt.over and not attempt.words[Word.SUSPENDED_AT]:
+            attempt.words[Word.SUSPENDED_AT] = time.monotonic_ns()
+            if attempt.group is not None and not attempt.words[Word.DUMPING_UNTIL]:
+                minder.Group(str(attempt.group)).stop(True)
+        self._do_for(job, epoch, see_to_it)
 
     def unsuspend(self, job: JobId, epoch: int) -> None:
-        def go_on(attempt: _Attempt) -> None:
+        attempt = self._attempts.get((job, epoch))
+        if attempt is not None and not attempt.over and attempt.words[Word.SUSPENDED_AT]:
             attempt.words[Word.SUSPENDED_AT] = 0
-            self._nudge(attempt)
-
-        self._do_for(job, epoch, go_on)
+            attempt.words[Word.THAWS] += 1
+        self._do_for(job, epoch, self._nudge)
 
     def still(self, job: JobId, epoch: int) -> bool:
         """Whether its processes are stopped."""
         attempt = self._attempts.get((job, epoch))
         return attempt is not None and attempt.words[Word.STILL] != 0
+
+    def group_of(self, job: JobId, epoch: int) -> Path | None:
+        """The group in which its processes are stopped, if it has one."""
+        attempt = self._attempts.get((job, epoch))
+        return attempt.group if attempt is not None else None
 
     def memory(self) -> dict[tuple[JobId, int], tuple[Path | None, int]]:
         """The memory group and the first process of each attempt that is not over."""
@@ -522,8 +553,13 @@ class Runner:
             if attempt is None:
                 return
             self._allow(attempt, resume, restarts, changed)
-            if resume is not None and spec.saving is Saving.SIGNAL:
-                self._restore_directory(attempt, resume)
+            if spec.saving is Saving.CRIU:
+                self._prepare(attempt, lambda: self._furnish(attempt, spec, workdir, resume))
+            elif resume is not None and spec.saving is Saving.SIGNAL:
+                self._prepare(
+                    attempt,
+                    lambda: shutil.copytree(resume, attempt.checkpoint, dirs_exist_ok=True),
+                )
             else:
                 self._launch(attempt)
         elif attempt.warm and not attempt.over:
@@ -664,9 +700,12 @@ class Runner:
         env["WANDB_RUN_ID"] = attempt.job
         env["WANDB_RESUME"] = "allow"
         env.update(spec.env)
-        paths = [env.get("PYTHONPATH", ""), str(attempt.dir / "lib")]
-        env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        if attempt.saving is not Saving.CRIU:
+            paths = [env.get("PYTHONPATH", ""), str(attempt.dir / "lib")]
+            env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         source = attempt.checkpoint if attempt.saving is Saving.SIGNAL else resume
+        if attempt.saving is Saving.CRIU:
+            return env | self._cell_environment(attempt, restarts)
         env |= {
             "RN_JOB_ID": attempt.job,
             "RN_EPOCH": str(attempt.epoch),
@@ -682,6 +721,19 @@ class Runner:
             "SLURM_RESTART_COUNT": str(restarts),
         }
         return env
+
+    def _cell_environment(self, attempt: _Attempt, restarts: int) -> dict[str, str]:
+        """Only what is the same on every node: its environment moves with it. GPUs it has none,
+        since CRIU cannot save their memory."""
+        return {
+            "RN_JOB_ID": attempt.job,
+            "RN_RESTART_COUNT": str(restarts),
+            "RN_RUN_DIR": str(attempt.dir),
+            "RN_OUTPUT_DIR": f"{cell.ROOM}/output",
+            "CUDA_VISIBLE_DEVICES": "",
+            "SLURM_JOB_ID": attempt.job,
+            "SLURM_RESTART_COUNT": str(restarts),
+        }
 
     def _images(self, name: str) -> Path:
         """In shared memory if there is any, else in the run directory."""
@@ -706,17 +758,20 @@ class Runner:
     def _digest(self) -> str:
         return hashlib.blake2b(str(self._root).encode(), digest_size=8).hexdigest()
 
-    def _restore_directory(self, attempt: _Attempt, resume: Path) -> None:
+    def _prepare(self, attempt: _Attempt, work: Callable[[], object]) -> None:
+        """Launch it once that is done; what is asked for meanwhile waits."""
         attempt.waiting_orders = []
-        work = self._copier.submit(shutil.copytree, resume, attempt.checkpoint, dirs_exist_ok=True)
-        work.add_done_callback(lambda done: self._do(lambda: self._restored(attempt, done)))
+        doing = self._copier.submit(work)
+        doing.add_done_callback(lambda done: self._do(lambda: self._prepared(attempt, done)))
 
-    def _restored(self, attempt: _Attempt, done: Future[Any]) -> None:
+    def _prepared(self, attempt: _Attempt, done: Future[Any]) -> None:
         orders, attempt.waiting_orders = attempt.waiting_orders or [], None
         error = done.exception()
         if error is None:
             attempt.taken_mark = _mark(attempt.checkpoint)
             self._launch(attempt)
+        elif isinstance(error, Damaged):
+            self._exited(attempt, 128 + signal.SIGKILL, True, str(error), restored=False)
         else:
             self._exited(attempt, 126, False, f"its checkpoint cannot be restored: {error}")
         for order in orders:
@@ -789,7 +844,7 @@ class Runner:
                 if attempt.words[Word.STILL]:
                     self._nudge(attempt)
 
-    def _save(self, attempt: _Attempt, final: bool) -> None:
+    def _save(self, attempt: _Attempt, final: bool, at: int | None) -> None:
         words = attempt.words
         match attempt.saving:
             case Saving.SDK if words[Word.WAITING]:
@@ -798,6 +853,13 @@ class Runner:
                 self._took(attempt, attempt.checkpoint, attempt.taken_mark, final=True)
             case Saving.NONE:
                 self._save_failed(attempt, "this job cannot be saved: it was submitted so")
+            case Saving.CRIU if self._stopped(attempt) and attempt.criu_save is None:
+                self._took(attempt, self._image(attempt), None, final=True)
+            case Saving.CRIU:
+                if attempt.criu_save is None:
+                    attempt.criu_save = _CriuSave(final=final, asked_at=time.monotonic_ns())
+                else:
+                    attempt.criu_save.final |= final
             case Saving.SDK if words[Word.STATE] == PageState.UNKNOWN:
                 self._save_failed(
                     attempt,
@@ -806,10 +868,14 @@ class Runner:
                 )
             case Saving.SDK:
                 wanted = words[Word.SAVE_WANTED] + 1
+                if at is not None and words[Word.STEP] >= at:
+                    self._save_failed(attempt, f"step {at} has passed")
+                    return
                 if final:
                     words[Word.SAVE_FINAL] = wanted
-                elif words[Word.SAVE_WANTED] > words[Word.SAVE_ANSWERED]:
+                elif words[Word.SAVE_WANTED] > words[Word.SAVE_ANSWERED] and at is None:
                     return  # One is under way, and will be newer than this request.
+                words[Word.SAVE_AT] = at or 0
                 words[Word.SAVE_WANTED] = wanted
                 attempt.save_asked_at = time.monotonic_ns()
             case Saving.SIGNAL:
@@ -827,6 +893,11 @@ class Runner:
         if attempt.saving is Saving.SIGNAL:
             attempt.signal_save = None
             self._release(attempt)
+        elif attempt.saving is Saving.CRIU:
+            # One that has begun finds itself dropped when it is done, and lets go.
+            attempt.criu_save = None
+            if not attempt.words[Word.DUMPING_UNTIL]:
+                self._let_go(attempt)
 
     def _stopped(self, attempt: _Attempt) -> bool:
         """Whether the minder has stopped the processes because of HOLD as it is now."""
@@ -890,6 +961,8 @@ class Runner:
             self._see_exit(attempt)
         elif attempt.signal_save is not None and attempt.main:
             self._see_signal_save(attempt, attempt.signal_save, now)
+        elif attempt.criu_save is not None and attempt.main:
+            self._see_criu_save(attempt, attempt.criu_save, now)
 
     def _see_main(self, attempt: _Attempt) -> None:
         with contextlib.suppress(OSError):
@@ -945,7 +1018,10 @@ class Runner:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(attempt.minder, os.WNOHANG)
         code, killed, reason = self._read_exit(attempt)
-        self._exited(attempt, code, killed, reason)
+        # CRIU keeps all of its promise or none: what it could not restore has not run at all.
+        restored = attempt.saving is not Saving.CRIU or attempt.main != 0 or not killed
+        ended = attempt.words[Word.END_AT] != 0
+        self._exited(attempt, code, killed, reason, restored=restored or ended)
 
     def _read_exit(self, attempt: _Attempt) -> tuple[int, bool, str]:
         """How an attempt ended whose minder is gone; reports the checkpoint it may have left."""
@@ -962,7 +1038,9 @@ class Runner:
             code, reason = self._see_leaving(attempt, code, reason)
         return code, killed, reason
 
-    def _exited(self, attempt: _Attempt, code: int, killed: bool, reason: str) -> None:
+    def _exited(
+        self, attempt: _Attempt, code: int, killed: bool, reason: str, *, restored: bool = True
+    ) -> None:
         self._unwatch(attempt)
         attempt.over = True
         if attempt.warm and not killed:
@@ -970,7 +1048,12 @@ class Runner:
             self._scrub(attempt.job, attempt.epoch)
             return
         exited = Exited(
-            job=attempt.job, epoch=attempt.epoch, code=code, killed=killed, reason=reason
+            job=attempt.job,
+            epoch=attempt.epoch,
+            code=code,
+            killed=killed,
+            reason=reason,
+            restored=restored,
         )
         self._on(exited)
         if attempt.scrub:
@@ -1070,7 +1153,13 @@ class Runner:
             attempt.signal_save = None
 
     def _took(
-        self, attempt: _Attempt, path: Path, mark: tuple[int, int] | None, *, final: bool
+        self,
+        attempt: _Attempt,
+        path: Path,
+        mark: tuple[int, int] | None,
+        *,
+        final: bool,
+        pause_ns: int = 0,
     ) -> None:
         attempt.taken_mark = mark
         self._on(
@@ -1080,10 +1169,138 @@ class Runner:
                 path=path,
                 step=_step_in(path),
                 final=final,
-                pause_ns=0,
+                pause_ns=pause_ns,
                 serial=attempt.taken,
             )
         )
+
+    # --- saving by CRIU ---------------------------------------------------------------------
+
+    def _see_criu_save(self, attempt: _Attempt, save: _CriuSave, now: int) -> None:
+        words = attempt.words
+        if save.target is None:
+            if not words[Word.STILL]:
+                self._dump(attempt, save, now)
+            elif now - save.asked_at >= SAVE_PATIENCE:
+                attempt.criu_save = None
+                self._save_failed(attempt, "it stands still, and CRIU needs it awake to save it")
+        elif save.taken and self._stopped(attempt):
+            attempt.criu_save = None
+            self._took(attempt, save.target, None, final=True, pause_ns=save.pause_ns)
+
+    def _dump(self, attempt: _Attempt, save: _CriuSave, now: int) -> None:
+        attempt.taken += 1
+        save.target = self._image(attempt)
+        attempt.words[Word.DUMPING_UNTIL] = now + SAVE_PATIENCE
+        work = self._copier.submit(self._take_image, attempt, save.target)
+        work.add_done_callback(lambda done: self._do(lambda: self._dumped(attempt, save, done)))
+
+    def _image(self, attempt: _Attempt) -> Path:
+        """Where the newest image is, or will be."""
+        return attempt.dir / "criu" / str(attempt.taken % SLOTS)
+
+    def _take_image(self, attempt: _Attempt, target: Path) -> int:
+        """Returns how long the processes stood still, which they still do."""
+        shutil.rmtree(target, ignore_errors=True)
+        (target / criu.MEMORY).mkdir(parents=True)
+        main = json.loads((attempt.dir / cell.WHO).read_text())["main"]
+        began = time.monotonic_ns()
+        images = f"{target.name}/{criu.MEMORY}"
+        criu.dump(cell=attempt.main, main=main, folder=target.parent, images=images)
+        home = json.loads((attempt.dir / HOME).read_text())
+        criu.pack(
+            target,
+            {name: Path(folder) for name, folder in home["folders"].items()},
+            {name: (a, b, c) for name, (a, b, c) in home["stamps"].items()},
+            main=main,
+            log=attempt.dir / "log",
+        )
+        shutil.copytree(self.output_of(attempt.job, attempt.epoch), target / criu.OUTPUT)
+        return time.monotonic_ns() - began
+
+    def _dumped(self, attempt: _Attempt, save: _CriuSave, done: Future[int]) -> None:
+        error = done.exception()
+        wanted = attempt.criu_save is save and not attempt.over
+        if error is None and wanted and save.final:
+            # Held by the minder from here on, so that it stays so without us.
+            save.taken, save.pause_ns = True, done.result()
+            attempt.words[Word.HOLD] = attempt.taken
+            attempt.words[Word.DUMPING_UNTIL] = 0
+            self._nudge(attempt)
+            return
+        self._let_go(attempt)
+        if not wanted:
+            return
+        attempt.criu_save = None
+        if error is not None:
+            self._save_failed(attempt, str(error))
+        elif save.target is not None:
+            self._took(attempt, save.target, None, final=False, pause_ns=done.result())
+
+    def _let_go(self, attempt: _Attempt) -> None:
+        """It was stopped by CRIU, and perhaps by the minder as well."""
+        attempt.words[Word.DUMPING_UNTIL] = 0
+        self._release(attempt)
+        if attempt.main and not attempt.over:
+            for pid in minder.descendants(attempt.main):
+                minder.send(pid, signal.SIGCONT)
+
+    def _furnish(
+        self, attempt: _Attempt, spec: JobSpec, workdir: Path, resume: Path | None
+    ) -> None:
+        """What the cell needs: the files where they belong, and their state before the job."""
+        folders = {name: attempt.dir / name for name in ("tmp", "shm")}
+        for folder in folders.values():
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o1777)
+        if spec.bundle is not None or spec.workdir is None:
+            # One that every node sees stays what it is.
+            folders["work"] = workdir.resolve()
+        before = criu.stamps(workdir) if "work" in folders else {}
+        home = {"folders": {n: str(f) for n, f in folders.items()}, "stamps": before}
+        minder.write_whole(str(attempt.dir / HOME), json.dumps(home))
+        log = attempt.dir / "log"
+        log.touch(mode=0o600)
+        main = 0
+        (attempt.dir / "criu").mkdir(exist_ok=True)
+        if resume is not None:
+            meta = criu.unpack(resume, folders)
+            main = meta.main
+            os.truncate(log, meta.log_bytes)
+            attempt.words[Word.LOG_READ] = meta.log_bytes
+        file = attempt.dir / "attempt.json"
+        text = json.loads(file.read_text())
+        text["cell"] = self._cell(attempt, folders, text["cwd"], resume, main)
+        minder.write_whole(str(file), json.dumps(text))
+
+    def _cell(
+        self,
+        attempt: _Attempt,
+        folders: dict[str, Path],
+        cwd: str,
+        resume: Path | None,
+        main: int,
+    ) -> dict[str, Any]:
+        binds = [
+            (str(attempt.dir / "log"), "log"),
+            (str(attempt.dir / "criu"), "criu"),
+            (str(self.output_of(attempt.job, attempt.epoch)), "output"),
+        ]
+        binds += [(str(folder), name) for name, folder in folders.items()]
+        if "work" in folders:
+            cwd = f"{cell.ROOM}/work"
+        if resume is not None:
+            binds.append((str((resume / criu.MEMORY).resolve()), "image"))
+        covers = [(f"{cell.ROOM}/tmp", "/tmp"), (f"{cell.ROOM}/shm", "/dev/shm")]
+        return {
+            "program": str(_CELL),
+            "cwd": cwd,
+            "binds": binds,
+            # What is below a directory that every node sees must stay in sight.
+            "covers": [(source, place) for source, place in covers if not _within(cwd, place)],
+            "restore": criu.restore_command("image") if resume is not None else None,
+            "main": main,
+        }
 
     def _see_leaving(self, attempt: _Attempt, code: int, reason: str) -> tuple[int, str]:
         mark = _mark(attempt.checkpoint)
@@ -1140,6 +1357,9 @@ class Runner:
         if pidfd is not None:
             pid, fd, attempt.main = pidfd
             self._watch(attempt, pid, fd)
+            if attempt.saving is Saving.CRIU and not attempt.words[Word.HOLD]:
+                # The former runner may have died while CRIU kept it stopped.
+                self._let_go(attempt)
         else:
             attempt.over = attempt.gone = True
             self._see_log(attempt)
@@ -1184,6 +1404,10 @@ class Runner:
 def _oom_score(priority: int) -> int:
     score = minder.GUEST_OOM_SCORE - OOM_SCORE_STEP * priority
     return min(max(score, MIN_OOM_SCORE), MAX_OOM_SCORE)
+
+
+def _within(path: str, folder: str) -> bool:
+    return Path(path).resolve().is_relative_to(folder)
 
 
 def _subfolders(path: Path) -> list[Path]:

@@ -72,6 +72,15 @@ def class_id(minor: int) -> int:
     return MAJOR << 16 | minor
 
 
+def mark(sock: socket.socket, minor: int) -> None:
+    """Put a socket's packets into the class, and let them ask every bridge for lower effort."""
+    # In this order: setting the type of service changes the priority.
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, LOWER_EFFORT_TOS)
+    sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, LOWER_EFFORT_TOS)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, class_id(minor))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassCount:
     bytes: int

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 from reclaimnet.adapters.linux import tc, tc_netns
 from reclaimnet.adapters.linux.bpf_killswitch import DEFAULT_CACHE, KillSwitch
 from reclaimnet.adapters.linux.testbed import effective_capabilities
-from reclaimnet.errors import ReclaimNetError
+from reclaimnet.errors import ReclaimNetError, Unavailable
 
 _CAP_NET_ADMIN: Final = 12
 _CAP_SYS_ADMIN: Final = 21
@@ -21,58 +22,75 @@ class Ability:
     name: str
     present: bool
     text: str
-    """One sentence: how it is done here, or what is lost and what to do about it."""
+    """How it is done here, or why it is not."""
+    lost: str
+    mend: str
 
 
 def abilities(*, cache: Path = DEFAULT_CACHE) -> tuple[Ability, ...]:
     """Tried out, not guessed; nothing stays behind."""
-    return (_kill_switch(cache), _shaping(), _groups())
+    return (
+        _tried(
+            "kill switch",
+            lambda: _kill_switch(cache),
+            lost="guest packets stop only when the guests' processes end",
+            mend="run the guard as root, on a kernel with BPF, with clang for its first start",
+        ),
+        _tried(
+            "shaping",
+            _shaping,
+            lost="transfers are paced in user space, less evenly",
+            mend="run the guard as root, on a kernel with HTB (sch_htb)",
+        ),
+        _tried(
+            "guests' cgroups",
+            _groups,
+            lost="a guest's process that runs away is not found, and guests on one interface are "
+            "not told apart",
+            mend="run the guard as root, on a machine with cgroup v2",
+        ),
+    )
 
 
-def _kill_switch(cache: Path) -> Ability:
-    name, lost = "kill switch", "guest packets stop only when their processes end"
-    if not _privileged():
-        return Ability(name=name, present=False, text=f"Needs root; without it {lost}.")
+def _tried(name: str, attempt: Callable[[], str], *, lost: str, mend: str) -> Ability:
     try:
-        KillSwitch(cache=cache).remove()
-    except ReclaimNetError as error:
-        return Ability(name=name, present=False, text=f"{error} Until then {lost}.")
-    compiler = "and clang is there" if shutil.which("clang") else "from the cache, without clang"
-    tcx = "on tcx" if _linux() >= (6, 6) else "on clsact"
-    return Ability(name=name, present=True, text=f"Loads {tcx}, {compiler}.")
-
-
-def _shaping() -> Ability:
-    name, lost = "shaping", "transfers are paced in user space"
-    if not _privileged():
-        return Ability(name=name, present=False, text=f"Needs root; without it {lost}.")
-    try:
-        netns = tc_netns.make(f"rn-probe-{os.getpid()}")
-        try:
-            tc.Shaper.install("lo", netns=netns, rate=_PROBE_RATE, lower_effort=True).close()
-        finally:
-            tc_netns.remove(netns)
+        text, present = attempt(), True
     except (ReclaimNetError, OSError) as error:
-        return Ability(name=name, present=False, text=f"{error} Until then {lost}.")
-    return Ability(name=name, present=True, text="HTB with a class for each transfer.")
+        text, present = str(error), False
+    return Ability(name=name, present=present, text=text, lost=lost, mend=mend)
 
 
-def _groups() -> Ability:
-    name = "guests' cgroups"
+def _kill_switch(cache: Path) -> str:
+    _need_privileges()
+    KillSwitch(cache=cache).remove()
+    compiler = "clang is there" if shutil.which("clang") else "compiled before, clang is not there"
+    return f"loads on {'tcx' if _linux() >= (6, 6) else 'clsact'}, {compiler}"
+
+
+def _shaping() -> str:
+    _need_privileges()
+    netns = tc_netns.make(f"rn-probe-{os.getpid()}")
+    try:
+        tc.Shaper.install("lo", netns=netns, rate=_PROBE_RATE, lower_effort=True).close()
+    finally:
+        tc_netns.remove(netns)
+    return "HTB with a class for each transfer"
+
+
+def _groups() -> str:
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     roots = [line.split()[4] for line in mounts if " - cgroup2 " in line]
     if not roots:
-        lost = "guests are ended process by process, and told apart by interface only"
-        return Ability(name=name, present=False, text=f"cgroup v2 is not mounted: {lost}.")
+        raise Unavailable("cgroup v2 is not mounted")
     if not os.access(roots[0], os.W_OK):
-        lost = "without it a guest's process that runs away is not found"
-        return Ability(name=name, present=False, text=f"Needs root; {lost}.")
-    return Ability(name=name, present=True, text=f"cgroup v2 at {roots[0]}.")
+        raise Unavailable("not root")
+    return f"cgroup v2 at {roots[0]}"
 
 
-def _privileged() -> bool:
+def _need_privileges() -> None:
     held = effective_capabilities()
-    return bool(held >> _CAP_NET_ADMIN & 1 and held >> _CAP_SYS_ADMIN & 1)
+    if not (held >> _CAP_NET_ADMIN & 1 and held >> _CAP_SYS_ADMIN & 1):
+        raise Unavailable("not root (CAP_NET_ADMIN and CAP_SYS_ADMIN are needed)")
 
 
 def _linux() -> tuple[int, int]:

@@ -25,22 +25,23 @@ from nats.js.api import Header, ObjectMeta, RawStreamMsg, StreamConfig
 from nats.js.object_store import ObjectStore
 
 from reclaimnet.adapters.nats import streams
+from reclaimnet.adapters.nats.access import ENROL, Key, token, untoken
 from reclaimnet.adapters.nats.follow import Stored, read_stream
 from reclaimnet.adapters.nats.journal import JournalWriter, Line
 from reclaimnet.adapters.nats.link import Link
-from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable, UsageError
+from reclaimnet.errors import Damaged, Forbidden, NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import Reply, Request
-from reclaimnet.model.events import Event, RoleLost, RoleWon
+from reclaimnet.model.events import RoleLost, RoleWon, Told
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.units import MIB, SECOND
 from reclaimnet.model.work import JobRecord
 from reclaimnet.wire import (
     MAX_MESSAGE_BYTES,
     decode_card,
-    decode_event,
     decode_record,
     decode_reply,
     decode_request,
+    decode_told,
     encode_card,
     encode_event,
     encode_json,
@@ -54,6 +55,7 @@ MAX_ASKS: Final = 64
 """So many requests are answered at the same time; more are turned away."""
 MAX_JOURNAL_ENTRIES: Final = 10_000
 """The newest entries of one job that read_journal returns."""
+MAX_WHOLE_JOURNAL: Final = 100_000
 MAX_BUNDLES: Final = 100_000
 BUNDLE_TIMEOUT_S: Final = 30.0
 PREPARE_TIMEOUT_S: Final = 20.0
@@ -94,6 +96,17 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnrolmentAsked:
+    """What a newcomer shows to be taken in."""
+
+    invitation: str
+    certificate_request: str
+    """PEM; it names the node."""
+    public_key: str
+    """By which the server is to know the node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolment:
     certificate: str
     ca: str
@@ -110,8 +123,9 @@ class _Hold:
 class Campus:
     """Use Campus.connect, and close it."""
 
-    def __init__(self, link: Link, zone: str) -> None:
+    def __init__(self, link: Link, me: str, zone: str) -> None:
         self._link = link
+        self._me = token(me)
         self._zone = token(zone)
         self._journal = JournalWriter(link)
         self._session = secrets.token_hex(4)
@@ -123,20 +137,25 @@ class Campus:
     async def connect(
         cls,
         url: str,
-        token: str,
+        secret: str | Key,
         name: str,
         on_state: Callable[[bool], None] = lambda _up: None,
         *,
         zone: str = "campus",
         replicas: int = 1,
         tls: ssl.SSLContext | None = None,
+        prepare: bool = True,
     ) -> "Campus":
-        """Raises Unavailable or Forbidden. Afterwards the link comes back by itself, for ever;
-        `on_state` is told each time it goes and comes."""
-        link = await Link.open(url, token, name, on_state, tls)
-        campus = cls(link, zone)
+        """Under a name that a key, or a token that all share, gives the right to.
+
+        Raises Unavailable or Forbidden. Afterwards the link comes back by itself, for ever;
+        `on_state` is told each time it goes and comes. Who may not make the campus's store does
+        not `prepare` it."""
+        link = await Link.open(url, secret, name, on_state, tls)
+        campus = cls(link, name, zone)
         try:
-            await campus._prepare(replicas)
+            if prepare:
+                await campus._prepare(replicas)
         except BaseException:
             await link.close()
             raise
@@ -330,7 +349,7 @@ class Campus:
 
     # --- messages --------------------------------------------------------------------------
 
-    async def tell(self, node: NodeId, event: Event) -> None:
+    async def tell(self, node: NodeId, event: Told) -> None:
         """Deliver at most once. If the link is down nothing is sent: late news is no news."""
         data = encode_event(event)
         if len(data) > MAX_MESSAGE_BYTES:
@@ -338,15 +357,21 @@ class Campus:
         if not self._link.is_up:
             raise Unavailable(f"node {node} was not told: there is no link to the server")
         async with self._link.reach(f"tell node {node}"):
-            await self._link.client.publish(f"node.{token(node)}.tell", data)
+            await self._link.client.publish(f"node.{token(node)}.tell.{self._me}", data)
 
-    async def listen(self, node: NodeId, on_event: Callable[[Event], None]) -> None:
+    async def listen(self, node: NodeId, on_event: Callable[[Told], None]) -> None:
         async def receive(message: Msg) -> None:
-            event = self._understood(decode_event, message.data, message.subject)
+            if _was_stored(message):
+                self._drop_bad(message.subject)
+                return
+            sender = untoken(message.subject.rpartition(".")[2])
+            event = self._understood(
+                lambda data: decode_told(data, sender), message.data, message.subject
+            )
             if event is not None:
                 on_event(event)
 
-        await self._link.serve(f"node.{token(node)}.tell", receive)
+        await self._link.serve(f"node.{token(node)}.tell.*", receive)
 
     async def ask(self, node: NodeId, request: Request, timeout: float) -> Reply:
         subject = f"node.{token(node)}.ask"
@@ -376,6 +401,9 @@ class Campus:
             await self._respond(message, encode_reply(reply))
 
         async def receive(message: Msg) -> None:
+            if _was_stored(message):
+                self._drop_bad(message.subject)
+                return
             if len(asked) >= MAX_ASKS:
                 busy = Reply(ok=False, text=f"node {node} is busy; ask again in a moment")
                 await self._respond(message, encode_reply(busy))
@@ -387,31 +415,33 @@ class Campus:
 
         await self._link.serve(f"node.{token(node)}.ask", receive)
 
-    async def enrol(self, csr: str) -> Enrolment:
-        """Send a certificate request (PEM); a gateway signs it."""
+    async def enrol(self, asked: EnrolmentAsked) -> Enrolment:
+        """A gateway takes the newcomer in, if it likes the invitation."""
+        request = encode_json(asked)
         async with self._link.reach("sign a certificate", ENROL_TIMEOUT_S):
-            answer = await self._link.client.request("enrol", csr.encode(), timeout=ENROL_TIMEOUT_S)
+            answer = await self._link.client.request(ENROL, request, timeout=ENROL_TIMEOUT_S)
         reason = (answer.headers or {}).get("Rn-Refused")
         if reason is not None:
-            raise UsageError(f"the certificate request was refused: {reason}")
+            raise Forbidden(f"the campus does not take this node in: {reason}")
         try:
             return msgspec.json.decode(answer.data, type=Enrolment)
         except msgspec.DecodeError as error:
             raise Damaged(f"the gateway's answer is not a certificate: {error}") from error
 
-    async def serve_enrol(self, sign: Callable[[str], Enrolment]) -> None:
-        """One of the gateways answers each request. `sign` raises our errors to refuse."""
+    async def serve_enrol(self, take_in: Callable[[EnrolmentAsked], Enrolment]) -> None:
+        """One of the gateways answers each request. `take_in` raises our errors to refuse."""
 
         async def receive(message: Msg) -> None:
             try:
-                enrolment = await asyncio.to_thread(sign, message.data.decode())
-            except (ReclaimNetError, UnicodeDecodeError) as error:
+                asked = msgspec.json.decode(message.data, type=EnrolmentAsked)
+                enrolment = await asyncio.to_thread(take_in, asked)
+            except (ReclaimNetError, msgspec.DecodeError) as error:
                 reason = " ".join(str(error).split())
                 await self._respond(message, b"", headers={"Rn-Refused": reason})
             else:
                 await self._respond(message, encode_json(enrolment))
 
-        await self._link.serve("enrol", receive, queue=_GATEWAYS)
+        await self._link.serve(ENROL, receive, queue=_GATEWAYS)
 
     # --- journal ---------------------------------------------------------------------------
 
@@ -439,16 +469,27 @@ class Campus:
 
     async def read_journal(self, job: JobId) -> list[dict[str, Any]]:
         """The job's entries of all nodes, ranked by time; the newest if there are too many."""
+        return await self._journalled(f"journal.*.{token(job)}", MAX_JOURNAL_ENTRIES)
+
+    async def read_node_journal(self, node: NodeId) -> list[dict[str, Any]]:
+        """The node's entries about all jobs, likewise."""
+        return await self._journalled(f"journal.{token(node)}.>", MAX_JOURNAL_ENTRIES)
+
+    async def read_whole_journal(self) -> list[dict[str, Any]]:
+        """Everybody's entries, likewise."""
+        return await self._journalled("journal.>", MAX_WHOLE_JOURNAL)
+
+    async def _journalled(self, subject: str, at_most: int) -> list[dict[str, Any]]:
         entries: list[tuple[int, int, dict[str, Any]]] = []
-        subject = f"journal.*.{token(job)}"
-        for stored in await self._read_all(streams.JOURNAL, subject, MAX_JOURNAL_ENTRIES):
-            try:
-                entry = msgspec.json.decode(stored.data, type=dict[str, Any])
-                entries.append((int(entry.get("at", 0)), stored.revision, entry))
-            except (msgspec.DecodeError, TypeError, ValueError):
-                self._drop_bad(stored.subject)
+        for stored in await self._read_all(streams.JOURNAL, subject, at_most):
+            for line in stored.data.split(b"\n"):
+                try:
+                    entry = msgspec.json.decode(line, type=dict[str, Any])
+                    entries.append((int(entry.get("at", 0)), stored.revision, entry))
+                except (msgspec.DecodeError, TypeError, ValueError):
+                    self._drop_bad(stored.subject)
         entries.sort(key=lambda ranked: ranked[:2])
-        return [entry for _, _, entry in entries]
+        return [entry for _, _, entry in entries[-at_most:]]
 
     # --- logs ------------------------------------------------------------------------------
 
@@ -457,7 +498,7 @@ class Campus:
         async with self._link.reach(f"store the output of job {job}"):
             for start in range(0, len(data), streams.LOG_PIECE_BYTES):
                 await self._link.jetstream.publish(
-                    f"logs.{token(job)}",
+                    f"logs.{token(job)}.{token(node)}",
                     data[start : start + streams.LOG_PIECE_BYTES],
                     stream=streams.LOGS,
                     headers=dict(headers),
@@ -472,7 +513,7 @@ class Campus:
         source = read_stream(
             self._link,
             streams.LOGS,
-            f"logs.{token(job)}",
+            f"logs.{token(job)}.*",
             newest_only=False,
             heartbeat_s=LOG_HEARTBEAT_S,
         )
@@ -685,17 +726,10 @@ class Campus:
             _log.error("a task of the campus failed", exc_info=error)
 
 
-def token(text: str) -> str:
-    """An id as one token of a subject or key: what NATS would read as syntax is escaped."""
-    escaped = "".join(
-        char if char.isascii() and (char.isalnum() or char in "_-") else _escape(char)
-        for char in text
-    )
-    return escaped or "="
-
-
-def _escape(char: str) -> str:
-    return "".join(f"={byte:02X}" for byte in char.encode())
+def _was_stored(message: Msg) -> bool:
+    """The server delivers what it has stored to any subject a reader names; so nothing that comes
+    out of the store is taken for the word of whoever may publish on that subject."""
+    return message.reply.startswith("$JS.")
 
 
 def _role_subject(role: str) -> str:

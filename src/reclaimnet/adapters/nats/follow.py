@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -14,7 +14,6 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from reclaimnet.adapters.nats.link import Link
 from reclaimnet.errors import Unavailable
-from reclaimnet.model.units import SECOND
 
 HEARTBEAT_S: Final = 2.0
 MISSED_HEARTBEATS: Final = 3
@@ -22,6 +21,7 @@ QUEUE_MESSAGES: Final = 1024
 """Beyond it the server's flow control waits for us."""
 PENDING_BYTES: Final = 64 << 20
 RETRY_S: Final = 0.5
+ACK_WORDS: Final = 9
 INACTIVE_S: Final = 60.0
 """The server forgets a reader that has gone without a word after this time."""
 
@@ -37,6 +37,24 @@ class Stored:
     """Its place in the stream."""
     stored_at: int
     """By the server's clock."""
+
+
+class Place(NamedTuple):
+    """Where a message stands, by the subject on which the server wants it acknowledged."""
+
+    stream_seq: int
+    consumer_seq: int
+    stored_at: int
+    pending: int
+
+
+def place_of(reply: str) -> Place:
+    """Of `$JS.ACK.STREAM.CONSUMER.DELIVERED.SEQ.CONSUMER_SEQ.NANOSECONDS.PENDING`; newer servers
+    put the domain and the account before STREAM, and a token of their own at the end."""
+    words = reply.split(".")
+    first = 4 if len(words) == ACK_WORDS else 6
+    seq, consumer_seq, stored_at, pending = words[first + 1 : first + 5]
+    return Place(int(seq), int(consumer_seq), int(stored_at), int(pending))
 
 
 async def read_stream(
@@ -70,10 +88,14 @@ async def read_stream(
             expected = 1
             while True:
                 try:
-                    async with asyncio.timeout(MISSED_HEARTBEATS * heartbeat_s):
-                        message = await inbox.get()
-                except TimeoutError:
-                    break
+                    # What is there already needs no clock.
+                    message = inbox.get_nowait()
+                except asyncio.QueueEmpty:
+                    try:
+                        async with asyncio.timeout(MISSED_HEARTBEATS * heartbeat_s):
+                            message = await inbox.get()
+                    except TimeoutError:
+                        break
                 if message is None:
                     break
                 headers = message.headers or {}
@@ -86,19 +108,19 @@ async def read_stream(
                         break
                     yield None
                     continue
-                place = message.metadata
-                if place.sequence.consumer != expected:
+                place = place_of(message.reply)
+                if place.consumer_seq != expected:
                     break
                 expected += 1
-                last = place.sequence.stream
+                last = place.stream_seq
                 yield Stored(
                     subject=message.subject,
                     data=message.data,
                     headers=headers,
-                    revision=place.sequence.stream,
-                    stored_at=round(place.timestamp.timestamp() * SECOND),
+                    revision=place.stream_seq,
+                    stored_at=place.stored_at,
                 )
-                if place.num_pending == 0:
+                if place.pending == 0:
                     yield None
         finally:
             link.on_back.discard(interrupt)

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import nats.errors
@@ -15,6 +16,11 @@ from reclaimnet.adapters.nats.link import OPERATION_TIMEOUT_S, Link
 BUFFER_ENTRIES: Final = 8192
 BATCH_ENTRIES: Final = 256
 RETRY_S: Final = 0.5
+GATHER_S: Final = 0.05
+"""Lines are sent together that come within this time, those about one job in one message: each on
+its own would cost more than what it is about."""
+JOINED_BYTES: Final = 128 << 10
+"""A message that has grown to this is not added to."""
 FLUSH_TIMEOUT_S: Final = 2.0
 
 _log = logging.getLogger("reclaimnet.nats")
@@ -54,8 +60,9 @@ class JournalWriter:
         while True:
             if not batch:
                 await self._has_work.wait()
-                while self._waiting and len(batch) < BATCH_ENTRIES:
-                    batch.append(self._waiting.popleft())
+                await asyncio.sleep(GATHER_S)
+                count = min(len(self._waiting), BATCH_ENTRIES)
+                batch = joined([self._waiting.popleft() for _ in range(count)])
                 if not self._waiting:
                     self._has_work.clear()
             batch = await self._send(batch)
@@ -73,25 +80,35 @@ class JournalWriter:
                 await self._is_empty.wait()
 
     async def _send(self, batch: list[Line]) -> list[Line]:
-        """Returns the lines that were not acknowledged."""
+        """Returns the lines that may not be stored. The server takes them one after the other, so
+        that its word on the last one is its word on all."""
         await self._link.wait_up()
-        jetstream = self._link.jetstream
-        acks = []
+        *others, last = batch
         try:
-            for line in batch:
-                ack = await jetstream.publish_async(
-                    line.subject, line.data, headers={Header.MSG_ID: line.id}
+            async with asyncio.timeout(OPERATION_TIMEOUT_S):
+                for line in others:
+                    await self._link.client.publish(
+                        line.subject, line.data, headers={Header.MSG_ID: line.id}
+                    )
+                await self._link.jetstream.publish(
+                    last.subject, last.data, headers={Header.MSG_ID: last.id}
                 )
-                acks.append(ack)
-        except (nats.errors.Error, OSError) as error:
+        except (nats.errors.Error, OSError, TimeoutError) as error:
             _log.debug("journal: %s", error)
-        if acks:
-            await asyncio.wait(acks, timeout=OPERATION_TIMEOUT_S)
-        left = batch[len(acks) :]
-        for line, ack in zip(batch, acks, strict=False):
-            if not ack.done():
-                ack.cancel()
-                left.append(line)
-            elif ack.cancelled() or ack.exception() is not None:
-                left.append(line)
-        return left
+            return batch
+        return []
+
+
+def joined(lines: Sequence[Line]) -> list[Line]:
+    """Those with one subject in one message, each still a line of its own."""
+    batch: list[Line] = []
+    places: dict[str, int] = {}
+    for line in lines:
+        place = places.get(line.subject)
+        if place is None or len(batch[place].data) + len(line.data) > JOINED_BYTES:
+            places[line.subject] = len(batch)
+            batch.append(line)
+        else:
+            before = batch[place]
+            batch[place] = replace(before, data=before.data + b"\n" + line.data)
+    return batch

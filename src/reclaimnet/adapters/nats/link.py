@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
+from reclaimnet.adapters.nats.access import CAMPUS_HOST, NEWCOMER, Key, inbox
 from reclaimnet.errors import Forbidden, ReclaimNetError, Unavailable
 
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -51,13 +52,13 @@ class Link:
     def __init__(
         self,
         url: str,
-        token: str,
+        secret: str | Key,
         name: str,
         on_state: Callable[[bool], None],
         tls: ssl.SSLContext | None,
     ) -> None:
         self._url = url
-        self._token = token
+        self._secret = secret
         self._name = name
         self._on_state = on_state
         self._tls = tls
@@ -76,7 +77,7 @@ class Link:
     async def open(
         cls,
         url: str,
-        token: str,
+        secret: str | Key,
         name: str,
         on_state: Callable[[bool], None],
         tls: ssl.SSLContext | None = None,
@@ -84,7 +85,7 @@ class Link:
         """The first connection must succeed in time; from then on the link keeps itself."""
         tries_left = FIRST_TRIES
         while True:
-            link = cls(url, token, name, on_state, tls)
+            link = cls(url, secret, name, on_state, tls)
             tries_left -= 1
             try:
                 await link._open_first()
@@ -174,8 +175,9 @@ class Link:
         await client.connect(
             servers=[self._url],
             name=self._name,
-            token=self._token,
             tls=self._tls,
+            tls_hostname=CAMPUS_HOST if self._tls is not None else None,
+            **_shown(self._secret, self._name),
             allow_reconnect=True,
             max_reconnect_attempts=-1,
             reconnect_time_wait=1,
@@ -255,12 +257,22 @@ class Link:
         cause = self._last_error or error
         if _is_refusal(cause):
             return Forbidden(
-                f"the server at {self._url} refuses the token; check it with the operator"
+                f"the server at {self._url} does not let {self._name} in; ask its operator for an "
+                "invitation (`rn invite`)"
             )
         return Unavailable(
             f"no NATS server answers at {self._url} ({str(cause) or type(cause).__name__});"
             " is it running? `rn up` starts one"
         )
+
+
+def _shown(secret: str | Key, name: str) -> dict[str, Any]:
+    """A token that all share, the key of one, or nothing yet but a name."""
+    if isinstance(secret, Key):
+        return {"nkeys_seed_str": secret.seed, "inbox_prefix": inbox(secret.name).encode()}
+    if name == NEWCOMER:
+        return {"user": name, "password": name, "inbox_prefix": inbox(name).encode()}
+    return {"token": secret}
 
 
 def _is_refusal(error: Exception) -> bool:

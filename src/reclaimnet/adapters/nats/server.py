@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from reclaimnet.adapters.nats.access import Access, config_lines
 from reclaimnet.adapters.nats.streams import LEAST_VERSION, STORE_BYTES
 from reclaimnet.errors import BadConfig, Unavailable
 from reclaimnet.model.units import KIB
@@ -112,7 +113,7 @@ def find_binary() -> Binary:
 
 def start_server(
     state_dir: Path,
-    token: str,
+    access: str | Access,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -131,7 +132,7 @@ def start_server(
     config = state_dir / _CONFIG_NAME
     _write_private(
         config,
-        config_text(state_dir, token, host=host, port=port, tls=tls, store_bytes=store_bytes),
+        config_text(state_dir, access, host=host, port=port, tls=tls, store_bytes=store_bytes),
     )
     log_path, output_path = state_dir / _LOG_NAME, state_dir / _OUTPUT_NAME
     log_start = log_path.stat().st_size if log_path.exists() else 0
@@ -202,20 +203,31 @@ def stop_server(server: Server) -> None:
     (server.state_dir / _PID_NAME).unlink(missing_ok=True)
 
 
+def reload_access(
+    server: Server, access: Access, *, tls: Tls | None = None, store_bytes: int = STORE_BYTES
+) -> None:
+    """From now on others may connect; who may not any more is cut off by the server."""
+    text = config_text(
+        server.state_dir,
+        access,
+        host=server.host,
+        port=server.port,
+        tls=tls,
+        store_bytes=store_bytes,
+    )
+    _write_private(server.state_dir / _CONFIG_NAME, text)
+    _end(server, signal.SIGHUP)
+
+
 def config_text(
     state_dir: Path,
-    token: str,
+    access: str | Access,
     *,
     host: str,
     port: int,
     tls: Tls | None = None,
     store_bytes: int = STORE_BYTES,
 ) -> str:
-    if not re.fullmatch(rf"[A-Za-z0-9_-]{{{LEAST_TOKEN_LENGTH},}}", token):
-        raise BadConfig(
-            f"a token is at least {LEAST_TOKEN_LENGTH} letters, digits, '-' or '_';"
-            " secrets.token_urlsafe(32) makes a good one"
-        )
     lines = [
         f"listen: {json.dumps(f'{_bracket(host)}:{port or -1}')}",
         f"ports_file_dir: {json.dumps(str(state_dir))}",
@@ -223,7 +235,7 @@ def config_text(
         f"logfile_size_limit: {LOG_BYTES}",
         f"logfile_max_num: {LOG_FILES}",
         f"max_payload: {MAX_MESSAGE_BYTES + HEADER_ROOM_BYTES}",
-        f'authorization {{ token: "{token}", timeout: 5 }}',
+        *(config_lines(access) if isinstance(access, Access) else _token_lines(access)),
         "jetstream {",
         # What is acknowledged survives a power cut, not only a crash of the server.
         "  sync_interval: always",
@@ -240,6 +252,15 @@ def config_text(
             "}",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _token_lines(token: str) -> list[str]:
+    if not re.fullmatch(rf"[A-Za-z0-9_-]{{{LEAST_TOKEN_LENGTH},}}", token):
+        raise BadConfig(
+            f"a token is at least {LEAST_TOKEN_LENGTH} letters, digits, '-' or '_';"
+            " secrets.token_urlsafe(32) makes a good one"
+        )
+    return [f'authorization {{ token: "{token}", timeout: 5 }}']
 
 
 def _packaged_binary() -> Path | None:

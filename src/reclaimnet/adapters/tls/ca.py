@@ -211,6 +211,18 @@ def client_context(credentials: Credentials) -> ssl.SSLContext:
     return _mutual(context, credentials)
 
 
+def server_known_by(authority: str) -> ssl.SSLContext:
+    """To talk to a server that proves by this authority (PEM) which host it is. The certificate of
+    a node proves to be none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_verify_locations(cadata=authority)
+    except ssl.SSLError as error:
+        raise BadConfig(f"the campus's authority cannot be read ({error}); join anew") from error
+    return context
+
+
 def write_private(path: Path, data: bytes) -> None:
     """Readable by its user alone, from the first byte on."""
     _write(path, data, mode=0o600)

@@ -8,18 +8,24 @@ leaves it to the kernel. The same contest is then held in the simulator on many 
 import asyncio
 import contextlib
 import os
+import queue
 import random
 import signal
 import ssl
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, cast
 
 from reclaimnet.adapters.linux.memory import MemoryGroup, find_memory, make_memory_group
+from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.adapters.nats.campus import Campus, Refused
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps.world import Clock, LiveWorld
@@ -29,7 +35,7 @@ from reclaimnet.engine.node import DISPATCHER, Body, Node
 from reclaimnet.errors import Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Offer, Terms
-from reclaimnet.model.orders import Order
+from reclaimnet.model.orders import Order, Suspend
 from reclaimnet.model.units import MIB, MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec
 from reclaimnet.policy.cadence import Due, Savable, Stage
@@ -62,11 +68,13 @@ QUICK_NODE_BYTES: Final = 1024 * MIB
 SATURATED: Final = 0.9
 """The average of memory in use begins when this share was reached for the first time."""
 SAMPLE_S: Final = 0.01
+STOP_POLL_S: Final = 0.0005
 END_PATIENCE_S: Final = 10.0
 SIM_NODES: Final = 1000
 QUICK_SIM_NODES: Final = 4
 SIM_ZONE: Final = 4
 """Nodes that hear each other."""
+ZONES_AT_ONCE: Final = 5
 SIM_WINDOW: Final = MINUTE
 SIM_NODE_BYTES: Final = 64 << 30
 SIM_STATE_BYTES: Final = 32 * MIB
@@ -244,7 +252,7 @@ def note(
         tally.decided(now, event.job)
     if isinstance(event, ev.ProcessStarted):
         tally.running(now, event.job)
-    for job in kinds.get("Unsuspend", set()) - mind.airlock.holds.keys():
+    for job in sorted(kinds.get("Unsuspend", set()) - mind.airlock.holds.keys()):
         tally.running(now, job)
 
 
@@ -277,8 +285,9 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
             "survived": "never ended before its own end, not even after it was saved",
             "episode": "from the moment a job is stopped or ended until it runs again or has left",
             "away": "the same until it runs again, however long it waits in the queue",
-            "stop_ms": "from a reading to the moment the process stands still, seen every 10 ms",
+            "stop_ms": "from a reading to the moment the kernel says that the processes are frozen",
             "react_ms": "the same from the reading before, so an upper bound from the crossing on",
+            "first_ms": "react_ms of the first job stopped by a reading",
             "used_fraction": f"mean from the first moment above {SATURATED} on",
         },
         "results": results,
@@ -404,25 +413,43 @@ class OneNode:
         pass
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stop:
+    """A job that was to be stopped."""
+
+    job: JobId
+    group: Path | None
+    at: int
+    """When memory was read that stopped it."""
+    before: int
+    """When it was read before that, and nobody had to be stopped."""
+    first: bool
+
+
 class NotedNode(Node):
     """The same mind; what it was told and ordered is counted as well."""
 
     def __init__(self, body: Body, suite: Suite, tally: Tally) -> None:
         super().__init__(body, suite)
         self.tally = tally
-        self.stops: list[tuple[JobId, int, int, int]] = []
-        """Job, epoch, and the moments of the reading that stopped it and of the one before."""
+        self.stops: queue.SimpleQueue[_Stop | None] = queue.SimpleQueue()
+        self.group_of: Callable[[JobId, int], Path | None] = lambda job, epoch: None
         self._last_read = 0
 
     def handle(self, event: ev.Event, now: int) -> list[Order]:
         orders = super().handle(event, now)
         note(self.tally, self, now, event, orders)
         if isinstance(event, ev.PressureRead):
-            for order in orders:
-                if type(order).__name__ == "Suspend":
-                    job: JobId = order.job  # type: ignore[union-attr]
-                    at = event.reading.at
-                    self.stops.append((job, self.attempts[job].epoch, at, self._last_read))
+            stops = [order for order in orders if isinstance(order, Suspend)]
+            for order in stops:
+                stop = _Stop(
+                    job=order.job,
+                    group=self.group_of(order.job, order.epoch),
+                    at=event.reading.at,
+                    before=self._last_read,
+                    first=order is stops[0],
+                )
+                self.stops.put(stop)
             self._last_read = event.reading.at
         return orders
 
@@ -433,6 +460,46 @@ class _Samples:
     saturated: bool = False
     stop_ms: list[float] = field(default_factory=list)
     react_ms: list[float] = field(default_factory=list)
+    first_ms: list[float] = field(default_factory=list)
+
+    def see_stops(self, world: LiveWorld, mind: NotedNode) -> None:
+        """In a thread of its own: when is each that was to be stopped really frozen?"""
+        hurry(NICE)
+        waiting: list[_Stop] = []
+        while True:
+            try:
+                stop = mind.stops.get(timeout=STOP_POLL_S if waiting else None)
+            except queue.Empty:
+                pass
+            else:
+                if stop is None:
+                    return
+                waiting.append(stop)
+            now = world.now()
+            frozen = [stop for stop in waiting if _frozen(stop.group)]
+            for stop in frozen:
+                self.stop_ms.append((now - stop.at) / MILLISECOND)
+                self.react_ms.append((now - stop.before) / MILLISECOND)
+                if stop.first:
+                    self.first_ms.append((now - stop.before) / MILLISECOND)
+            # Who was let go on at once to save itself is never seen frozen.
+            waiting = [
+                stop
+                for stop in waiting
+                if stop not in frozen
+                and (hold := mind.airlock.holds.get(stop.job)) is not None
+                and hold.still
+            ]
+
+
+def _frozen(group: Path | None) -> bool:
+    """The kernel's word, of either version."""
+    if group is None:
+        return False
+    for name, sign in (("cgroup.events", "frozen 1"), ("freezer.state", "FROZEN")):
+        with contextlib.suppress(OSError):
+            return sign in (group / name).read_text()
+    return False
 
 
 def _contest(
@@ -471,6 +538,9 @@ async def _held(
         )
         campus.world = world
         samples = _Samples()
+        mind.group_of = world.runner.group_of
+        watching = threading.Thread(target=samples.see_stops, args=(world, mind), daemon=True)
+        watching.start()
         try:
             world.deliver(ev.RoleWon(role=DISPATCHER))
             world.deliver(ev.LendAsked(request="bench", offer=_offer(SLOTS)))
@@ -478,13 +548,16 @@ async def _held(
             limit = root.limit()
             assert limit is not None, "we have just set it"
             async with asyncio.timeout(window_s + END_PATIENCE_S):
-                sampling = asyncio.ensure_future(_sample(world, mind, root, limit, samples))
+                sampling = asyncio.ensure_future(_sample(root, limit, samples))
                 score = 0 if survive is priority_ladder else KERNEL_SCORE
                 await _submit(campus, clock, folder, plan, window_s, score)
                 sampling.cancel()
                 await asyncio.wait([sampling])
+            mind.stops.put(None)
+            await asyncio.to_thread(watching.join)
             result = _result(tally, samples, clock.now())
         finally:
+            mind.stops.put(None)
             mind.tally = Tally(ranks=tally.ranks)
             await _end(world, mind)
             await world.close()
@@ -513,22 +586,12 @@ async def _submit(
     await asyncio.sleep(max(began + window_s - time.monotonic(), 0))
 
 
-async def _sample(
-    world: LiveWorld, mind: NotedNode, root: MemoryGroup, limit: int, samples: _Samples
-) -> None:
+async def _sample(root: MemoryGroup, limit: int, samples: _Samples) -> None:
     while True:
         share = root.usage() / limit
         samples.saturated = samples.saturated or share >= SATURATED
         if samples.saturated:
             samples.used.append(share)
-        waiting = []
-        for job, epoch, at, before in mind.stops:
-            if world.runner.still(job, epoch):
-                samples.stop_ms.append((world.now() - at) / MILLISECOND)
-                samples.react_ms.append((world.now() - before) / MILLISECOND)
-            elif job in mind.airlock.holds and mind.airlock.holds[job].still:
-                waiting.append((job, epoch, at, before))
-        mind.stops = waiting
         await asyncio.sleep(SAMPLE_S)
 
 
@@ -547,6 +610,7 @@ def _result(tally: Tally, samples: _Samples, now: int) -> dict[str, Any]:
         "jobs": len(tally.started),
         "stop_ms": _spread(samples.stop_ms),
         "react_ms": _spread(samples.react_ms),
+        "first_ms": _spread(samples.first_ms),
     }
 
 
@@ -584,8 +648,7 @@ def _simulated(survive: Survive, seed: int, nodes: int) -> dict[str, Any]:
     total = Tally(ranks={})
     filled = capacity = 0.0
     kills = 0
-    for zone in range(nodes // SIM_ZONE):
-        tally, share, size, ended = _zone(survive, seed * 100_003 + zone)
+    for tally, share, size, ended in _zones(survive, seed, nodes // SIM_ZONE):
         filled += share
         capacity += size
         kills += ended
@@ -609,6 +672,17 @@ def _simulated(survive: Survive, seed: int, nodes: int) -> dict[str, Any]:
         "jobs": len(total.started),
         "kernel_kills": kills,
     }
+
+
+def _zones(survive: Survive, seed: int, count: int) -> Iterator[tuple[Tally, float, float, int]]:
+    """Each by itself, so that all cores can work on them; the results do not depend on it."""
+    seeds = [seed * 100_003 + zone for zone in range(count)]
+    if count <= 1:
+        yield from (_zone(survive, one) for one in seeds)
+        return
+    workers = min(os.cpu_count() or 1, count)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_zone, repeat(survive), seeds, chunksize=ZONES_AT_ONCE)
 
 
 def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
@@ -688,7 +762,12 @@ def _mark(world: SimWorld, saturated: dict[int, int], marks: list[float]) -> Non
 
 def _spread(values: list[float]) -> dict[str, float]:
     middle = sorted(values)[len(values) // 2] if values else 0.0
-    return {"p50": round(middle, 1), "p99": round(_p99(values), 1)}
+    return {
+        "p50": round(middle, 1),
+        "p99": round(_p99(values), 1),
+        "max": round(max(values, default=0.0), 1),
+        "count": len(values),
+    }
 
 
 def _p99(values: list[float]) -> float:

@@ -22,7 +22,7 @@ from reclaimnet.adapters.linux.tc import (
     Shaper,
     class_id,
 )
-from reclaimnet.apps.bench.killswitch import start, start_ready
+from reclaimnet.apps.bench.edge_site import start, start_ready
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link, LinkId, Transfer, TransferId

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from reclaimnet.apps import chain
+from reclaimnet.apps.chain_policies import LEARNT
 from reclaimnet.policy.provision import (
     FAIR_PRICE,
     Average,
@@ -56,7 +57,7 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
     _note(f"{len(jobs)} jobs, {total} nodes; learning")
     learning = [job for job in jobs if job.submit_s < split]
     table = chain.learning_table(learning, total=total, seed=seed, quick=quick, tell=_tell)
-    learnt = chain.fitted(table, names=chain.LEARNT, seed=seed, quick=quick, tell=_tell)
+    learnt = chain.fitted(table, names=LEARNT, seed=seed, quick=quick, tell=_tell)
     contenders: dict[str, Provision] = {
         "reactive": Reactive(),
         "avg": Average(),
@@ -101,7 +102,7 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
             "notes": _NOTES,
         },
         "results": results,
-        "verdict": _verdict(gaps, main, learnt=chain.LEARNT),
+        "verdict": _verdict(gaps, main, learnt=LEARNT),
         "by_nodes": {
             label: _other_world(contenders, other) for label, other in sorted(judged.items())
         },
@@ -134,7 +135,7 @@ def render(report: Mapping[str, Any]) -> None:
         if label.startswith("static_lead") and label != best and label[12:-1] not in _SHOWN:
             continue
         table.add_row(
-            f"[bold]{label}[/bold]" if label in chain.LEARNT else label,
+            f"[bold]{label}[/bold]" if label in LEARNT else label,
             _interval(row, "gap_h"),
             _interval(row, "overlap_h"),
             _interval(row, "cost_h"),
@@ -173,7 +174,7 @@ def plot(report: Mapping[str, Any], folder: Path) -> Path:
         [r["overlap_h"] for r in static], [r["gap_h"] for r in static], "o-", ms=3, color="0.6",
         label="static leads 0-24 h",
     )  # fmt: skip
-    for label in ("avg", "quantile", "plan", *chain.LEARNT):
+    for label in ("avg", "quantile", "plan", *LEARNT):
         row = results[label]
         (low_o, high_o), (low_g, high_g) = row["ci95"]["overlap_h"], row["ci95"]["gap_h"]
         axes.errorbar(
@@ -181,7 +182,7 @@ def plot(report: Mapping[str, Any], folder: Path) -> Path:
             row["gap_h"],
             xerr=[[max(row["overlap_h"] - low_o, 0)], [max(high_o - row["overlap_h"], 0)]],
             yerr=[[max(row["gap_h"] - low_g, 0)], [max(high_g - row["gap_h"], 0)]],
-            fmt="s" if label in chain.LEARNT else "^",
+            fmt="s" if label in LEARNT else "^",
             capsize=2,
             label=label,
         )
@@ -312,8 +313,8 @@ def _turns_up(a: tuple[float, float], b: tuple[float, float], c: tuple[float, fl
 
 def _other_world(contenders: Mapping[str, Provision], table: PairTable) -> dict[str, Any]:
     gaps = {label: chain.chosen_gaps(policy, table) for label, policy in contenders.items()}
-    verdict = _verdict(gaps, table, learnt=chain.LEARNT)
-    shown = ("reactive", "avg", "quantile", verdict["best_static_lead"], "plan", *chain.LEARNT)
+    verdict = _verdict(gaps, table, learnt=LEARNT)
+    shown = ("reactive", "avg", "quantile", verdict["best_static_lead"], "plan", *LEARNT)
     return {
         "pairs": len(table.nodes),
         "best_static_lead": verdict["best_static_lead"],

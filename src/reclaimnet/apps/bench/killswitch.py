@@ -1,24 +1,22 @@
 """How fast guest traffic stops: the kill switch beside a class change and a killed sender."""
 
 import contextlib
-import ctypes
-import json
 import os
 import platform
 import random
-import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from reclaimnet.adapters.linux import tc_netns, testbed
+from reclaimnet.adapters.linux import real_time, testbed
 from reclaimnet.adapters.linux.bpf_killswitch import ALL, NEVER, KillSwitch, Observer, now
 from reclaimnet.adapters.linux.tc import FIRST_TRANSFER, Shaper, class_id
-from reclaimnet.apps.bench import edge_traffic
+from reclaimnet.apps.bench.edge_site import set_retransmit_floor, start, start_ready
+from reclaimnet.apps.bench.reclaims import reclaim_at_random
 from reclaimnet.errors import Unavailable, UsageError
 
 LINK_RATE: Final = 125_000_000
@@ -29,6 +27,7 @@ CONTENDERS: Final = ("bpf", "tc_class", "process_kill")
 _FLIPS: Final = {"bpf": 300, "tc_class": 150, "process_kill": 60}
 _QUICK_FLIPS: Final = {"bpf": 130, "tc_class": 40, "process_kill": 20}
 """For each congestion control."""
+_RECLAIMS: Final = 100
 _GUEST: Final = 2
 _PORT: Final = 5201
 _WINDOW_SECONDS: Final = 0.01
@@ -40,9 +39,6 @@ _QUIET_NS: Final = {"bpf": 15_000_000, "tc_class": 25_000_000, "process_kill": 4
 _SILENCE_WAIT_NS: Final = 1_000_000_000
 _MAX_JITTER_SECONDS: Final = 0.004
 _RETRANSMIT_MS: Final = 5
-_RTAX_RTO_MIN: Final = 13
-_READY_SECONDS: Final = 10.0
-_FIFO_PRIORITY: Final = 10
 
 
 def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
@@ -57,7 +53,8 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
     }
     campus = testbed.Campus(racks=(testbed.Rack(name="a", hosts=2),))
     mark = f"k{os.getpid() % 1_000_000}"
-    with _real_time() as real_time, testbed.up(campus, mark) as bed, _Wire(bed) as wire:
+    reclaims = reclaim_at_random(rng, count=_RECLAIMS, at_once=20 if quick else 10)
+    with real_time.ahead() as is_real_time, testbed.up(campus, mark) as bed, _Wire(bed) as wire:
         for name in congestion:
             for contender in CONTENDERS:
                 flip = _FLIPPERS[contender]
@@ -72,7 +69,7 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
             "flips_per_congestion": flips,
             "hook": "host side of the guest's veth, behind HTB on the guest's side",
             "clock": "last packet by a BPF timestamp at the receiver, from just before the flip",
-            "real_time": real_time,
+            "real_time": is_real_time,
             "kernel": platform.release(),
             "cpus": os.cpu_count(),
         },
@@ -81,6 +78,7 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
             | {"by_congestion": {name: _summary(by_name[name]) for name in congestion}}
             for contender, by_name in taken.items()
         },
+        "reclaims": reclaims,
     }
 
 
@@ -95,6 +93,13 @@ def render(report: dict[str, Any]) -> None:
             f"{row['last_packet_us']['p50']:>16.0f}µs{row['last_packet_us']['p99']:>8.0f}µs\n"
         )
     out.write("A negative last packet left before the flip: nothing followed it.\n")
+    row = report["reclaims"]
+    out.write(
+        f"{row['reclaims']} reclaims (in {row['guard_killed']} the guard was killed before the "
+        f"deadline, in {row['agent_gone']} the agent, {row['brought_forward']} were brought "
+        f"forward): {row['packets_after_deadline']} guest packets after the deadline on the "
+        f"peers' wires, {row['packets_before']} before.\n"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,73 +232,6 @@ def _percentiles(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-# --- parts that the edge's benches share ---------------------------------------------------
-
-
-def start(
-    bed: testbed.Testbed, host: str, role: str, options: dict[str, Any], *, lane: bool = False
-) -> "subprocess.Popen[Any]":
-    """One of `edge_traffic`'s roles on a host of the testbed."""
-    argv = [sys.executable, "-I", "-S", edge_traffic.__file__, role, json.dumps(options)]
-    return bed.run(
-        host,
-        argv,
-        lane=lane,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def start_ready(
-    bed: testbed.Testbed, host: str, role: str, options: dict[str, Any], *, lane: bool = False
-) -> "subprocess.Popen[Any]":
-    """The same for a server; returns when it listens."""
-    process = start(bed, host, role, options, lane=lane)
-    assert process.stdout is not None, "start asked for a pipe"
-    if not select.select([process.stdout], [], [], _READY_SECONDS)[0]:
-        raise Unavailable(f"The bench's {role} did not start.")
-    if process.stdout.readline() != b"ready\n":
-        raise Unavailable(f"The bench's {role} failed to start on {host}.")
-    return process
-
-
-def set_retransmit_floor(netns: Path, network: str, floor_ms: int) -> None:
-    """Let TCP try again soon after a stop, so that the next flip need not wait for it."""
-
-    def change() -> None:
-        with tc_netns.IPRoute() as route:
-            index = route.link_lookup(ifname=testbed.GUEST_INTERFACE)[0]
-            route.route(
-                "replace",
-                dst=network,
-                oif=index,
-                metrics={"lock": 1 << _RTAX_RTO_MIN, "rto_min": floor_ms},
-            )
-
-    tc_netns.inside(netns, change)
-
-
 def _available_congestion() -> list[str]:
     path = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
     return path.read_text().split()
-
-
-@contextlib.contextmanager
-def _real_time() -> Iterator[bool]:
-    """Run as the guard does, if we may: ahead of other processes and never swapped out."""
-    before = os.sched_getscheduler(0), os.sched_getparam(0)
-    libc = ctypes.CDLL(None, use_errno=True)
-    try:
-        os.sched_setscheduler(
-            0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_FIFO_PRIORITY)
-        )
-    except OSError:
-        yield False
-        return
-    libc.mlockall(3)
-    try:
-        yield True
-    finally:
-        libc.munlockall()
-        os.sched_setscheduler(0, *before)

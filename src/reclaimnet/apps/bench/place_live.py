@@ -90,6 +90,7 @@ class BenchAgent:
         self._submitted: dict[JobId, int] = {}
         self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
 
@@ -117,11 +118,17 @@ class BenchAgent:
 
     def _set_alarm(self) -> None:
         wake = self.mind.next_wake()
+        if wake is None or (self._alarm is not None and self._alarm_at <= wake):
+            return
         if self._alarm is not None:
             self._alarm.cancel()
-        if wake is not None:
-            delay = max(wake - time.time_ns(), 0) / SECOND
-            self._alarm = self._loop.call_later(delay, self.deliver, ev.Woke())
+        self._alarm_at = wake
+        delay = max(wake - time.time_ns(), 0) / SECOND
+        self._alarm = self._loop.call_later(delay, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.deliver(ev.Woke())
 
     def _carry_out(self, order: od.Order) -> None:
         match order:

@@ -42,7 +42,15 @@ class Settings:
     qos_factor: Mapping[str, float] = field(default_factory=dict)
     max_age_s: int = 7 * 86_400
     half_life_s: int = 7 * 86_400
-    usage_period_s: int = 300
+    fair_tree: bool = True
+    """Slurm's default: shares count by rank alone. Else the classic 2^(-usage/share)."""
+    associations: int = 0
+    """Users with a share, if there are more than the jobs show."""
+    calc_period_s: int = 0
+    """PriorityCalcPeriod: ages and usage count from one reckoning to the next, and priorities are
+    whole numbers. Slurm's own default is 300; 0 reckons at every pass."""
+    calc_begin_s: int = 0
+    """When the first reckoning was: the controller's start."""
     accrue_always: bool = False
     """PriorityFlags=ACCRUE_ALWAYS: a dependent job grows older too."""
     backfill: Backfill = Backfill.CONSERVATIVE
@@ -194,8 +202,11 @@ class Cluster:
         self._pass_due_s: int | None = None
         self._backfill_due_s: int | None = None
         self._preempts = any(partition.preemptable for partition in self.partitions.values())
+        self._users: set[str] = set()
         self._usage: dict[str, float] = {}
-        self._usage_at_s = 0
+        self._unreckoned: dict[str, float] = {}
+        """Node-seconds of runs that ended since the last reckoning."""
+        self._reckoned_s = 0
 
     # --- what is given ----------------------------------------------------------------------
 
@@ -219,6 +230,7 @@ class Cluster:
             )
         record = Record(job=job)
         self.records[job.id] = record
+        self._users.add(job.user)
         self._at(job.submit_s, _ARRIVE, record)
 
     def disturb(self, trouble: Outage | Resize | Reservation) -> None:
@@ -337,7 +349,9 @@ class Cluster:
 
     def _vacate(self, run: _Run) -> None:
         pool = self._pool_of(run.record.job)
-        self._account()
+        user = run.record.job.user
+        spent = run.record.job.nodes * (self.now_s - max(run.start_s, self._reckoned_s))
+        self._unreckoned[user] = self._unreckoned.get(user, 0.0) + spent
         self._running[pool].remove(run)
         self._free[pool] += run.record.job.nodes
         run.record.runs.append((run.start_s, self.now_s))
@@ -440,42 +454,52 @@ class Cluster:
                     profile.take(job, length, begin)
 
     def _ranked(self) -> list[_Waiting]:
-        self._account()
+        self._reckon()
         keyed = [(-w.tier, -self._priority(w), w.place, w) for w in self._waiting]
         keyed.sort(key=lambda key: key[:3])
         return [key[3] for key in keyed]
 
     def _priority(self, waiting: _Waiting) -> float:
         settings = self.settings
-        age = min(self.now_s - waiting.since_s, settings.max_age_s)
-        constant = waiting.constant
+        age = min(max(self._reckoned_s - waiting.since_s, 0), settings.max_age_s)
+        priority = waiting.constant + settings.age_weight * age / settings.max_age_s
         if settings.fair_share_weight:
-            constant += settings.fair_share_weight * self._fair_share(waiting.record.job.user)
-        return constant + settings.age_weight * age / settings.max_age_s
+            priority += settings.fair_share_weight * self._fair_share(waiting.record.job.user)
+        return float(int(priority)) if settings.calc_period_s else priority
 
     def _fair_share(self, user: str) -> float:
-        """The classic 2^(-usage/share), every user having an equal share."""
+        """Every user has an equal share. By rank, whoever used less comes first; the classic
+        formula is 2^(-usage/share)."""
+        users = max(len(self._users), self.settings.associations)
+        own = self._usage.get(user, 0.0)
+        if self.settings.fair_tree:
+            idle = users - sum(1 for used in self._usage.values() if used > 0)
+            ahead = sum(1 for used in self._usage.values() if 0 < used < own)
+            return (users - (ahead + idle if own > 0 else 0)) / users
         used = sum(self._usage.values())
-        if used <= 0:
-            return 1.0
-        normal_share = 1.0 / max(len(self._usage), 1)
-        return float(2.0 ** (-(self._usage.get(user, 0.0) / used) / normal_share))
+        return float(2.0 ** (-own * users / used)) if used > 0 else 1.0
 
-    def _account(self) -> None:
-        """Bring usage up to date, halved every half-life; at most once a period."""
+    def _reckon(self) -> None:
+        """Bring ages and usage up to the newest reckoning; usage is halved every half-life."""
         settings = self.settings
-        passed = self.now_s - self._usage_at_s
-        if not settings.fair_share_weight or passed < settings.usage_period_s:
+        now = self.now_s
+        if settings.calc_period_s:
+            now -= (now - settings.calc_begin_s) % settings.calc_period_s
+        passed = now - self._reckoned_s
+        if passed <= 0:
             return
-        keep = 0.5 ** (passed / settings.half_life_s)
-        for user in self._usage:
-            self._usage[user] *= keep
-        for runs in self._running.values():
-            for run in runs:
-                job = run.record.job
-                spent = job.nodes * (self.now_s - max(run.start_s, self._usage_at_s))
-                self._usage[job.user] = self._usage.get(job.user, 0.0) + spent
-        self._usage_at_s = self.now_s
+        if settings.fair_share_weight:
+            keep = 0.5 ** (passed / settings.half_life_s)
+            spent = dict(self._unreckoned)
+            for runs in self._running.values():
+                for run in runs:
+                    job = run.record.job
+                    seconds = max(now - max(run.start_s, self._reckoned_s), 0)
+                    spent[job.user] = spent.get(job.user, 0.0) + job.nodes * seconds
+            for user in sorted({*self._usage, *spent}):
+                self._usage[user] = self._usage.get(user, 0.0) * keep + spent.get(user, 0.0)
+        self._unreckoned.clear()
+        self._reckoned_s = now
 
     def _start(self, waiting: _Waiting) -> None:
         record = waiting.record

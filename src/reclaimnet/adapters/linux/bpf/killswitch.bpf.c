@@ -156,8 +156,13 @@ SEC("tc/observe") int rn_observe(struct __sk_buff *skb)
 	struct rn_seen *seen = lookup(&rn_seen, &key);
 
 	if (seen && skb->protocol == __builtin_bswap16(ETH_IP4)) {
-		seen->last = boot_ns();
-		__sync_fetch_and_add(&seen->packets, skb->gso_segs > 1 ? skb->gso_segs : 1);
+		__u64 packets = skb->gso_segs > 1 ? skb->gso_segs : 1, now = boot_ns();
+		__u64 after = *(volatile __u64 *)&seen->after;
+
+		seen->last = now;
+		__sync_fetch_and_add(&seen->packets, packets);
+		if (after && now >= after)
+			__sync_fetch_and_add(&seen->late, packets);
 		__sync_fetch_and_add(&seen->bytes, wire_bytes(skb, skb->gso_segs, ETH_BYTES));
 	}
 	return TC_PASS;

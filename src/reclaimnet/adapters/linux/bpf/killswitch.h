@@ -49,6 +49,8 @@ struct rn_seen {
 	__u64 last; /* CLOCK_BOOTTIME, ns */
 	__u64 packets;
 	__u64 bytes;
+	__u64 after; /* set by whoever watches: packets from then on are late; 0 = none are */
+	__u64 late;
 };
 
 #endif

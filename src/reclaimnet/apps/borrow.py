@@ -1,0 +1,180 @@
+"""Behind `rn borrow slurm` and `rn lend --slurm-node`: capacity of a batch system in the pool.
+
+Borrowed: an agent inside a batch job lends its GPUs to the campus, until the batch system's own
+clock or a preemption ends the loan. Lent: an owner takes a node out of the batch system, and gives
+it back when it is reclaimed.
+"""
+
+import asyncio
+import logging
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from reclaimnet.adapters.gpu import find
+from reclaimnet.adapters.slurm.client import Slurm, SubmitFailed
+from reclaimnet.apps import agent
+from reclaimnet.apps.agent import Allocation
+from reclaimnet.apps.config import Config, did_you_mean
+from reclaimnet.errors import Unavailable, UsageError
+from reclaimnet.model.asking import LendRequest
+from reclaimnet.model.market import NodeId
+from reclaimnet.model.units import HOUR, MINUTE, SECOND, show_duration
+
+SIGNAL_SLACK: Final = MINUTE
+"""Slurm sends the signal before a limit up to a minute early or late."""
+DRAIN_PATIENCE_S: Final = 24 * 3_600.0
+DRAIN_POLL_S: Final = 2.0
+
+Tell = Callable[[str], None]
+
+
+def borrow(
+    *,
+    config: Config,
+    gpus: int,
+    limit: int,
+    partition: str | None = None,
+    options: Sequence[str] = (),
+    join: str | None = None,
+    token: str | None = None,
+    tell: Tell = lambda text: None,
+) -> dict[str, Any]:
+    """Submit a batch job that lends its GPUs to the campus; what was promised to borrowers."""
+    slurm = Slurm(config.state / "chains" / ".slurm")
+    url, secret = agent.campus_of(config, join, token)
+    if limit < 5 * MINUTE:
+        raise UsageError("less than five minutes is not worth a loan; ask for more with --time")
+    found = slurm.partitions()
+    chosen = partition or next((name for name, row in found.items() if row.default), None)
+    if chosen is None or chosen not in found:
+        raise UsageError(f"there is no partition {chosen}{did_you_mean(chosen or '', list(found))}")
+    if limit > found[chosen].max_limit:
+        allowed = show_duration(found[chosen].max_limit)
+        raise UsageError(f"{chosen} allows {allowed} at most; ask for less with --time")
+    grace, kill_wait = slurm.warning_of(chosen)
+    notice = grace or kill_wait
+    folder = config.state / "borrowed"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    token_file = folder / "token"
+    token_file.touch(mode=0o600)
+    token_file.write_text(secret)
+    script = folder / "agent.sh"
+    script.write_text(
+        _script(url, token_file, gpus=gpus, limit=limit, notice=notice, kill_wait=kill_wait)
+    )
+    try:
+        job = slurm.submit(
+            script,
+            "--job-name=rn-borrow",
+            f"--time={-(-limit // MINUTE)}",
+            "--nodes=1",
+            f"--gres=gpu:{gpus}",
+            f"--partition={chosen}",
+            "--no-requeue",
+            f"--signal=B:USR1@{(notice + SIGNAL_SLACK) // SECOND}",
+            f"--output={folder}/%j.log",
+            *options,
+        )
+    except SubmitFailed as error:
+        raise UsageError(f"Slurm refuses: {error}") from error
+    warned = "" if grace else "; it preempts without a word before SIGTERM"
+    tell(
+        f"job {job} will lend {gpus} GPUs of {chosen} for {show_duration(limit)}, with "
+        f"{show_duration(notice)} notice{warned}; `scancel {job}` ends it"
+    )
+    return {"job": job, "node": f"slurm-{job}", "partition": chosen, "notice_s": notice / SECOND}
+
+
+def _script(
+    url: str, token_file: Path, *, gpus: int, limit: int, notice: int, kill_wait: int
+) -> str:
+    """Plain bash: what Slurm tells the script, the script tells the agent."""
+    words = [
+        sys.executable, "-m", "reclaimnet.apps.cli", "borrow", "inside", "--join", url,
+        "--token-file", str(token_file), "--gpus", str(gpus), "--notice", f"{notice // SECOND}s",
+        "--kill-wait", f"{kill_wait // SECOND}s",
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            'home=$(mktemp -d "${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/rn-borrow-XXXXXX") || exit 73',
+            f"ends=${{SLURM_JOB_END_TIME:-$(( $(date +%s) + {limit // SECOND} ))}}",
+            f'{shlex.join(words)} --folder "$home" --ends "$ends" &',
+            "child=$!",
+            "trap 'kill -USR1 \"$child\"' USR1",
+            "trap 'kill -TERM \"$child\"' TERM",
+            'while kill -0 "$child" 2>/dev/null; do wait "$child"; done',
+            'wait "$child"; code=$?',
+            'rm -rf "$home"',
+            'exit "$code"',
+        ]
+    ) + "\n"  # fmt: skip
+
+
+def inside(
+    *,
+    folder: Path,
+    join: str,
+    token_file: Path,
+    gpus: int,
+    notice: int,
+    kill_wait: int,
+    ends_s: int,
+) -> int:
+    """The agent within the allocation."""
+    node = NodeId(f"slurm-{os.environ.get('SLURM_JOB_ID', os.getpid())}")
+    ends = ends_s * SECOND
+    settings = agent.Settings(
+        node=node,
+        folder=folder,
+        url=join,
+        token=token_file.read_text().strip(),
+        gpus=find.allocated(node, gpus, os.environ.get("CUDA_VISIBLE_DEVICES", "")),
+        host=agent.own_address(join),
+        lend=LendRequest(notice=notice, ends=ends),
+        allocation=Allocation(ends=ends, grace=notice, kill_wait=kill_wait),
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    return asyncio.run(agent.run(settings))
+
+
+# --- the other way round --------------------------------------------------------------------
+
+
+def take_out(node: str, *, config: Config, tell: Tell) -> None:
+    """Drain a Slurm node and wait until its last batch job has ended: from then on it can be lent.
+
+    What runs there is not disturbed.
+    """
+    slurm = Slurm(config.state / "chains" / ".slurm")
+    slurm.drain(node, "lent_with_rn")
+    said = False
+    until = time.monotonic() + DRAIN_PATIENCE_S
+    while not _empty(slurm.node(node)):
+        if not said:
+            tell(f"{node} takes no more batch jobs; waiting for those that run to end")
+            said = True
+        if time.monotonic() > until:
+            raise Unavailable(f"{node} still runs batch jobs after {show_duration(24 * HOUR)}")
+        time.sleep(DRAIN_POLL_S)
+    tell(f"{node} is out of Slurm's hands")
+
+
+def put_back(node: str, *, config: Config, tell: Tell) -> None:
+    """Slurm has its node again."""
+    slurm = Slurm(config.state / "chains" / ".slurm")
+    if "DRAIN" not in slurm.node(node).get("State", ""):
+        tell(f"{node} is Slurm's already")
+        return
+    slurm.resume(node)
+    tell(f"{node} takes batch jobs again")
+
+
+def _empty(shown: dict[str, str]) -> bool:
+    state = shown.get("State", "")
+    return "DRAIN" in state and not any(word in state for word in ("ALLOC", "MIXED", "COMPLETING"))

@@ -1,0 +1,75 @@
+"""What brings a batch system's GPUs into the pool: `rn borrow`."""
+
+from pathlib import Path
+
+import click
+
+from reclaimnet.apps.cli_base import DURATION, app, cli, configured, json_option, print_json, say
+
+
+@cli.group(epilog="\b\nExample:\n  rn borrow slurm --gpus 4 --time 8h")
+def borrow() -> None:
+    """Borrow GPUs from a batch system for the campus."""
+
+
+@borrow.command("slurm")
+@click.option("--gpus", type=click.IntRange(1, 64), default=1, show_default=True)
+@click.option("--time", "limit", type=DURATION, default="8h", show_default=True, help="How long.")
+@click.option("--partition", "-p", help="Otherwise the cluster's default.")
+@click.option(
+    "sbatch", "--sbatch", multiple=True, metavar="OPTION", help="For sbatch, e.g. --account=lab."
+)
+@click.option("--join", metavar="URL", help="The campus's NATS; otherwise the one of `rn up`.")
+@json_option
+def borrow_slurm(
+    gpus: int, limit: int, partition: str | None, sbatch: tuple[str, ...], join: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Submit a Slurm job that lends its GPUs to the campus.
+
+    The end of its allocation is known to everybody; if Slurm preempts it, guests get the
+    partition's GraceTime as their notice and move on.
+
+    \b
+    Example:
+      rn borrow slurm --gpus 4 --time 8h --partition preemptable
+    """
+    config = configured()
+    report = app("borrow", "borrow")(
+        config=config,
+        gpus=gpus,
+        limit=limit,
+        partition=partition,
+        options=sbatch,
+        join=join or config.nats_url,
+        token=config.nats_token,
+        tell=say,
+    )
+    if as_json:
+        print_json(**report)
+    else:
+        click.echo(report["job"])
+
+
+@borrow.command("inside", hidden=True)
+@click.option("--folder", type=click.Path(path_type=Path), required=True)
+@click.option("--join", required=True)
+@click.option("--token-file", type=click.Path(path_type=Path, dir_okay=False), required=True)
+@click.option("--gpus", type=int, required=True)
+@click.option("--notice", type=DURATION, required=True)
+@click.option("--kill-wait", type=DURATION, required=True)
+@click.option("--ends", type=int, required=True)
+def borrow_inside(
+    folder: Path, join: str, token_file: Path, gpus: int, notice: int, kill_wait: int, ends: int
+) -> int:
+    """The agent within an allocation; `rn borrow slurm` starts it."""
+    code: int = app("borrow", "inside")(
+        folder=folder,
+        join=join,
+        token_file=token_file,
+        gpus=gpus,
+        notice=notice,
+        kill_wait=kill_wait,
+        ends_s=ends,
+    )
+    return code

@@ -1,0 +1,115 @@
+"""A Kubernetes cluster as the extender and the controller see it, from one mirror."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from reclaimnet.adapters.kube.client import LINKS, NODES, PODS, RHYTHMS, Api
+from reclaimnet.adapters.kube.mirror import Mirror
+from reclaimnet.adapters.kube.read import (
+    inline_beat,
+    is_inline,
+    link_of,
+    named_beat_of,
+    node_of,
+    pod_of,
+)
+from reclaimnet.model.moving import Link, LinkId
+from reclaimnet.model.pods import Beat, KubeNode, NamedBeat, Pod, SharedLink
+from reclaimnet.policy.seat import Sitter
+
+_PARSED: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """At one moment."""
+
+    pods: tuple[Pod, ...]
+    nodes: dict[str, KubeNode]
+    links: tuple[SharedLink, ...]
+    beats: dict[str, NamedBeat]
+    reach: dict[str, tuple[LinkId, ...]]
+    """The links of each node."""
+    sitters: dict[str, Sitter]
+    """The pods with a rhythm that are on a node, by uid."""
+    wrong: dict[str, str]
+    """Why the rhythm of a pod, by uid, cannot be used."""
+
+    @property
+    def capacities(self) -> tuple[Link, ...]:
+        return tuple(shared.link for shared in self.links)
+
+    def sitter(self, pod: Pod, *, node: str) -> tuple[Sitter | None, str]:
+        """The pod as one that talks, if it has a rhythm; or why that cannot be used."""
+        beat, wrong = self._beat(pod)
+        if beat is None:
+            return None, wrong
+        return Sitter(job=pod.job, node=node, beat=beat, priority=pod.priority), ""
+
+    def _beat(self, pod: Pod) -> tuple[Beat | None, str]:
+        if not pod.rhythm:
+            return None, ""
+        if is_inline(pod.rhythm):
+            return _parsed(pod.rhythm)
+        named = self.beats.get(f"{pod.namespace}/{pod.rhythm}")
+        if named is None:
+            return None, f"there is no Rhythm {pod.rhythm} in namespace {pod.namespace}"
+        return named.beat, named.wrong
+
+
+def mirror_of(api: Api) -> Mirror:
+    return Mirror(api, {LINKS: link_of, RHYTHMS: named_beat_of, NODES: node_of, PODS: pod_of})
+
+
+def connect(kubeconfig: Path | None, context: str | None) -> Api:
+    return Api(kubeconfig=kubeconfig, context=context)
+
+
+class Views:
+    """Makes a view only when the cluster has changed."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self._mirror = mirror
+        self._made: tuple[int, View] | None = None
+
+    def now(self) -> View:
+        version = self._mirror.version
+        if self._made is None or self._made[0] != version:
+            self._made = version, _view(self._mirror)
+        return self._made[1]
+
+
+def _view(mirror: Mirror) -> View:
+    nodes: dict[str, KubeNode] = {node.name: node for node in mirror.all(NODES)}
+    links: tuple[SharedLink, ...] = tuple(mirror.all(LINKS))
+    view = View(
+        pods=tuple(mirror.all(PODS)),
+        nodes=nodes,
+        links=links,
+        beats={named.key: named for named in mirror.all(RHYTHMS)},
+        reach={
+            node.name: tuple(shared.link.id for shared in links if shared.carries(node))
+            for node in nodes.values()
+        },
+        sitters={},
+        wrong={},
+    )
+    for pod in view.pods:
+        if pod.over or not pod.rhythm:
+            continue
+        sitter, wrong = view.sitter(pod, node=pod.node or "")
+        if wrong:
+            view.wrong[pod.uid] = wrong
+        elif sitter is not None and pod.node is not None:
+            view.sitters[pod.uid] = sitter
+    return view
+
+
+@lru_cache(maxsize=_PARSED)
+def _parsed(text: str) -> tuple[Beat | None, str]:
+    try:
+        return inline_beat(text), ""
+    except ValueError as error:
+        return None, str(error)

@@ -1,0 +1,175 @@
+"""`rn rehearse`: a reclaim practised on a running job, and what came of it.
+
+The job's GPUs are taken back as their owner would, the job moves, and the GPUs are lent again.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from reclaimnet.apps.client import Gateway, Node
+from reclaimnet.errors import ReclaimNetError, Unavailable, UsageError
+from reclaimnet.model.asking import LendRequest, ReclaimRequest
+from reclaimnet.model.units import SECOND, show_duration, show_size
+from reclaimnet.model.work import JobRecord, JobState, Saving
+
+POLL_S: Final = 0.2
+AFTER_S: Final = 60.0
+"""How long after the deadline the job may take to run again, before we stop waiting."""
+COUNT_S: Final = 30.0
+"""How long we wait to learn how long it stood still."""
+LEND_TRIES: Final = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    job: JobRecord
+    node: Node
+    gpus: tuple[str, ...]
+    notice: int
+    elsewhere: tuple[str, ...]
+    """Nodes that have enough vacant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    job: str
+    name: str
+    source: str
+    destination: str | None
+    """None if it found no other place."""
+    steps_lost: int
+    downtime_s: float | None
+    """How long it took no step; None if nobody has counted it yet."""
+    took_s: float
+    """From the notice until it ran again."""
+    notice_s: float
+    lent_again: bool
+
+
+def plan(gateway: Gateway, word: str, notice: int | None) -> Plan:
+    """Raises UsageError if there is nothing to practise on."""
+    job = gateway.find(word)
+    name = job.spec.name
+    if job.state is not JobState.RUNNING or job.holder is None:
+        raise UsageError(f"{name} is {job.state}; only a running job can practise a reclaim")
+    nodes = {node.card.node: node for node in gateway.nodes()}
+    node = nodes.get(job.holder)
+    if node is None:
+        raise Unavailable(f"nothing is known of {job.holder}, where {name} runs; try again")
+    if node.card.leaving:
+        raise UsageError(f"{job.holder} is being taken back already: this is no rehearsal")
+    gpus = next((progress.gpus for progress in node.card.jobs if progress.job == job.id), ())
+    if not gpus:
+        raise Unavailable(f"{job.holder} does not say which GPUs {name} holds; try again")
+    elsewhere = tuple(
+        other
+        for other, seen in sorted(nodes.items())
+        if other != job.holder and len(seen.card.vacant) >= job.spec.gpus
+    )
+    return Plan(
+        job=job,
+        node=node,
+        gpus=tuple(gpus),
+        notice=node.card.terms.notice if notice is None else notice,
+        elsewhere=elsewhere,
+    )
+
+
+def lines(plan: Plan) -> list[str]:
+    """The plan, for people."""
+    job = plan.job
+    newest = job.newest
+    notice = show_duration(plan.notice)
+    places = ", ".join(plan.elsewhere) or "nowhere: no other node has room, so it would wait"
+    return [
+        f"job          {job.spec.name} ({job.id}), step {job.step}",
+        f"leaves       {job.holder}, {len(plan.gpus)} GPU, with {notice} notice",
+        f"may go to    {places}",
+        f"its state    {show_size(newest.size) if newest else 'was never saved'}"
+        + ("; IT CANNOT BE SAVED and starts anew" if job.spec.saving is Saving.NONE else ""),
+        f"afterwards   {job.holder} lends the GPU again",
+    ]
+
+
+def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) -> Outcome:
+    """`tell` hears how the job is and what share of the notice has passed."""
+    before, card = plan.job, plan.node.card
+    began = time.monotonic()
+    request = ReclaimRequest(gpus=plan.gpus, grace=plan.notice, reason="a rehearsal")
+    gateway.ask(card.node, request)
+    patience = plan.notice / SECOND + AFTER_S
+    after: JobRecord = before
+    try:
+        while (spent := time.monotonic() - began) < patience:
+            after = gateway.job(before.id)
+            tell(after, min(1.0, spent * SECOND / max(1, plan.notice)))
+            again = after.state is JobState.RUNNING and after.epoch > before.epoch
+            if again or after.state.terminal:
+                break
+            time.sleep(POLL_S)
+        took = time.monotonic() - began
+        after = _counted(gateway, before, after)
+    finally:
+        lent = _lend_again(gateway, plan)
+    still = after.downtime - before.downtime
+    return Outcome(
+        job=before.id,
+        name=before.spec.name,
+        source=str(card.node),
+        destination=after.holder if after.epoch > before.epoch else None,
+        steps_lost=after.steps_lost - before.steps_lost,
+        downtime_s=round(still / SECOND, 3) if still else None,
+        took_s=round(took, 2),
+        notice_s=plan.notice / SECOND,
+        lent_again=lent,
+    )
+
+
+def _counted(gateway: Gateway, before: JobRecord, after: JobRecord) -> JobRecord:
+    """The record learns how long the job stood still with its next write, most often a save."""
+    until = time.monotonic() + COUNT_S
+    while (
+        after.state is JobState.RUNNING
+        and after.downtime == before.downtime
+        and time.monotonic() < until
+    ):
+        time.sleep(POLL_S)
+        after = gateway.job(before.id)
+    return after
+
+
+def _lend_again(gateway: Gateway, plan: Plan) -> bool:
+    """What was lent before is lent again, on the same terms."""
+    card = plan.node.card
+    request = LendRequest(
+        gpus=len(card.gpus), notice=card.terms.notice, users=tuple(card.terms.users)
+    )
+    for _ in range(LEND_TRIES):
+        try:
+            if gateway.ask(card.node, request).ok:
+                return True
+        except ReclaimNetError:
+            # The notice has not run out yet.
+            time.sleep(POLL_S)
+    return False
+
+
+def verdict(outcome: Outcome) -> str:
+    if outcome.destination is None:
+        return (
+            f"{outcome.name} found no other place in time; it goes on from its last checkpoint "
+            "when there is one."
+        )
+    lost = f"{outcome.steps_lost} steps lost" if outcome.steps_lost else "no step lost"
+    still = (
+        f"stood still for {show_duration(round(outcome.downtime_s * SECOND))}"
+        if outcome.downtime_s is not None
+        else "how long it stood still is not known yet"
+    )
+    late = "" if outcome.took_s <= outcome.notice_s else ", later than the deadline"
+    return (
+        f"{outcome.name} moved from {outcome.source} to {outcome.destination}: {lost}, {still}, "
+        f"ran again {show_duration(round(outcome.took_s * SECOND))} after the notice{late}."
+    )

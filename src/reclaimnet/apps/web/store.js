@@ -1,0 +1,228 @@
+// What the page knows of the campus: kept up to date by the gateway's events, or by a recording.
+
+import { SECOND } from "./format.js";
+import { announce } from "./dom.js";
+import { Reclaims } from "./reclaims.js";
+
+export const TERMINAL = new Set(["COMPLETED", "FAILED", "CANCELLED"]);
+const RENDER_EVERY_MS = 100;
+const MAX_SAMPLES = 600;
+
+export class Campus {
+  constructor() {
+    this.records = new Map();
+    this.nodes = new Map();
+    this.links = new Map();
+    this.transfers = new Map();
+    this.samples = new Map();
+    this.reclaims = new Reclaims(this);
+    this.session = null;
+    this.line = "opening"; // then "open" or "broken"
+    this.isCurrent = false;
+    this.ahead = 0; // the gateway's clock minus ours, ns
+    this.at = null; // the moment a recording is looked at; null: now
+    this.listeners = new Set();
+    this.pending = false;
+    this.lastRender = 0;
+  }
+
+  now() {
+    return this.at !== null ? this.at : Date.now() * 1e6 + this.ahead;
+  }
+
+  get mayAct() {
+    return this.at === null && this.session !== null && this.session.access === "act";
+  }
+
+  onChange(listener) {
+    this.listeners.add(listener);
+  }
+
+  /** Many events, one picture: at the next frame, and not more often than the eye needs. */
+  changed() {
+    if (this.pending) return;
+    this.pending = true;
+    const wait = Math.max(0, RENDER_EVERY_MS - (performance.now() - this.lastRender));
+    setTimeout(() => requestAnimationFrame(() => this.render()), wait);
+  }
+
+  render() {
+    this.pending = false;
+    this.lastRender = performance.now();
+    for (const listener of this.listeners) listener();
+  }
+
+  forgetAll() {
+    this.records.clear();
+    this.nodes.clear();
+    this.links.clear();
+    this.transfers.clear();
+    this.samples.clear();
+    this.reclaims.clear();
+  }
+
+  /** One event, live or recorded. */
+  apply(event, data) {
+    switch (event) {
+      case "campus":
+        if (this.at === null) this.ahead = data.now - Date.now() * 1e6;
+        if (data.reset) this.forgetAll();
+        break;
+      case "record":
+        this.records.set(data.id, data);
+        this.reclaims.sawRecord(data);
+        break;
+      case "node":
+        data.heard = this.now() - data.age_s * SECOND;
+        this.sawNode(data);
+        break;
+      case "link":
+        this.links.set(data.id, data);
+        break;
+      case "transfer":
+        this.transfers.set(data.id, data);
+        this.reclaims.sawTransfer(data);
+        break;
+      case "gone":
+        this.mapOf(data.kind).delete(data.id);
+        break;
+      case "current":
+        this.isCurrent = true;
+        break;
+    }
+  }
+
+  sawNode(seen) {
+    const before = this.nodes.get(seen.card.node);
+    this.nodes.set(seen.card.node, seen);
+    this.sample(seen);
+    this.reclaims.sawNode(seen, before);
+  }
+
+  mapOf(kind) {
+    return (
+      { record: this.records, node: this.nodes, link: this.links, transfer: this.transfers }[
+        kind
+      ] || new Map()
+    );
+  }
+
+  /** Steps and memory over time while the page is open; journals know only the checkpoints. */
+  sample(seen) {
+    const memory = seen.card.memory;
+    for (const progress of seen.card.jobs) {
+      let line = this.samples.get(progress.job);
+      if (!line) this.samples.set(progress.job, (line = []));
+      line.push({
+        at: progress.at || this.now(),
+        step: progress.step,
+        node: seen.card.node,
+        memory: memory ? memory.used : null,
+      });
+      if (line.length > MAX_SAMPLES) line.splice(0, line.length - MAX_SAMPLES);
+    }
+  }
+
+  nodesByName() {
+    return [...this.nodes.values()].sort((a, b) => compare(a.card.node, b.card.node));
+  }
+
+  zones() {
+    const zones = new Map();
+    for (const seen of this.nodesByName()) {
+      const name = seen.card.zone || "campus";
+      if (!zones.has(name)) zones.set(name, []);
+      zones.get(name).push(seen);
+    }
+    return [...zones].sort((a, b) => compare(a[0], b[0]));
+  }
+
+  jobsNewestFirst() {
+    return [...this.records.values()].sort((a, b) => b.submitted_at - a.submitted_at);
+  }
+
+  /** Steps travel with beats; a record learns of them only now and then. */
+  stepOf(record) {
+    const seen = record.holder && this.nodes.get(record.holder);
+    const progress = seen && seen.card.jobs.find((each) => each.job === record.id);
+    return progress ? Math.max(progress.step, record.step) : record.step;
+  }
+
+  guestsOf(seen) {
+    return seen.card.jobs
+      .map((progress) => ({ progress, record: this.records.get(progress.job) }))
+      .filter((each) => each.record);
+  }
+}
+
+const collator = new Intl.Collator(undefined, { numeric: true });
+
+export function compare(a, b) {
+  return collator.compare(a, b);
+}
+
+/** What a GPU does now, in one word. */
+export function useOf(seen, gpu) {
+  if (seen.state === "UNREACHABLE") return "unreachable";
+  if (seen.card.leaving.includes(gpu.id)) return "leaving";
+  return seen.card.vacant.includes(gpu.id) ? "vacant" : "busy";
+}
+
+// --- the gateway ---------------------------------------------------------------------------------
+
+export class Refusal extends Error {}
+
+export async function ask(method, path, body) {
+  const options = { method, headers: { Accept: "application/json" } };
+  if (body !== undefined) {
+    options.headers["Content-Type"] = "application/json";
+    options.body = JSON.stringify(body);
+  }
+  let answer;
+  try {
+    answer = await fetch("api/v1" + path, options);
+  } catch {
+    throw new Refusal("The gateway does not answer.");
+  }
+  if (answer.ok) return answer.json();
+  const problem = await answer.json().catch(() => ({}));
+  const refusal = new Refusal(problem.detail || `The gateway answered ${answer.status}.`);
+  refusal.status = answer.status;
+  throw refusal;
+}
+
+/** The token travels behind `#`, which browsers send to nobody; it is exchanged for a cookie. */
+export async function begin(token) {
+  const answer = await fetch("api/v1/session", {
+    method: "POST",
+    headers: { Authorization: `Bearer ${token}` },
+  });
+  if (!answer.ok) throw new Refusal("This token is not the campus's; `rn page` prints a new link.");
+  return answer.json();
+}
+
+const KINDS = ["campus", "record", "node", "link", "transfer", "gone", "current"];
+
+/** Follow the events for ever; the browser comes back by itself, with the id it heard last. */
+export function follow(campus) {
+  const source = new EventSource("api/v1/events");
+  for (const kind of KINDS) {
+    source.addEventListener(kind, (event) => {
+      campus.apply(kind, JSON.parse(event.data));
+      campus.changed();
+    });
+  }
+  source.onopen = () => {
+    if (campus.line === "broken") announce("The campus answers again.");
+    campus.line = "open";
+    campus.changed();
+  };
+  source.onerror = () => {
+    if (campus.line === "open") announce("The line to the campus is cut; trying again.");
+    campus.line = "broken";
+    campus.changed();
+    if (source.readyState === EventSource.CLOSED) {
+      setTimeout(() => follow(campus), 2000);
+    }
+  };
+}

@@ -1,0 +1,246 @@
+// The campus: every zone, its nodes and GPUs, who lends and who runs, and the links between them.
+
+import { h } from "./dom.js";
+import { count, duration, percent, rate, size } from "./format.js";
+import { TERMINAL, useOf } from "./store.js";
+
+const FOLD_FROM = 4; // GPUs; above, vacant ones share a line
+const COMPACT_FROM = 60; // nodes; above, names of guests give way to an overview
+
+export function campusView(campus) {
+  const zones = campus.zones();
+  const total = campus.nodes.size;
+  return h(
+    "div",
+    { class: "campus" },
+    h("h1", null, "Campus"),
+    totals(campus),
+    total === 0
+      ? h(
+          "p",
+          { class: "empty" },
+          "No machine lends yet. On one with GPUs: ",
+          h("code", null, "rn agent --lend --detach"),
+        )
+      : h("div", { class: "zones" }, zones.map(([name, nodes]) => zone(campus, name, nodes, total))),
+    links(campus),
+    total ? legend() : null,
+  );
+}
+
+function totals(campus) {
+  const gpus = { vacant: 0, busy: 0, leaving: 0, unreachable: 0 };
+  for (const seen of campus.nodes.values()) {
+    for (const gpu of seen.card.gpus) gpus[useOf(seen, gpu)]++;
+  }
+  let running = 0;
+  let waiting = 0;
+  let moves = 0;
+  let lost = 0;
+  for (const record of campus.records.values()) {
+    moves += record.moves;
+    lost += record.steps_lost;
+    if (record.state === "PENDING") waiting++;
+    else if (!TERMINAL.has(record.state)) running++;
+  }
+  const lent = gpus.vacant + gpus.busy + gpus.leaving;
+  return h(
+    "dl",
+    { class: "totals" },
+    total("GPUs lent", lent, `${gpus.busy} busy, ${gpus.vacant} vacant`),
+    total("Under notice", gpus.leaving, gpus.leaving ? "being taken back" : "nobody wants one back"),
+    total("Jobs running", running, waiting ? `${waiting} waiting` : "none waiting"),
+    total("Moves", moves, lost ? `${count(lost, "step")} lost in all` : "no step lost"),
+  );
+}
+
+function total(name, value, note) {
+  return h(
+    "div",
+    { key: name },
+    h("dt", null, name),
+    h("dd", null, h("b", null, value), h("small", null, note)),
+  );
+}
+
+function zone(campus, name, nodes, total) {
+  const lent = nodes.reduce((sum, seen) => sum + seen.card.gpus.length, 0);
+  const compact = total > COMPACT_FROM;
+  const id = `zone-${name}`;
+  return h(
+    "section",
+    { key: name, class: compact ? "zone compact" : "zone", "aria-labelledby": id },
+    h(
+      "h2",
+      { id },
+      name,
+      h("small", null, `${count(nodes.length, "node")}, ${count(lent, "GPU")} lent`),
+    ),
+    h(
+      "ul",
+      { class: "nodes" },
+      nodes.map((seen) => (compact ? pip(seen) : tile(campus, seen))),
+    ),
+  );
+}
+
+function tile(campus, seen) {
+  const card = seen.card;
+  const guests = campus.guestsOf(seen);
+  const leaving = card.leaving.length && card.deadline;
+  const left = leaving ? Math.max(0, card.deadline - campus.now()) : 0;
+  return h(
+    "li",
+    { key: card.node, class: `node ${seen.state.toLowerCase()}` },
+    h(
+      "div",
+      { class: "head" },
+      h("a", { href: `#/owner/${encodeURIComponent(card.provider)}` }, card.node),
+      h("span", { class: "state" }, words(seen)),
+    ),
+    gpus(seen, guests),
+    h(
+      "p",
+      { class: "note" },
+      leaving
+        ? h("a", { href: "#/reclaims", class: "urgent" }, `back in ${duration(left)}`)
+        : card.gpus.length
+          ? `${card.provider || "owner"} · ${duration(card.terms.notice)} notice`
+          : `${card.provider || "its owner"} uses it now`,
+    ),
+  );
+}
+
+/** On a large campus a node is one mark for each GPU. */
+function pip(seen) {
+  const card = seen.card;
+  const look = card.gpus.map((gpu) => useOf(seen, gpu)).join();
+  return h(
+    "li",
+    {
+      key: card.node,
+      memo: [look, seen.state],
+      class: `node ${seen.state.toLowerCase()}`,
+      title: `${card.node}: ${words(seen)}`,
+    },
+    h("span", { class: "name" }, card.node),
+    h(
+      "span",
+      { class: "gpus", role: "img", "aria-label": describe(seen) },
+      card.gpus.map((gpu) => h("i", { key: gpu.id, class: `gpu ${useOf(seen, gpu)}` })),
+    ),
+  );
+}
+
+function gpus(seen, guests) {
+  if (!seen.card.gpus.length) return h("p", { class: "none" }, "lends nothing now");
+  const ranked = [...seen.card.gpus].sort((a, b) => a.index - b.index);
+  const folded = ranked.length > FOLD_FROM ? ranked.filter((gpu) => useOf(seen, gpu) === "vacant") : [];
+  return h(
+    "ul",
+    { class: "gpus" },
+    ranked.filter((gpu) => !folded.includes(gpu)).map((gpu) => one(seen, gpu, guests)),
+    folded.length
+      ? h(
+          "li",
+          { key: "vacant", class: "folded" },
+          folded.map((gpu) => h("i", { key: gpu.id, class: "gpu vacant", "aria-hidden": "true" })),
+          h("span", { class: "use" }, `${folded.length} vacant`),
+        )
+      : null,
+  );
+}
+
+function one(seen, gpu, guests) {
+  const use = useOf(seen, gpu);
+  const guest = guests.find((each) => (each.progress.gpus || []).includes(gpu.id));
+  return h(
+    "li",
+    { key: gpu.id, title: `${gpu.model} ${gpu.memory_bytes ? size(gpu.memory_bytes) : ""}` },
+    h("i", { class: `gpu ${use}`, "aria-hidden": "true" }),
+    h("span", { class: "index" }, gpu.index),
+    guest
+      ? h(
+          "a",
+          { href: `#/job/${guest.record.id}`, class: "guest" },
+          guest.record.spec.name,
+          h("small", null, guest.record.spec.user),
+        )
+      : h("span", { class: "use" }, use),
+  );
+}
+
+function describe(seen) {
+  const tally = {};
+  for (const gpu of seen.card.gpus) tally[useOf(seen, gpu)] = (tally[useOf(seen, gpu)] || 0) + 1;
+  const parts = Object.entries(tally).map(([use, n]) => `${n} ${use}`);
+  return `${seen.card.node}: ${parts.join(", ") || "lends nothing"}`;
+}
+
+export function words(seen) {
+  return {
+    IDLE: "vacant",
+    MIXED: "some vacant",
+    ALLOCATED: "all busy",
+    DRAINING: "leaving",
+    RECLAIMED: "with its owner",
+    UNREACHABLE: "not heard of",
+  }[seen.state];
+}
+
+function legend() {
+  return h(
+    "ul",
+    { class: "legend", "aria-label": "Marks" },
+    ["vacant", "busy", "leaving", "unreachable"].map((use) =>
+      h("li", { key: use }, h("i", { class: `gpu ${use}`, "aria-hidden": "true" }), use),
+    ),
+  );
+}
+
+/** Each link's load, split by whose traffic it is. */
+function links(campus) {
+  if (!campus.links.size) return null;
+  const rows = [...campus.links.values()].sort((a, b) => (a.id < b.id ? -1 : 1));
+  return h(
+    "section",
+    { class: "links", "aria-labelledby": "links" },
+    h("h2", { id: "links" }, "Links"),
+    h(
+      "ul",
+      null,
+      rows.map((link) => {
+        const share = (bytes) => (link.rate ? Math.min(1, (bytes || 0) / link.rate) : 0);
+        const parts = [
+          ["background", share(link.background)],
+          ["training", share(link.training)],
+          ["migration", share(link.migration)],
+        ];
+        return h(
+          "li",
+          { key: link.id },
+          h("span", { class: "name" }, link.id),
+          h(
+            "span",
+            {
+              class: "load",
+              role: "img",
+              "aria-label": parts.map(([name, s]) => `${name} ${percent(s)}`).join(", "),
+            },
+            parts.map(([name, s]) =>
+              h("i", { key: name, class: name, style: `transform-origin:left;width:${100 * s}%` }),
+            ),
+          ),
+          h("span", { class: "of" }, rate(link.rate)),
+        );
+      }),
+    ),
+    h(
+      "ul",
+      { class: "legend" },
+      ["background", "training", "migration"].map((kind) =>
+        h("li", { key: kind }, h("i", { class: `swatch ${kind}` }), kind),
+      ),
+    ),
+  );
+}

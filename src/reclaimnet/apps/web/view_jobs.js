@@ -1,0 +1,80 @@
+// All jobs, the newest first, in a table that also reads well on a phone.
+
+import { h } from "./dom.js";
+import { duration } from "./format.js";
+import { TERMINAL } from "./store.js";
+
+const MAX_SHOWN = 200;
+let showEnded = true;
+
+export function jobsView(campus) {
+  const jobs = campus.jobsNewestFirst().filter((each) => showEnded || !TERMINAL.has(each.state));
+  const now = campus.now();
+  return h(
+    "div",
+    { class: "jobs" },
+    h("h1", null, "Jobs"),
+    h(
+      "label",
+      { class: "switch" },
+      h("input", {
+        type: "checkbox",
+        checked: showEnded,
+        onchange: (event) => {
+          showEnded = event.target.checked;
+          campus.changed();
+        },
+      }),
+      " also those that are over",
+    ),
+    jobs.length
+      ? h(
+          "div",
+          { class: "scroll", role: "region", "aria-label": "Jobs", tabindex: "0" },
+          h(
+            "table",
+            null,
+            h(
+              "thead",
+              null,
+              h(
+                "tr",
+                null,
+                ["Job", "User", "State", "Where", "GPUs", "Step", "Moves", "Lost", "Age", "Reason"].map(
+                  (title) => h("th", { key: title, scope: "col" }, title),
+                ),
+              ),
+            ),
+            h(
+              "tbody",
+              null,
+              jobs.slice(0, MAX_SHOWN).map((record) => row(campus, record, now)),
+            ),
+          ),
+        )
+      : h("p", { class: "empty" }, "No jobs. ", h("code", null, "rn run -- python train.py"), " starts one."),
+    jobs.length > MAX_SHOWN ? h("p", { class: "hint" }, `${jobs.length - MAX_SHOWN} older ones are not shown; \`rn ps -a\` lists all.`) : null,
+  );
+}
+
+function row(campus, record, now) {
+  const age = (record.ended_at || now) - record.submitted_at;
+  return h(
+    "tr",
+    { key: record.id },
+    h("th", { scope: "row" }, h("a", { href: `#/job/${record.id}` }, record.spec.name), h("small", null, record.id)),
+    h("td", null, record.spec.user),
+    h("td", null, state(record)),
+    h("td", null, record.holder || "–"),
+    h("td", { class: "number" }, record.spec.gpus),
+    h("td", { class: "number" }, campus.stepOf(record)),
+    h("td", { class: "number" }, record.moves),
+    h("td", { class: "number" }, record.steps_lost),
+    h("td", { class: "number" }, duration(Math.max(0, Math.floor(age / 1e9) * 1e9)).replace(".0", "")),
+    h("td", { class: "reason" }, record.reason || (record.exit_code ? `exit ${record.exit_code}` : "")),
+  );
+}
+
+export function state(record) {
+  return h("span", { class: `state-chip ${record.state.toLowerCase()}` }, record.state.toLowerCase());
+}

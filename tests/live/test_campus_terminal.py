@@ -1,0 +1,99 @@
+"""What people type around a running campus: rehearse, watch, down; and agents that come and go."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.live.campus import LiveCampus, until
+
+from reclaimnet.apps.client import ask_local
+from reclaimnet.errors import Unavailable
+from reclaimnet.model.asking import StatusRequest
+
+
+@pytest.fixture
+def campus(tmp_path: Path):
+    live = LiveCampus(tmp_path)
+    try:
+        yield live
+    finally:
+        live.close()
+
+
+def test_a_rehearsal_moves_the_job_and_gives_the_gpu_back(campus: LiveCampus) -> None:
+    campus.start("lab", "office", gpus=2)
+    job = campus.train(padding_mib=1)
+    campus.await_saved(job, holders=2)
+    source = campus.job(job).holder
+    assert source is not None
+    assert campus.rn("rehearse", "train", check=False).returncode == 2
+    assert campus.job(job).epoch == 1
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "reclaimnet.apps.cli", "watch", "--every", "200ms"],
+        env=campus.env,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert watching.stdout is not None
+        done = campus.rn("rehearse", "train", "--notice", "20s", "-y", "--json")
+        outcome = json.loads(done.stdout)["outcome"]
+        assert outcome["source"] == source
+        assert outcome["destination"] in campus.others(source)
+        assert (outcome["steps_lost"], outcome["lent_again"]) == (0, True)
+        assert outcome["downtime_s"] > 0
+        assert "may go to" in done.stderr
+        until(lambda: len(campus[source].card().gpus) == 2, "it lends as before")
+        said = iter(watching.stdout.readline, "")
+        assert any(f"RUNNING on {outcome['destination']}" in line for line in said)
+    finally:
+        watching.terminate()
+        watching.communicate()
+    campus.gateway.cancel(job)
+    until(lambda: campus.job(job).state.terminal, "it is over")
+    refused = campus.rn("rehearse", str(job), "-y", check=False)
+    assert "only a running job" in refused.stderr
+
+
+def test_down_names_the_jobs_it_stops_and_forgets_the_agents_it_ends(campus: LiveCampus) -> None:
+    campus.rn("up", "--gateway-port", "0")
+    campus.rn("agent", "--name", "lab", "--gpus", "1", "--lend", "--detach")
+    job = campus.train()
+    campus.await_running(job)
+    ended = campus.rn("down").stderr
+    assert "agent lab" in ended
+    assert f"train ({job})" in ended
+    campus.rn("up", "--gateway-port", "0")
+    assert campus.gateway.health()["ok"]
+    # It said goodbye, so nobody misses it; its job waits for a place.
+    assert campus.gateway.nodes() == []
+    assert campus.gateway.find("train").id == job
+
+
+def test_an_agents_door_is_open_before_the_campus_is_there(campus: LiveCampus) -> None:
+    campus.rn("up", "--gateway-port", "0")
+    token = (campus.config.state / "join-token").read_text().strip()
+    (campus.home / "token").write_text(token)
+    url = campus.nats_url
+    campus.rn("down")
+    argv = [sys.executable, "-m", "reclaimnet.apps.cli", "agent", "--name", "lab", "--gpus", "1"]
+    argv += ["--join", url, "--token-file", str(campus.home / "token")]
+    agent = subprocess.Popen(argv, env=campus.env, stderr=subprocess.DEVNULL)
+    try:
+
+        def says_why() -> bool:
+            try:
+                reply = ask_local(campus.config, "lab", StatusRequest())
+            except Unavailable:
+                return False
+            assert not reply.ok
+            return "has not reached the campus" in reply.text
+
+        until(says_why, "the door is open")
+        campus.rn("up", "--gateway-port", "0")
+        until(lambda: ask_local(campus.config, "lab", StatusRequest()).ok, "it has joined")
+    finally:
+        agent.terminate()
+        agent.wait(30)

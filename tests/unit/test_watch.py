@@ -1,0 +1,110 @@
+"""`rn watch` and `rn rehearse`: what is shown at any width, and what is said beforehand."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from reclaimnet.apps import rehearse, watch
+from reclaimnet.apps.cli_tables import job_table, reason_of
+from reclaimnet.apps.client import Node
+from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Progress, Terms
+from reclaimnet.model.units import SECOND
+from reclaimnet.model.work import Checkpoint, JobRecord, JobSpec, JobState, ManifestId
+
+LAB, OFFICE = NodeId("lab"), NodeId("office")
+GPUS = tuple(Gpu(id=GpuId(f"G{i}"), index=i) for i in range(2))
+NOW = 1000 * SECOND
+JOB = JobRecord(
+    id=JobId("j-abcdef"),
+    spec=JobSpec(name="train", user="ada", command=("x",)),
+    submitted_at=0,
+    state=JobState.MIGRATING,
+    reason="reclaim (a talk)",
+    epoch=1,
+    holder=LAB,
+    handover_to=OFFICE,
+    leave_by=NOW + 12 * SECOND,
+    step=7,
+    checkpoints=(
+        Checkpoint(
+            manifest=ManifestId("m"), epoch=1, step=7, size=3 << 20, taken_at=0, holders=(LAB,)
+        ),
+    ),
+)
+NODES = [
+    Node(
+        card=Card(
+            node=LAB,
+            provider="ada",
+            gpus=GPUS,
+            leaving=(GPUS[0].id,),
+            vacant=(GPUS[1].id,),
+            deadline=NOW + 12 * SECOND,
+            jobs=(Progress(job=JOB.id, epoch=1, step=7, at=None, gpus=(GPUS[0].id,)),),
+        ),
+        state="DRAINING",
+    ),
+    Node(card=Card(node=OFFICE, gpus=GPUS, vacant=(GPUS[0].id,)), state="MIXED"),
+]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_reclaim_can_be_watched(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(watch.picture([JOB], NODES, now=NOW))
+    shown = console.file.getvalue()
+    assert max(len(line) for line in shown.splitlines()) <= width
+    assert "lab is taken back, 1 of 2 GPUs: 12s left" in shown
+    assert "train → office  3.0 MiB" in shown
+    assert "▒□" in shown
+
+
+def test_piped_it_says_only_what_changes() -> None:
+    running = replace(JOB, state=JobState.RUNNING, holder=OFFICE, reason="")
+    assert watch.changes([JOB], [JOB], NODES, NODES) == []
+    back = [replace(NODES[0], state="RECLAIMED"), NODES[1]]
+    assert watch.changes([JOB], [running], NODES, back) == [
+        "train (j-abcdef) is RUNNING on office",
+        "lab is RECLAIMED",
+    ]
+
+
+def test_the_time_a_job_has_left_is_counted_when_it_is_shown() -> None:
+    assert reason_of(JOB, NOW) == "12s left: reclaim (a talk)"
+    assert reason_of(JOB, NOW + 9 * SECOND) == "3s left: reclaim (a talk)"
+    assert reason_of(JOB, NOW + 13 * SECOND) == "late: reclaim (a talk)"
+    there = replace(JOB, state=JobState.RUNNING, reason="")
+    assert reason_of(there, NOW) == "-"
+    assert "12s left" in job_table([JOB], now=NOW, width=80)[1]
+
+
+def test_a_rehearsal_says_beforehand_what_it_will_do() -> None:
+    lab = Node(card=replace(NODES[0].card, leaving=(), terms=Terms(notice=20 * SECOND)))
+    job = replace(JOB, state=JobState.RUNNING)
+    plan = rehearse.Plan(job=job, node=lab, gpus=("G0",), notice=20 * SECOND, elsewhere=("office",))
+    text = "\n".join(rehearse.lines(plan))
+    for word in ("train", "lab", "office", "20s", "3.0 MiB", "lends the GPU again"):
+        assert word in text
+    alone = "\n".join(rehearse.lines(replace(plan, elsewhere=())))
+    assert "no other node has room" in alone
+
+
+def test_a_rehearsal_tells_what_it_cost() -> None:
+    outcome = rehearse.Outcome(
+        job="j",
+        name="train",
+        source="lab",
+        destination="office",
+        steps_lost=0,
+        downtime_s=0.5,
+        took_s=3.0,
+        notice_s=20.0,
+        lent_again=True,
+    )
+    said = rehearse.verdict(outcome)
+    assert said.startswith("train moved from lab to office: no step lost, stood still for 500ms")
+    assert "deadline" not in said
+    assert "later than the deadline" in rehearse.verdict(replace(outcome, took_s=21.0))
+    assert "no other place" in rehearse.verdict(replace(outcome, destination=None))

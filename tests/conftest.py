@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import hypothesis
 import pytest
 
 from reclaimnet.apps import doctor
@@ -127,6 +128,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for text, count in sorted(reasons.items()):
             terminalreporter.line(f"{count:4} x {text}")
 
+
+# --- properties ------------------------------------------------------------------------------
+
+# How long an example takes says more of the machine than of the code.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 # --- Ctrl-C ----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from reclaimnet.model import events as ev
 from reclaimnet.model.events import Event
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import Order, Tell, Write
+from reclaimnet.model.rhythm import IterationSeen, RhythmSeen
 from reclaimnet.wire import event_to_dict, order_to_dict
 
 _NO_NEWS: Final = (
@@ -21,13 +22,34 @@ _NO_NEWS: Final = (
     ev.RecordSeen,
     ev.PressureRead,
     ev.VacancyTold,
+    ev.BytesSent,
+    ev.Iterated,
+    IterationSeen,
+    ev.TrafficSampled,
+    RhythmSeen,
+    ev.ClockAsked,
+    ev.ClockTold,
+    ev.TransfersTold,
+    ev.PacesTold,
     ev.Written,
     ev.ProbeArrived,
     ev.SeatTold,
     ev.SeatGranted,
 )
 """Events that are only worth an entry if something was ordered because of them."""
-_NO_ORDER_OF_NOTE: Final = frozenset({"Beat", "HoldLease", "Read", "Check"})
+_NO_ORDER_OF_NOTE: Final = frozenset({"Beat", "HoldLease", "Read", "Check", "SetPace", "Listen"})
+_ROUTINE_NEWS: Final = (
+    ev.ProbeAnswered,
+    ev.VacancyTold,
+    ev.SeatTold,
+    ev.SeatGranted,
+    ev.TransfersTold,
+    ev.PacesTold,
+    IterationSeen,
+    RhythmSeen,
+    ev.ClockAsked,
+    ev.ClockTold,
+)
 
 
 def entries(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> list[dict[str, Any]]:
@@ -56,9 +78,7 @@ def entries(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> li
 def _is_routine(order: Order) -> bool:
     """An answer to a probe is written down by the one who asked."""
     if isinstance(order, Tell):
-        return isinstance(
-            order.event, (ev.ProbeAnswered, ev.VacancyTold, ev.SeatTold, ev.SeatGranted)
-        )
+        return isinstance(order.event, _ROUTINE_NEWS)
     return type(order).__name__ in _NO_ORDER_OF_NOTE
 
 

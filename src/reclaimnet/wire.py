@@ -12,6 +12,7 @@ from reclaimnet.model.asking import Reply, Request
 from reclaimnet.model.events import Event, Told
 from reclaimnet.model.market import Card, NodeId
 from reclaimnet.model.orders import Order, Tell
+from reclaimnet.model.rhythm import IterationSeen, RhythmGone, RhythmSeen
 from reclaimnet.model.work import JobRecord, Manifest
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
@@ -99,9 +100,18 @@ def _speaker(event: Told) -> str | None:
             | events.HandoverFailed()
             | events.CopyHeld()
             | events.CopyRefused()
+            | events.TransfersTold()
+            | events.PacesTold()
+            | RhythmSeen()
+            | events.RotationTold()
+            | events.ClockAsked()
+            | events.ClockTold()
             | events.SeatTold()
         ):
             return event.node
+        case IterationSeen() | RhythmGone():
+            # Between nodes it has to say whose it is.
+            return event.node or ""
         case events.SeatTaken():
             return event.lead
         case events.HandoverOffered() | events.HandoverWithdrawn() | events.CopyAsked():

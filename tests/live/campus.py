@@ -258,11 +258,11 @@ class LiveCampus:
 
     def add(
         self, name: str, *, gpus: int = 1, wait: bool = True, through: "Wire | None" = None,
-        quota: int | None = None,
+        quota: int | None = None, uplink: int | None = None,
     ) -> LiveAgent:  # fmt: skip
         url = self.nats_url if through is None else through.url
         token = (self.config.state / "join-token").read_text().strip()
-        arguments = [url, token, str(gpus), str(quota or 0)]
+        arguments = [url, token, str(gpus), str(quota or 0), str(uplink or 0)]
         self.agents[name] = LiveAgent(self, name, arguments)
         if wait:
             self.agents[name].wait_ready()
@@ -516,7 +516,7 @@ class Wire:
 
 
 def main() -> int:
-    folder, url, token, gpus, quota = sys.argv[1:]
+    folder, url, token, gpus, quota, uplink = sys.argv[1:]
     node = NodeId(Path(folder).name)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = agent.Settings(
@@ -527,6 +527,7 @@ def main() -> int:
         gpus=find.declared(node, int(gpus)),
         lend=LendRequest(notice=20 * SECOND),
         timing=QUICK,
+        uplink_bps=int(uplink) or None,
     )
     if int(quota):
         settings = dataclasses.replace(settings, vault_quota=int(quota))

@@ -1,5 +1,7 @@
 """The guard on a real machine: what it refuses, what it ends, and what holds when it is dead."""
 
+import contextlib
+import errno
 import json
 import os
 import random
@@ -16,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from reclaimnet.adapters.linux import tc, testbed
+from reclaimnet.adapters.linux import bpfload, tc, tc_netns, testbed
 from reclaimnet.adapters.linux.bpf_killswitch import Observer, now
 from reclaimnet.adapters.linux.testbed import Campus, Rack
 from reclaimnet.apps import cli, guard
@@ -26,7 +28,7 @@ from reclaimnet.apps.guard import Guard
 from reclaimnet.apps.guard_client import GuardClient
 from reclaimnet.apps.guard_config import read_config
 from reclaimnet.apps.guard_processes import Process, family, send_signal, started_at
-from reclaimnet.errors import BadConfig, Forbidden, NotFound, Unavailable
+from reclaimnet.errors import BadConfig, Forbidden, NotFound, Unavailable, UsageError
 
 pytestmark = [
     pytest.mark.needs("root"),
@@ -36,6 +38,7 @@ pytestmark = [
 
 MARK = f"g{os.getpid() % 1_000_000}"
 AGENT, STRANGER, OWNER = 65534, 65533, 65532
+CAP_NET_ADMIN, CAP_SYS_ADMIN, PR_CAPBSET_DROP = 12, 21, 24
 MILLISECOND, SECOND = 1_000_000, 1_000_000_000
 PORT = 5401
 RATE = 62_500_000
@@ -344,6 +347,121 @@ def test_a_guest_outside_the_lane_is_stopped_too_and_the_owner_is_not(station) -
         assert owner.wait(timeout=10) == 0
 
 
+ESCAPE = """
+import ctypes, errno, json, os, socket, sys, time
+
+target, top, uid = *sys.argv[1:3], int(sys.argv[3])
+libc = ctypes.CDLL(None, use_errno=True)
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+libc.prctl(4, 1)  # as if it had been started like this: its own again
+print("up", flush=True)
+NEW_USER, NEW_NET, SO_MARK = 0x10000000, 0x40000000, 36
+group = sys.stdin.readline().strip()
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+
+def unshare(flags):
+    if libc.unshare(flags):
+        raise OSError(ctypes.get_errno(), "unshare")
+
+
+def setns(path):
+    if libc.setns(os.open(path, os.O_RDONLY), 0):
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def write(path):
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+
+
+def in_own_namespaces():
+    unshare(NEW_USER | NEW_NET)
+    sock.setsockopt(socket.SOL_SOCKET, SO_MARK, 7)
+
+
+def in_child(call):
+    # A namespace cannot be left again, so somebody else goes there.
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            call()
+            os.write(writer, b"done")
+        except OSError as error:
+            os.write(writer, errno.errorcode[error.errno].encode())
+        os._exit(0)
+    os.wait()
+    return os.read(reader, 100).decode()
+
+
+tries = {
+    "mark": lambda: sock.setsockopt(socket.SOL_SOCKET, SO_MARK, 7),
+    "priority": lambda: sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 0x524E0010),
+    "leave for above": lambda: write(os.path.dirname(group) + "/cgroup.procs"),
+    "leave for the top": lambda: write(top + "/cgroup.procs"),
+    "make a group": lambda: os.mkdir(group + "/mine"),
+    "namespace": lambda: unshare(NEW_NET),
+    "own namespaces": in_own_namespaces,
+    "the first namespace": lambda: setns("/proc/1/ns/net"),
+}
+print(json.dumps({name: in_child(call) for name, call in tries.items()}), flush=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+            out.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 6)
+            out.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0)
+            while True:
+                try:
+                    out.sendto(b"x" * 100, (target, 9))
+                except OSError:
+                    pass
+                time.sleep(0.001)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("lane", [True, False])
+def test_a_job_cannot_get_out_of_what_it_is_known_by(station, lane) -> None:
+    """Not by a mark or a priority, another group or namespace, nor by a child nobody knows of."""
+    station.run(uplinks=["eth0"])
+    target = str(station.bed.hosts["a2"].address)
+    job = station.bed.run(
+        "a1",
+        [sys.executable, "-c", ESCAPE, target, str(cgroup2_root()), str(AGENT)],
+        lane=lane,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    agent = station.client(AGENT)
+    observer = Observer("eth0", netns=station.bed.hosts["a2"].netns)
+    try:
+        assert job.stdout.readline() == "up\n"
+        group = agent.ask("open", guest="job", pids=[job.pid])["cgroup"]
+        job.stdin.write(f"{group}\n")
+        job.stdin.flush()
+        tried = json.loads(job.stdout.readline())
+        assert set(tried.values()) <= {"EPERM", "EACCES"}, tried
+        runaway = int(job.stdout.readline())
+        assert job.wait(timeout=10) == 0, "the one that the guard was told of is gone"
+        assert str(runaway) in (Path(group) / "cgroup.procs").read_text().split()
+        wait_until(lambda: observer.packets > 20)
+        wall, moment = both_clocks(500)
+        agent.ask("deadline", guest="job", deadline=wall)
+        observer.expect_none(after=moment)
+        wait_until(lambda: not guests(agent))
+        assert started_at(runaway) is None
+        wait_until(lambda: now() > moment + 100 * MILLISECOND)
+        assert observer.late == 0
+    finally:
+        observer.close()
+
+
 # --- processes -----------------------------------------------------------------------------
 
 
@@ -456,6 +574,99 @@ def test_an_interface_that_is_not_there_keeps_the_guard_from_starting(station) -
     assert process.wait() == NotFound.exit_code
     # Nothing was touched: the fixture looks for pins and cgroups, and there is no state either.
     assert sorted(path.name for path in station.folder.iterdir()) == ["guard.toml"]
+
+
+class Refused:
+    """A guard that does not start: one sentence, and nothing of this machine was touched."""
+
+    def __init__(self, station) -> None:
+        self.station = station
+        station.write()
+        self.before = self.machine()
+
+    def machine(self) -> tuple:
+        lane = self.station.bed.hosts["a1"].lane
+        return (
+            sorted(path.name for path in self.station.folder.iterdir()),
+            self.station.cgroup.exists(),
+            tc.qdisc_owner("eth0", netns=lane),
+            Path("/proc/self/mounts").read_text(),
+        )
+
+    def with_sentence(self, complaint, error=Unavailable) -> None:
+        config = read_config(self.station.file)
+        with pytest.raises(error, match=complaint) as raised:
+            self.station.bed.inside("a1", lambda: Guard(config))
+        assert str(raised.value).count("\n") == 0
+        assert self.machine() == self.before
+
+
+def test_a_kernel_without_htb(station, monkeypatch) -> None:
+    class Route(contextlib.AbstractContextManager):
+        def __init__(self) -> None:
+            self.real = tc_netns.IPRoute()
+
+        def __exit__(self, *_: object) -> None:
+            self.real.close()
+
+        def __getattr__(self, name):
+            return getattr(self.real, name)
+
+        def tc(self, command, kind, *args, **options):
+            assert kind == "htb"
+            raise tc_netns.NetlinkError(errno.ENOENT)
+
+    monkeypatch.setattr(tc, "IPRoute", Route)
+    Refused(station).with_sentence("this kernel has no HTB")
+
+
+def test_a_kernel_without_bpf(station, monkeypatch) -> None:
+    def without_bpf(name, spec):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(bpfload.Map, "create", without_bpf)
+    Refused(station).with_sentence("does not let us use BPF")
+
+
+def test_no_compiler_and_nothing_compiled_yet(station, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    station.settings["cache"] = str(station.folder / "cache")
+    Refused(station).with_sentence("apt-get install clang")
+
+
+def test_a_qdisc_that_is_somebody_elses(station) -> None:
+    lane = station.bed.hosts["a1"].lane
+
+    def add() -> None:
+        with tc_netns.IPRoute() as route:
+            index = route.link_lookup(ifname="eth0")[0]
+            route.tc("add", "tbf", index, handle=0x10000, rate="8mbit", burst=16384, latency="1s")
+
+    tc_netns.inside(lane, add)
+    Refused(station).with_sentence("tbf qdisc that is not ours", UsageError)
+    assert tc.qdisc_owner("eth0", netns=lane) == "tbf"
+
+
+@pytest.mark.parametrize("capability", [CAP_NET_ADMIN, CAP_SYS_ADMIN])
+def test_root_without_the_capabilities_of_root(station, capability) -> None:
+    """As in most containers."""
+    refused = Refused(station)
+    code = (
+        "import ctypes, os, sys\n"
+        f"assert ctypes.CDLL(None).prctl({PR_CAPBSET_DROP}, {capability}, 0, 0, 0) == 0\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'reclaimnet.apps.guard', sys.argv[1]])\n"
+    )
+    process = station.bed.run(
+        "a1",
+        [sys.executable, "-c", code, str(station.file)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.PIPE,
+    )
+    said = process.stderr.read().decode()
+    assert said.count("\n") == 1, said
+    assert "CAP_NET_ADMIN" in said
+    assert process.wait() == Unavailable.exit_code
+    assert refused.machine() == refused.before
 
 
 # --- who may ask for what ------------------------------------------------------------------

@@ -10,10 +10,25 @@ from reclaimnet import wire
 from reclaimnet.errors import Damaged
 from reclaimnet.model import events, orders
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, StatusRequest, WithdrawRequest
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.moving import LinkId
+from reclaimnet.model.rhythm import Burst, Rhythm, RhythmSeen
 from reclaimnet.model.work import JobRecord, Manifest
 
 # JSON knows neither infinity nor "not a number", and we never send them.
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+st.register_type_strategy(
+    Rhythm,
+    st.builds(
+        Rhythm,
+        job=st.from_type(JobId),
+        period=st.integers(100, 1 << 40),
+        bursts=st.lists(
+            st.builds(Burst, start=st.just(7), length=st.integers(1, 93)), max_size=1
+        ).map(tuple),
+        links=st.lists(st.from_type(LinkId)).map(tuple),
+    ),
+)
 EVENTS = st.one_of([st.from_type(kind) for kind in typing.get_args(events.Event)])
 ORDERS = st.one_of([st.from_type(kind) for kind in typing.get_args(orders.Order)])
 REQUESTS = st.one_of(
@@ -103,3 +118,14 @@ def test_a_newer_nodes_words_are_named() -> None:
 def test_deep_nesting_is_refused() -> None:
     with pytest.raises(Damaged):
         wire.decode_event(b'{"kind": "Woke", "x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}")
+
+
+def test_a_rhythm_that_is_none_is_refused() -> None:
+    burst = Burst(start=50, length=20, demand=1)
+    seen = RhythmSeen(
+        node=NodeId("n"),
+        rhythm=Rhythm(job=JobId("j"), period=100, bursts=(burst,), links=()),
+    )
+    broken = wire.encode_event(seen).replace(b'"period":100', b'"period":60')
+    with pytest.raises(Damaged):
+        wire.decode_event(broken)

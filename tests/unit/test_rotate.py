@@ -4,13 +4,14 @@ import random
 
 import pytest
 
-from reclaimnet.apps.links import picture, view
+from reclaimnet.apps.links import picture
 from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link, LinkId, Transfer, TransferId
 from reclaimnet.model.rhythm import Burst, Hold, Rhythm
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.policy.pace import least_rate_first
 from reclaimnet.policy.rotate import beside_rhythms, carried, fit, gaps, relieve, rotate
+from reclaimnet.policy.view import view
 
 RATE = 25_000_000
 LINK = Link(id=LinkId("l"), rate=RATE)

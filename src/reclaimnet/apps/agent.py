@@ -53,11 +53,13 @@ from reclaimnet.model.asking import (
     StatusRequest,
 )
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
-from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.model.units import SECOND, parse_rate, show_duration
 from reclaimnet.model.work import Saving
 from reclaimnet.policy.suite import SUITES
 from reclaimnet.policy.topology import Topology, parse_topology
 
+ASSUMED_UPLINK: Final = 125_000_000
+"""Bytes a second: a gigabit, until somebody says or transfers show what it is."""
 LEAVE_AT_MOST: Final = 30 * SECOND
 """How long Ctrl-C waits for guests to leave."""
 SAFETY: Final = SECOND
@@ -105,6 +107,8 @@ class Settings:
     timing: Timing = LIVELY
     suite: str = "standby"
     guard: Path | None = None
+    uplink_bps: int | None = None
+    """What the node's uplink carries, in bytes a second; None if nobody has said."""
     grace: int | None = None
     """How long guests have to leave after SIGTERM; None: it ends them at once."""
     allocation: Allocation | None = None
@@ -125,6 +129,7 @@ def main(
     suite: str = "standby",
     guard: Path | None = None,
     address: str | None = None,
+    uplink: str | None = None,
     grace: int | None = None,
     zone: str | None = None,
     topology: Path | None = None,
@@ -137,6 +142,7 @@ def main(
         raise UsageError(
             f"{node!r} cannot be a node's name; use letters, digits, dots and dashes: --name lab1"
         )
+    plan, uplink_bps = _network(node, uplink, topology)
     url, secret = campus_of(config, join, token)
     folder = config.agents / node
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -160,6 +166,7 @@ def main(
             suite=suite,
             guard=guard,
             address=address,
+            uplink=uplink,
             grace=grace,
             zone=zone,
             topology=topology,
@@ -181,6 +188,7 @@ def main(
         vault_quota=vault_quota,
         suite=suite,
         guard=guard,
+        uplink_bps=uplink_bps,
         grace=grace,
         zone=_zone_of(node, zone, plan),
         topology=plan,
@@ -339,6 +347,8 @@ class Agent:
                     provider=getpass.getuser(),
                     zone=settings.zone,
                     address=server.address,
+                    uplink_bps=settings.uplink_bps or ASSUMED_UPLINK,
+                    uplink_assumed=settings.uplink_bps is None,
                     shelf_bytes=vault.room(),
                     timing=settings.timing,
                     topology=settings.topology,
@@ -356,6 +366,7 @@ class Agent:
                 client=ca.client_context(credentials),
                 clock=self._clock,
                 guard=guard,
+                sendings=server.sendings,
             )
             stack.push_async_callback(world.close)
             stack.push_async_callback(world.flush)
@@ -413,21 +424,22 @@ class Agent:
                 await campus.beat(card)
 
     async def _serve(self, campus: Campus) -> None:
-        world, _ = self._running()
+        world, mind = self._running()
         node = self.settings.node
         await campus.listen(node, world.deliver)
         await campus.serve_asks(node, self.answer)
         _log.info("%s is ready, with %d GPUs", node, len(self.settings.gpus))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hear(campus))
-            group.create_task(
-                campus.hold_role(
-                    dispatcher_role(self.settings.zone),
-                    node,
-                    self.settings.timing.role,
-                    lambda event: self._role(event, campus, group),
+            for role in mind.roles():
+                group.create_task(
+                    campus.hold_role(
+                        role,
+                        node,
+                        self.settings.timing.role,
+                        lambda event: self._role(event, campus, group),
+                    )
                 )
-            )
 
     async def _hear(self, campus: Campus) -> None:
         world, mind = self._running()
@@ -441,6 +453,8 @@ class Agent:
     ) -> None:
         world, _ = self._running()
         world.deliver(event)
+        if event.role != dispatcher_role(self.settings.zone):
+            return
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
@@ -639,6 +653,23 @@ class Agent:
         return f"{self.settings.node}-{self._requests}"
 
 
+def _network(
+    node: NodeId, uplink: str | None, topology: Path | None
+) -> tuple[Topology | None, int | None]:
+    """The plan of the campus, and what this node's uplink carries, as far as they were given."""
+    plan = _plan_in(topology) if topology is not None else None
+    if uplink is None:
+        spot = plan.nodes.get(node) if plan is not None else None
+        return plan, spot.uplink_bps if spot is not None else None
+    try:
+        rate = parse_rate(uplink)
+    except ValueError as error:
+        raise UsageError(f"--uplink: {error}") from error
+    if rate <= 0:
+        raise UsageError("--uplink: an uplink carries more than nothing; for example 1G or 100M")
+    return plan, rate
+
+
 def _guard(settings: Settings) -> Guarded | None:
     """The one that was named must be there; the usual one is used if it is."""
     path = settings.guard or DEFAULT_SOCKET
@@ -811,6 +842,7 @@ def _detached(
     suite: str,
     guard: Path | None,
     address: str | None,
+    uplink: str | None,
     grace: int | None,
     zone: str | None,
     topology: Path | None,
@@ -823,6 +855,7 @@ def _detached(
     argv += ["--suite", suite]
     argv += ["--guard", str(guard)] if guard is not None else []
     argv += ["--address", address] if address is not None else []
+    argv += ["--uplink", uplink] if uplink is not None else []
     argv += ["--grace", f"{grace / SECOND}s"] if grace is not None else []
     argv += ["--zone", zone] if zone is not None else []
     argv += ["--topology", str(topology.resolve())] if topology is not None else []

@@ -5,7 +5,7 @@ import pwd
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +27,7 @@ from reclaimnet.apps.cli_base import (
 )
 from reclaimnet.apps.client import Gateway, follow_on
 from reclaimnet.errors import Unavailable, UsageError
+from reclaimnet.model.market import JobId, Sending
 from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.model.work import JobRecord, JobState, Saving
 
@@ -160,16 +161,25 @@ def ps(ended: bool, as_json: bool) -> None:
     """
     jobs = Gateway(configured()).jobs(ended=ended)
     jobs.sort(key=lambda job: (job.submitted_at, job.id))
+    sending = _on_the_way(jobs)
     if as_json:
-        print_json(jobs=jobs)
+        print_json(jobs=jobs, sending=list(sending.values()))
         return
     if not jobs:
         say("no jobs" + ("." if ended else " now; `rn ps -a` lists those that are over."))
         return
-    heading, *lines = cli_tables.job_table(jobs, now=time.time_ns(), width=width())
+    heading, *lines = cli_tables.job_table(jobs, now=time.time_ns(), width=width(), sending=sending)
     click.secho(heading, bold=True)
     for job, line in zip(jobs, lines, strict=True):
         click.secho(line, fg=_COLOURS.get(job.state))
+
+
+def _on_the_way(jobs: Sequence[JobRecord]) -> dict[JobId, Sending]:
+    """The last states of jobs that move, as the nodes they leave tell of them."""
+    if not any(job.state == JobState.MIGRATING for job in jobs):
+        return {}
+    cards = [node.card for node in Gateway(configured()).nodes()]
+    return {sent.job: sent for card in cards for sent in card.sending if sent.deadline is not None}
 
 
 @command("rn logs train\nrn logs -f 8f3a")

@@ -142,6 +142,9 @@ def nodes(as_json: bool) -> None:
     help="The guard's socket; otherwise the usual one, if a guard runs.",
 )
 @click.option("--address", help="Where others reach this node's checkpoints, if it is not obvious.")
+@click.option(
+    "--uplink", metavar="RATE", help="What this machine's network carries, in bits: 1G, 100M."
+)
 @click.option("--grace", type=DURATION, help="How long SIGTERM lets guests leave; else not at all.")
 @click.option("--zone", help="The nodes it is placed with; otherwise by the topology, else all.")
 @click.option(
@@ -162,6 +165,7 @@ def agent(
     suite: str,
     guard: Path | None,
     address: str | None,
+    uplink: str | None,
     grace: int | None,
     zone: str | None,
     topology: Path | None,
@@ -182,10 +186,28 @@ def agent(
         suite=suite,
         guard=guard,
         address=address,
+        uplink=uplink,
         grace=grace,
         zone=zone,
         topology=topology,
     )
+
+
+@command("rn links\nrn links --json")
+@json_option
+def links(as_json: bool) -> None:
+    """Show the network: what is on its way, who talks when, who conducts.
+
+    Transfers with a deadline say when they will be there, and when they must be.
+    """
+    from reclaimnet.apps import links as network
+
+    cards = [node.card for node in Gateway(configured()).nodes()]
+    if as_json:
+        print_json(**network.data(cards))
+        return
+    for line in network.lines(cards, now=time.time_ns()):
+        click.echo(cli_tables.printable(line))
 
 
 @command("rn top")

@@ -1,10 +1,10 @@
 """Tables of jobs and nodes for people: cut to the terminal's width, whole when piped. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from reclaimnet.apps.client import Node
-from reclaimnet.model.market import Gpu
+from reclaimnet.model.market import Gpu, JobId, Sending
 from reclaimnet.model.units import SECOND, show_duration, show_size
 from reclaimnet.model.work import JobRecord, JobState, never_saved
 
@@ -17,8 +17,18 @@ _MIN_NAME: Final = 8
 _MIN_REASON: Final = 14
 
 
-def job_table(jobs: Sequence[JobRecord], *, now: int, width: int | None) -> list[str]:
-    """A heading and one line for each job; `width` None means nothing is cut."""
+NOTHING_SENT: Final[Mapping[JobId, Sending]] = {}
+
+
+def job_table(
+    jobs: Sequence[JobRecord],
+    *,
+    now: int,
+    width: int | None,
+    sending: Mapping[JobId, Sending] = NOTHING_SENT,
+) -> list[str]:
+    """A heading and one line for each job; `width` None means nothing is cut. Of a job whose state
+    is on its way, the reason begins with how far that is."""
     ids = short_ids([job.id for job in jobs])
     rows = [
         (
@@ -32,13 +42,24 @@ def job_table(jobs: Sequence[JobRecord], *, now: int, width: int | None) -> list
             _lost(job),
             # Clocks of two machines differ: a job is never younger than new.
             show_duration(max(0, (job.ended_at or now) - job.submitted_at)),
-            reason_of(job, now),
+            (_way(sending[job.id], now) if job.id in sending else "") + reason_of(job, now),
         )
         for job in jobs
     ]
     heading = ("JOB", "NAME", "ST", "NODE", "GPU", "STEP", "MV", "LOST", "AGE", "REASON")
     sides = _LEFT * 4 + _RIGHT * 5 + _LEFT
     return _table([heading, *rows], sides, width=width, squeezable=(3, 1))
+
+
+def _way(sent: Sending, now: int) -> str:
+    """How far a job's last state is, and when it is there, against when it must be."""
+    done = 1.0 - sent.bytes_left / sent.size if sent.size else 1.0
+    words = f"{done:.0%} at {sent.to}"
+    if sent.eta is not None and sent.bytes_left:
+        words += f", there in {show_duration(max(0, sent.eta - now))}"
+    if sent.deadline is not None:
+        words += f" of {show_duration(max(0, sent.deadline - now))}"
+    return f"{words}; "
 
 
 def _where(job: JobRecord) -> str:

@@ -42,6 +42,7 @@ from reclaimnet.adapters.linux.bpf_killswitch import (
     now,
 )
 from reclaimnet.adapters.linux.real_time import run_ahead
+from reclaimnet.adapters.linux.tc_abilities import try_kill_switch, try_shaping
 from reclaimnet.adapters.linux.tc_netns import inside, interface_index
 from reclaimnet.apps.guard_config import GuardConfig, OwnerTerms, narrower, read_config, read_terms
 from reclaimnet.apps.guard_processes import (
@@ -386,8 +387,6 @@ class Guard:
         guest.deadline = deadline
         self.switch.set_deadline(guest.slot, deadline)
 
-    # --- processes
-
     def _house(self, guest: Guest, processes: Sequence[Process]) -> None:
         if self._cgroups is None:
             return
@@ -604,8 +603,11 @@ def _check_machine(config: GuardConfig) -> None:
     """Refuse what cannot be done here before anything is touched."""
     for interface in (*config.uplinks, *([] if config.lane is None else [config.lane])):
         interface_index(interface)
+    if config.lane is not None or config.uplinks:
+        try_kill_switch(config.cache)
     if config.lane_netns is not None:
         tc.check_free(config.lane_inner, netns=config.lane_netns)
+        try_shaping()
 
 
 def _open_switch(config: GuardConfig) -> KillSwitch | NoSwitch:

@@ -4,10 +4,12 @@ Requests are sent in turn, by one thread. The guard needs none of them to keep a
 heard of; so one that fails is said in the log, and what it was for holds by the minder alone.
 """
 
+import hashlib
 import logging
 import socket
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +19,9 @@ from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable
 from reclaimnet.model.market import EdgeCount, JobId
 
 COUNT_EVERY_S: Final = 10.0
+
+MOST: Final = 12_500_000_000
+"""100 Gbit/s in bytes a second: as good as no limit at all."""
 
 _log = logging.getLogger("reclaimnet.agent")
 
@@ -31,6 +36,9 @@ class Guarded:
         self._turn = ThreadPoolExecutor(1, "reclaimnet-guard")
         self._deadlines: dict[str, int] = {}
         self._guests: set[str] = set()
+        self._paced: set[str] = set()
+        self.lane = False
+        """Checkpoints are served from the guests' lane, where the guard can shape them."""
         self._counted: tuple[EdgeCount, ...] = ()
         self._counted_at = -COUNT_EVERY_S
 
@@ -38,7 +46,9 @@ class Guarded:
         """A listening socket in the guests' lane; None if this machine has no lane."""
         try:
             with GuardClient(self._path) as client:
-                return client.listen()
+                listener = client.listen()
+                self.lane = True
+                return listener
         except (ReclaimNetError, IndexError) as error:
             _log.info("checkpoints are served outside of a lane: %s", error)
             return None
@@ -103,6 +113,52 @@ class Guarded:
             for key, count in by_key.items()
         )
 
+    def hold_to(
+        self,
+        transfer: str,
+        rate: int,
+        connections: Sequence[socket.socket],
+        otherwise: Callable[[], None],
+    ) -> None:
+        """A class of its own at the edge for a transfer, in bytes a second, and its sockets in it.
+        What the guard cannot do is done `otherwise`."""
+        name = _short(transfer)
+
+        def ask() -> None:
+            try:
+                self._ask("pace", transfer=name, rate=self._allowed(rate))
+                if connections:
+                    self._ask("mark", transfer=name, sockets=connections)
+                self._paced.add(name)
+            except (ReclaimNetError, OSError, ValueError) as error:
+                _log.info("%s is paced without the guard: %s", transfer, error)
+                otherwise()
+
+        if self.lane:
+            self._turn.submit(ask)
+        else:
+            otherwise()
+
+    def sent(self, job: JobId, epoch: int) -> int:
+        """Bytes that the guest has sent, by the kill switch's own count."""
+        name = _name(job, epoch)
+        for guest in self._ask("status")["guests"]:
+            if guest["guest"] == name:
+                return int(guest["counts"]["out_passed"]["bytes"])
+        raise NotFound(f"the guard knows no guest {name}")
+
+    def let_go(self, transfer: str) -> None:
+        """The transfer is over, and its class with it."""
+        name = _short(transfer)
+        if name in self._paced:
+            self._paced.discard(name)
+            self._later("pace", transfer=name, rate=0, guest=transfer)
+
+    def _allowed(self, rate: int) -> int:
+        """No more than the owner's terms: more would be refused, and the old rate stay."""
+        terms = self._ask("status")["terms"]["rate"]
+        return min(rate, MOST) if terms is None else min(rate, terms)
+
     def close(self) -> None:
         self._turn.shutdown()
         if self._client is not None:
@@ -134,6 +190,11 @@ class Guarded:
                     if attempt == 2:
                         raise
             raise AssertionError("the second try returns or raises")
+
+
+def _short(transfer: str) -> str:
+    """The guard's names are short, and of few letters."""
+    return f"t-{hashlib.blake2s(transfer.encode(), digest_size=12).hexdigest()}"
 
 
 def _name(job: JobId, epoch: int) -> str:

@@ -25,6 +25,8 @@ from reclaimnet.model.units import parse_rate
 DEFAULT_MARK: Final = "campus"
 RUN_DIR: Final = Path("/run/reclaimnet/testbed")
 """What guards of testbeds keep, by mark and host, so that `down` finds it after a crash."""
+UNSHAPED: Final = 12_500_000_000
+"""Bytes a second that a link without a shaper is said to carry: more than this machine can."""
 _READY_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.02
 _END_SECONDS: Final = 5.0
@@ -137,6 +139,10 @@ def run_agent(
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "agent", "--name", host]
     argv += ["--join", nats_url, "--gpus", str(gpus), "--lend", "--notice", "20s"]
     argv += ["--guard", str(guard)]
+    plan = topology(bed.campus)
+    if plan:
+        (guard.parent / "topology.toml").write_text(plan)
+        argv += ["--topology", str(guard.parent / "topology.toml")]
     lane_address = bed.hosts[host].lane_address
     argv += ["--address", str(lane_address)] if lane_address is not None else []
     with (guard.parent / "agent.log").open("wb") as log:
@@ -147,6 +153,20 @@ def run_agent(
             stdout=log,
             stderr=log,
         )
+
+
+def topology(campus: Campus) -> str:
+    """The plan of the campus as agents read it; empty if it says nothing of what links carry."""
+    if not any(rack.uplink or rack.host_rate for rack in campus.racks):
+        return ""
+    lines = []
+    for rack in campus.racks:
+        lines += [f'[buildings."{rack.name}"]', f'uplink = "{8 * (rack.uplink or UNSHAPED)}"']
+        for number in range(1, rack.hosts + 1):
+            rate = rack.host_rate or rack.uplink or UNSHAPED
+            lines += [f'[nodes."{rack.name}{number}"]', f'building = "{rack.name}"']
+            lines += [f'uplink = "{8 * rate}"']
+    return "\n".join(lines) + "\n"
 
 
 def _wait_for_guard(process: "subprocess.Popen[Any]", folder: Path) -> None:

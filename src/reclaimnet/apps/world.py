@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import shutil
+import socket
 import ssl
 import sys
 import threading
@@ -21,6 +22,7 @@ from typing import Any, Final, assert_never
 from reclaimnet import journal
 from reclaimnet.adapters.gpu.memory import Meter
 from reclaimnet.adapters.linux import runner as rn
+from reclaimnet.adapters.linux.counters import Samples, listen
 from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
 from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.adapters.linux.pressure import Watch
@@ -28,6 +30,7 @@ from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.campus import Campus, Refused
 from reclaimnet.adapters.tls.ca import GATEWAY, node_of
 from reclaimnet.adapters.vault.assembly import Assembly, changed_chunks
+from reclaimnet.adapters.vault.sending import Sending, Sendings
 from reclaimnet.adapters.vault.store import CHUNK_BYTES, Saved, Source, Vault
 from reclaimnet.adapters.vault.transfer import PullResult, pull
 from reclaimnet.apps import bundle
@@ -37,8 +40,10 @@ from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
+from reclaimnet.model.moving import UNLIMITED, TransferId
 from reclaimnet.model.pressure import MAX_AGE, Pressure
-from reclaimnet.model.units import SECOND
+from reclaimnet.model.rhythm import ExplainLink
+from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, Manifest, ManifestId, Saving, Team
 from reclaimnet.sdk.image import IMAGE
 
@@ -56,6 +61,12 @@ OUTPUT: Final = Path(".rn-output")
 """Where a checkpoint holds what the job had written into its output directory."""
 LOADED_PATIENCE_S: Final = 10.0
 """How long a job that was started ahead may take to read what is laid out for it."""
+LISTEN_EVERY: Final = 5 * MILLISECOND
+"""How often a byte counter is read while a job is listened to."""
+GUARD_EVERY: Final = 15 * MILLISECOND
+"""The same where the guard has to be asked, who has other things to do."""
+SENDING_EVERY_S: Final = 0.5
+"""How often it is looked how far transfers from here have come."""
 SWITCH_S: Final = 0.001
 TELLING_RATE_BYTES: Final = 1 << 20
 """Less than this says nothing about a path's rate."""
@@ -94,6 +105,7 @@ class LiveWorld:
         clock: Clock,
         guard: Guarded | None = None,
         memory: Path | None = None,
+        sendings: Sendings | None = None,
     ) -> None:
         """`memory` is the group in which guests' memory is accounted; None means below our own."""
         self.node = node
@@ -149,6 +161,12 @@ class LiveWorld:
         self._sensor = Sensor(guests, clock.now)
         self._gpus = Meter(clock.now)
         self._pressure_due = False
+        self._sendings = sendings or Sendings()
+        self._sendings.on_connection = self._on_connection_from_thread
+        self._paces: dict[TransferId, int] = {}
+        """What transfers from here are held to."""
+        self._watching_sendings = False
+        self._listening = ThreadPoolExecutor(1, "reclaimnet-listen")
         self.watch = Watch(
             self._read_memory,
             self._on_pressure_from_thread,
@@ -285,7 +303,19 @@ class LiveWorld:
                 self._spawn(self._pull(order))
             case od.Forget():
                 self._spawn(self._forget(order))
-            case od.Explain():
+            case od.SetPace():
+                self._set_pace(order)
+            case od.Listen():
+                self._spawn(self._listen(order))
+            case od.Rotate():
+                self.runner.rotate(
+                    order.job,
+                    order.epoch,
+                    anchor_monotonic_ns=self._clock.monotonic(order.anchor),
+                    period=order.period,
+                    bound=order.bound,
+                )
+            case od.Explain() | ExplainLink():
                 pass
             case _:
                 assert_never(order)
@@ -474,6 +504,16 @@ class LiveWorld:
                 at = self._clock.wall(report.at)
                 self.deliver(
                     ev.StepDone(job=report.job, epoch=report.epoch, step=report.step, at=at)
+                )
+            case rn.Iterated():
+                self.deliver(
+                    ev.Iterated(
+                        job=report.job,
+                        epoch=report.epoch,
+                        count=report.count,
+                        ready_at=self._clock.wall(report.ready_at),
+                        began_at=self._clock.wall(report.began_at),
+                    )
                 )
             case rn.Snapshot():
                 key = (report.job, report.epoch)
@@ -768,6 +808,95 @@ class LiveWorld:
         laid_out.note_changes(before)
         return result, laid_out.assembly.holds is not None
 
+    def _on_connection_from_thread(self, sending: Sending, connection: socket.socket) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._on_connection, sending, connection)
+
+    def _on_connection(self, sending: Sending, connection: socket.socket) -> None:
+        """Somebody fetches from here: the plan must know, and a further connection keep to it."""
+        transfer = _transfer_of(sending)
+        if transfer in self._paces and connection in sending.connections:
+            self._enforce(sending, self._paces[transfer], [connection])
+        self.deliver(_bytes_sent(sending))
+        if not self._watching_sendings:
+            self._watching_sendings = True
+            self._spawn(self._watch_sendings())
+
+    async def _watch_sendings(self) -> None:
+        """While something is on its way, look how far it is."""
+        while True:
+            await asyncio.sleep(SENDING_EVERY_S)
+            for sending in self._sendings.take_ended():
+                transfer = _transfer_of(sending)
+                self._paces.pop(transfer, None)
+                if self._guard is not None:
+                    self._guard.let_go(transfer)
+                self.deliver(ev.SendingEnded(transfer=transfer))
+            under_way = self._sendings.under_way()
+            for sending in under_way:
+                self.deliver(_bytes_sent(sending))
+            if not under_way:
+                self._watching_sendings = False
+                return
+
+    def _set_pace(self, order: od.SetPace) -> None:
+        self._paces[order.transfer] = order.rate
+        for sending in self._sendings.under_way():
+            if _transfer_of(sending) == order.transfer:
+                self._enforce(sending, order.rate, list(sending.connections))
+
+    def _enforce(self, sending: Sending, rate: int, connections: list[socket.socket]) -> None:
+        """At the node's edge if there is a guard with a lane, else where the bytes are written."""
+
+        def here() -> None:
+            sending.pace.change(None if rate >= UNLIMITED else rate)
+
+        if self._guard is None:
+            here()
+        else:
+            self._guard.hold_to(_transfer_of(sending), rate, connections, otherwise=here)
+
+    async def _listen(self, order: od.Listen) -> None:
+        """One job at a time: it is a thread that does little but look at the clock."""
+        minder = self.runner.minder_of(order.job, order.epoch)
+        if minder is None:
+            return
+        try:
+            samples: Samples = await self._loop.run_in_executor(
+                self._listening, self._heard, minder, order
+            )
+        except (ReclaimNetError, OSError) as error:
+            _log.info("the traffic of %s cannot be counted: %s", order.job, error)
+            return
+        self.deliver(
+            ev.TrafficSampled(
+                job=order.job,
+                epoch=order.epoch,
+                times=tuple(self._clock.wall(at) for at in samples.times),
+                counts=samples.counts,
+            )
+        )
+
+    def _heard(self, minder: int, order: od.Listen) -> Samples:
+        """By the sockets themselves; where they cannot be looked at, by what the guard counts."""
+
+        def stopped() -> bool:
+            return self._closed
+
+        try:
+            return listen(minder, lasts=order.lasts, every=LISTEN_EVERY, stopped=stopped)
+        except Unavailable:
+            if self._guard is None:
+                raise
+        times: list[int] = []
+        counts: list[int] = []
+        end = time.monotonic_ns() + order.lasts
+        while time.monotonic_ns() < end and not stopped():
+            counts.append(self._guard.sent(order.job, order.epoch))
+            times.append(time.monotonic_ns())
+            time.sleep(GUARD_EVERY / SECOND)
+        return Samples(times=tuple(times), counts=tuple(counts))
+
     async def _get_ready(self, key: tuple[JobId, int], laid_out: "_LaidOut") -> None:
         """The process that waits for this state reads what is there of it. The first time, whoever
         asked for the state is answered only then: it is what they wait for."""
@@ -828,6 +957,7 @@ class LiveWorld:
         self._gpus.close()
         await asyncio.to_thread(self.runner.close)
         await asyncio.to_thread(self._pool.shutdown)
+        await asyncio.to_thread(self._listening.shutdown)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await self._loop.run_in_executor(self._pool, function, *arguments)
@@ -882,6 +1012,22 @@ class _LaidOut:
         if not self.told or self.changed is None:
             return None
         return [(index * CHUNK_BYTES, CHUNK_BYTES) for index in sorted(self.changed)]
+
+
+def _transfer_of(sending: Sending) -> TransferId:
+    to = node_of(sending.peer) or sending.peer
+    return TransferId(f"{sending.job}/{sending.manifest[:12]}/{to}")
+
+
+def _bytes_sent(sending: Sending) -> ev.BytesSent:
+    return ev.BytesSent(
+        transfer=_transfer_of(sending),
+        job=sending.job,
+        to=node_of(sending.peer) or NodeId(sending.peer),
+        size=sending.size,
+        left=sending.left,
+        busy=sending.busy(),
+    )
 
 
 def _team_variables(team: Team) -> tuple[tuple[str, str], ...]:

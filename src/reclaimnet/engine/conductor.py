@@ -1,18 +1,22 @@
-"""The conductor: a role, one for each set of links; keeps the bursts on them from meeting.
+"""The conductor: a role, one for each stretch of the network; says who talks when, and how fast
+transfers go through the gaps that leaves.
 
-It decides nothing that it must remember: rhythms are told again by their nodes, and a conductor
-that takes over begins from where iterations begin at that moment.
+It decides nothing that it must remember: rhythms and transfers are told again by their nodes, and a
+conductor that takes over begins from where everybody is at that moment.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Final, assert_never
 
-from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.engine.convoy import Convoy, differs
+from reclaimnet.model.events import PacesTold, TransfersTold
+from reclaimnet.model.market import JobId, LinkSeen, NodeId
 from reclaimnet.model.moving import Link, LinkId
+from reclaimnet.model.orders import Order, Tell
 from reclaimnet.model.rhythm import (
     Clock,
     ClockSampled,
@@ -33,9 +37,13 @@ from reclaimnet.model.rhythm import (
     Unleash,
     Yield,
 )
-from reclaimnet.model.units import MICROSECOND, MILLISECOND
+from reclaimnet.model.units import MICROSECOND, MILLISECOND, SECOND
 from reclaimnet.policy.detect import at_period, changed
-from reclaimnet.policy.rotate import gaps, rotate
+from reclaimnet.policy.pace import PlanPaces, least_rate_first
+from reclaimnet.policy.rotate import beside_rhythms, gaps, rotate
+from reclaimnet.policy.view import view
+
+NOBODY: Final = NodeId("")
 
 SETTLE: Final = 20 * MILLISECOND
 """Jobs that come at once are planned for at once."""
@@ -61,6 +69,14 @@ KEPT_SAMPLES: Final = 8
 CLOCK_DRIFT: Final = 50e-6
 """By how much two clocks may go apart: an old measurement is worth so much less."""
 MAX_JOBS: Final = 1024
+SILENT_FOR: Final = 30 * SECOND
+"""A job whose node tells nothing of it for so long is not on our links any more."""
+ASK_CLOCK: Final = 10 * SECOND
+"""How often a node whose jobs are conducted is asked for its time."""
+MAX_SEEN: Final = 16
+"""Links that a card tells of, the fullest first."""
+MAX_VOICES: Final = 32
+"""Jobs on a link that a card tells of."""
 
 Plan = Callable[..., RotationPlan]
 
@@ -92,11 +108,28 @@ class _Player:
     """The iteration from which on lateness counts again."""
     told: Shift | Shape | None = None
     yields: bool = False
+    heard: int = 0
 
 
 class Conductor:
-    def __init__(self, *, links: Iterable[Link], policy: Plan = rotate) -> None:
+    def __init__(
+        self,
+        *,
+        links: Iterable[Link],
+        policy: Plan = rotate,
+        pace: PlanPaces = least_rate_first,
+        node: NodeId = NOBODY,
+        stretch: str = "",
+    ) -> None:
+        """`node` is who conducts the `stretch`."""
         self.links = tuple(links)
+        self.node = node
+        self.stretch = stretch
+        self.convoy = Convoy(self.links, pace)
+        self._paced: dict[NodeId, PacesTold] = {}
+        """What each sender was told last."""
+        self._explained = ""
+        self._ask_at: dict[NodeId, int] = {}
         self.plan = RotationPlan(rounds=())
         self.replans = 0
         self.clocks: dict[NodeId, Clock] = {}
@@ -118,7 +151,7 @@ class Conductor:
                 self._seen(event, now)
                 return []
             case RhythmGone():
-                return self._gone(event.job, now)
+                return self._gone(event, now)
             case IterationSeen():
                 self._iteration(event, now)
                 return []
@@ -132,6 +165,71 @@ class Conductor:
             return []
         self._replan_at = None
         return self._replan(now)
+
+    # --- transfers -------------------------------------------------------------------------
+
+    def transfers_told(self, event: TransfersTold, now: int) -> list[Order]:
+        """Who tells is answered, so that it knows that we are there; others if their pace is
+        another one now."""
+        # Deadlines are by the sender's clock; what is left until then is the same by ours.
+        transfers = [
+            transfer
+            if transfer.deadline is None
+            else replace(transfer, deadline=transfer.deadline - event.at + now)
+            for transfer in event.transfers
+        ]
+        self.convoy.told(event.node, transfers, now)
+        return self._pace(now, answer=event.node)
+
+    def _pace(self, now: int, *, answer: NodeId | None = None) -> list[Order]:
+        plan = self.convoy.make_plan(now, self._beside)
+        senders = self.convoy.senders()
+        self._paced = {node: told for node, told in self._paced.items() if node in senders}
+        orders: list[Order] = []
+        for node in senders if answer is None else sorted({*senders, answer}):
+            ours = {transfer.id for transfer in self.convoy.of(node)}
+            told = PacesTold(
+                stretch=self.stretch,
+                node=self.node,
+                paces=tuple(pace for pace in plan.paces if pace.transfer in ours),
+                shed=tuple(id_ for id_ in plan.shed if id_ in ours),
+            )
+            if node == answer or _other_paces(self._paced.get(node), told):
+                self._paced[node] = told
+                orders.append(Tell(to=node, event=told))
+        if plan.decision.chosen != self._explained and plan.until is not None:
+            self._explained = plan.decision.chosen
+            links = tuple(link.id for link in self.links if self.convoy.on(link.id))
+            orders.append(ExplainLink(links=links, decision=plan.decision))
+        return orders
+
+    def seen(self) -> tuple[LinkSeen, ...]:
+        """Those of our links on which something moves, as far as a card has room for them."""
+        found = []
+        shed = set(self.convoy.plan.shed)
+        for one in view(self.plan, self.links):
+            on = self.convoy.on(LinkId(one.link))
+            if on or one.voices:
+                found.append(
+                    replace(
+                        one,
+                        carries=self.convoy.carries.get(LinkId(one.link)),
+                        sending=len(on),
+                        reached=self.convoy.rate_on(LinkId(one.link)),
+                        shed=sum(transfer.id in shed for transfer in on),
+                        voices=one.voices[:MAX_VOICES],
+                    )
+                )
+        return tuple(sorted(found, key=lambda one: (-one.use, -one.reached, one.link))[:MAX_SEEN])
+
+    def replanned(self, now: int) -> list[Order]:
+        """The bursts lie elsewhere now, so transfers have other gaps."""
+        return self._pace(now) if self.convoy.senders() else []
+
+    def _beside(self, link: Link) -> Link:
+        """Of a link, transfers have what the bursts leave."""
+        round_ = self.round_on(link)
+        return link if round_ is None else beside_rhythms(link, round_)
 
     def gaps(self, link: Link, *, now: int) -> tuple[tuple[Gap, ...], int, int]:
         """Where transfers fit between the bursts: gaps, the round's length, and when a round
@@ -157,6 +255,7 @@ class Conductor:
 
     def _seen(self, event: RhythmSeen, now: int) -> None:
         rhythm = event.rhythm
+        self._forget_silent(now)
         player = self._players.get(rhythm.job)
         if player is None:
             if len(self._players) < MAX_JOBS:
@@ -172,17 +271,34 @@ class Conductor:
             self._soon(player.rhythm, now)
             player.rhythm = rhythm
             self._soon(rhythm, now)
+        if rhythm.job in self._players:
+            self._players[rhythm.job].heard = now
 
-    def _gone(self, job: JobId, now: int) -> list[RhythmOrder]:
-        player = self._players.pop(job, None)
-        if player is None:
+    def _forget_silent(self, now: int) -> None:
+        for job, player in list(self._players.items()):
+            if now - player.heard > SILENT_FOR and player.heard:
+                del self._players[job]
+                self._soon(player.rhythm, now)
+
+    def clock_due(self, node: NodeId, now: int) -> bool:
+        """Whether the node is to be asked for its time."""
+        if node == self.node or now < self._ask_at.get(node, 0):
+            return False
+        self._ask_at[node] = now + ASK_CLOCK
+        return True
+
+    def _gone(self, event: RhythmGone, now: int) -> list[RhythmOrder]:
+        job = event.job
+        player = self._players.get(job)
+        if player is None or event.node not in (None, player.node):
             return []
+        del self._players[job]
         self._soon(player.rhythm, now)
         return [] if player.told is None else [Unleash(node=player.node, job=job)]
 
     def _iteration(self, event: IterationSeen, now: int) -> None:
         player = self._players.get(event.job)
-        if player is None:
+        if player is None or event.node not in (None, player.node):
             return
         offset = self._offset(player.node)
         mark = _Mark(
@@ -197,6 +313,7 @@ class Conductor:
                 return
             player.marks.clear()
         player.marks.append(mark)
+        player.heard = now
         if self._replan_at is None and event.count >= player.quiet_until:
             self._judge(player, now)
 
@@ -395,6 +512,13 @@ def _correct(player: _Player) -> None:
     # Nobody makes way for a free job: that its iterations got longer says nothing.
     if other is not None and (player.rotation or other.period < player.rhythm.period):
         player.rhythm = other
+
+
+def _other_paces(before: PacesTold | None, told: PacesTold) -> bool:
+    if before is None or before.shed != told.shed:
+        return True
+    rates = {pace.transfer: pace.rate for pace in before.paces}
+    return any(differs(rates.get(pace.transfer), pace.rate) for pace in told.paces)
 
 
 def _aged(clock: Clock, now: int) -> int:

@@ -82,6 +82,16 @@ class Neighbourhood:
             self._heard[node].card for node in sorted(self._dispatching) if self.alive(node, now)
         ]
 
+    def conductor(self, stretch: str, now: int) -> NodeId | None:
+        """Who conducts the stretch, as far as was heard; only a few nodes may."""
+        if self._topology is None:
+            return None
+        for node in self._topology.contenders(stretch):
+            heard = self._heard.get(node)
+            if heard is not None and stretch in heard.card.conducts and self.alive(node, now):
+                return node
+        return None
+
     def living(self, now: int) -> list[Card]:
         return [heard.card for node, heard in self._heard.items() if self.alive(node, now)]
 

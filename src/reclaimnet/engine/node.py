@@ -1,20 +1,25 @@
 """The mind of a node: one synchronous state machine that a world drives with events.
 
 It owns the provider's book, the attempts that run here, the shelf of copies kept for others, what
-it has heard of its neighbours, and, while it holds that role, the zone's dispatcher.
+it has heard of its neighbours, what it sends to them, and, while it holds these roles, the zone's
+dispatcher and the conductors of stretches of the network.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from reclaimnet.engine.airlock import Airlock
 from reclaimnet.engine.attempt import Attempt, Phase
+from reclaimnet.engine.conductor import Conductor
 from reclaimnet.engine.dispatcher import Dispatcher
 from reclaimnet.engine.gang import Gang, GangPhase
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood, Timing
+from reclaimnet.engine.outbound import Outbound, Stakes
 from reclaimnet.engine.provider import HOURS_REQUEST, Provider
 from reclaimnet.engine.seat import Seat
 from reclaimnet.engine.shelf import Shelf
+from reclaimnet.engine.tempo import Tempo
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import (
     Address,
@@ -27,22 +32,39 @@ from reclaimnet.model.market import (
     Progress,
     Terms,
 )
+from reclaimnet.model.moving import Link
 from reclaimnet.model.orders import Beat, End, Explain, HoldLease, Order, Read, Tell, Write
 from reclaimnet.model.probing import Ticket
+from reclaimnet.model.rhythm import (
+    ClockSampled,
+    ExplainLink,
+    IterationSeen,
+    RhythmEvent,
+    RhythmGone,
+    RhythmOrder,
+    RhythmSeen,
+    Shift,
+    Unleash,
+)
 from reclaimnet.model.units import HOUR, MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobState, SeatPhase, Team, Writer, shape_of
 from reclaimnet.policy.arbitrate import Denied
 from reclaimnet.policy.cadence import Due, Stage
-from reclaimnet.policy.hazard import Experience, Forecast, learn, observe, pooled
+from reclaimnet.policy.hazard import Experience, learn, observe, pooled
 from reclaimnet.policy.place import Need, lacks
 from reclaimnet.policy.suite import Suite
-from reclaimnet.policy.topology import Topology
+from reclaimnet.policy.topology import Topology, uplink_of
 
 DISPATCHER: Final = "dispatcher"
+CONDUCTOR: Final = "conductor "
+"""Followed by the stretch that is conducted."""
 WHOLE: Final = "campus"
 """The zone of every node on a campus that is not divided."""
 EARLY_BEAT: Final = 50 * MILLISECOND
 """A change of what is vacant is told this soon, and not more often than this."""
+ARRIVE_EARLY: Final = SECOND
+"""A job's last state is there so long before the deadline, for what comes after; less if the notice
+is short."""
 HINTS: Final = 2
 """How many others a refusal names that may have room."""
 STRAY_AGAIN: Final = 2 * SECOND
@@ -66,6 +88,8 @@ class Body:
     zone: str = WHOLE
     address: Address = NOWHERE
     uplink_bps: int = 125_000_000
+    uplink_assumed: bool = False
+    """Nobody has said what the uplink carries."""
     shelf_bytes: int = 1 << 34
     timing: Timing = LIVELY
     abilities: tuple[str, ...] = ()
@@ -91,13 +115,24 @@ class Node:
         )
         self.airlock = Airlock(body.node, suite, self.around, self.provider)
         self.dispatcher: Dispatcher | None = None
+        self.conductors: dict[str, Conductor] = {}
+        """By stretch."""
+        uplink = Link(id=uplink_of(body.node), rate=body.uplink_bps, assumed=body.uplink_assumed)
+        self.outbound = Outbound(
+            body.node,
+            uplink=uplink,
+            topology=body.topology,
+            policy=suite.pace,
+            stakes=self._stakes,
+        )
+        self.tempo = Tempo(body.node, self.outbound.links_out(), assumed=body.uplink_assumed)
         self._beat_at = 0
         self.lease_until = 0
         self._leases: dict[JobId, int] = {}
         self._told: tuple[object, ...] = ()
         self._vacant_told: set[GpuId] = set()
         self._card: Card | None = None
-        self._card_of: tuple[int, Forecast, int, bool, bool] | None = None
+        self._card_of: tuple[object, ...] | None = None
         self._strays: dict[JobId, int] = {}
         """Jobs whose records name this node though it does not run them, until that is mended."""
         self._rehoused: dict[JobId, JobRecord] = {}
@@ -135,6 +170,7 @@ class Node:
         times += [seat.next_wake() for seat in self.seats.values()]
         if self.dispatcher is not None:
             times.append(self.dispatcher.next_wake())
+        times += [conductor.next_wake() for conductor in self.conductors.values()]
         times += self._strays.values()
         if self.attempts or self.gangs:
             times.append(self._plan_at)
@@ -153,6 +189,7 @@ class Node:
             self._guest_bytes(),
             self.airlock.short,
             self.dispatcher is not None,
+            tuple(self.conductors),
         )
         if self._card is None or self._card_of != made_from:
             self._card, self._card_of = self._make_card(), made_from
@@ -177,6 +214,7 @@ class Node:
             experience=self._row,
             lending_since=self.provider.lending_since,
             roles=(DISPATCHER,) if self.dispatcher is not None else (),
+            conducts=tuple(sorted(self.conductors)),
             guest_bytes=self._guest_bytes(),
             short_of_memory=self.airlock.short,
             abilities=self.body.abilities,
@@ -292,6 +330,42 @@ class Node:
                 return self._pulled(event, now)
             case ev.PullFailed():
                 return self._pull_failed(event, now)
+            case ev.BytesSent():
+                self.outbound.sent(event, now)
+                return self._hold_paces(now)
+            case ev.SendingEnded():
+                self.outbound.ended(event)
+                return self._hold_paces(now)
+            case ev.TransfersTold():
+                conductor = self.conductors.get(event.stretch)
+                if conductor is None:
+                    return []
+                orders = self._conducted(conductor.transfers_told(event, now), now)
+                return orders + self.outbound.hold(now)
+            case ev.PacesTold():
+                if not self._conducts(event.node, event.stretch, now):
+                    return []
+                self.outbound.heard(event, now)
+                return self.outbound.hold(now)
+            case ev.Iterated():
+                return self._iterated(event, now)
+            case ev.TrafficSampled():
+                orders, news = self.tempo.sampled(event, now)
+                return orders + [o for told in news for o in self._tell_conductor(told, now)]
+            case RhythmSeen() | RhythmGone() | IterationSeen():
+                return self._conduct(event, now)
+            case ev.RotationTold():
+                if not self._conducts(event.node, self.outbound.own_stretch, now):
+                    return []
+                return self.tempo.rotation_told(event)
+            case ev.ClockAsked():
+                told = ev.ClockTold(node=self.body.node, asked=event.asked, told=now)
+                return [Tell(to=event.node, event=told)]
+            case ev.ClockTold():
+                sampled = ClockSampled(
+                    node=event.node, asked=event.asked, told=event.told, heard=now
+                )
+                return self._conduct(sampled, now)
             case ev.PressureRead():
                 return self.airlock.read(event.reading, self.attempts, now)
             case ev.BeatHeard():
@@ -301,18 +375,12 @@ class Node:
             case ev.BeatChecked():
                 return self._beat_checked(event, now)
             case ev.RoleWon():
-                if event.role.startswith(DISPATCHER) and self.dispatcher is None:
-                    self.dispatcher = Dispatcher(
-                        node=self.body.node,
-                        suite=self.suite,
-                        around=self.around,
-                        now=now,
-                        zone=self.body.zone,
-                    )
+                self._role_won(event.role, now)
                 return []
             case ev.RoleLost():
                 if event.role.startswith(DISPATCHER):
                     self.dispatcher = None
+                self.conductors.pop(event.role.removeprefix(CONDUCTOR), None)
                 return []
             case ev.Woke():
                 return self._woke(now)
@@ -339,7 +407,7 @@ class Node:
         orders += self._warn(notice, now)
         if self._is_leaving():
             orders += self.shelf.leaves(now)
-        return orders
+        return orders + self._hold_paces(now)
 
     def _lent_ids(self) -> list[GpuId]:
         return [gpu.id for gpu in self.provider.offer.gpus] if self.provider.offer else []
@@ -409,7 +477,7 @@ class Node:
         for seat in self._seats():
             if seat.leaving and self.provider.notice_for(seat.job) is None:
                 orders += seat.stay(now)
-        return orders
+        return orders + self._hold_paces(now)
 
     # --- probes and tickets ----------------------------------------------------------------
 
@@ -617,6 +685,126 @@ class Node:
         guest = self._guest(event.job)
         return orders + (guest.pull_failed(event, now) if guest else [])
 
+    # --- roles, and what leaves this node ----------------------------------------------------
+
+    def roles(self) -> tuple[str, ...]:
+        """What this node is ready to do for others: a world sees to it that one has each."""
+        return (
+            dispatcher_role(self.body.zone),
+            *(f"{CONDUCTOR}{stretch}" for stretch in sorted(self.outbound.stretches())),
+        )
+
+    def _role_won(self, role: str, now: int) -> None:
+        if role.startswith(DISPATCHER) and self.dispatcher is None:
+            self.dispatcher = Dispatcher(
+                node=self.body.node,
+                suite=self.suite,
+                around=self.around,
+                now=now,
+                zone=self.body.zone,
+            )
+        stretch = role.removeprefix(CONDUCTOR)
+        links = self.outbound.stretches().get(stretch)
+        if role.startswith(CONDUCTOR) and links is not None and stretch not in self.conductors:
+            self.conductors[stretch] = Conductor(
+                links=links, pace=self.suite.pace, node=self.body.node, stretch=stretch
+            )
+
+    # --- who talks when ----------------------------------------------------------------------
+
+    def _iterated(self, event: ev.Iterated, now: int) -> list[Order]:
+        attempt = self.attempts.get(event.job)
+        if attempt is None or attempt.epoch != event.epoch:
+            return []
+        priority = attempt.record.spec.priority
+        orders, news = self.tempo.iteration(event, priority=priority, now=now)
+        return orders + [order for told in news for order in self._tell_conductor(told, now)]
+
+    def _tell_conductor(
+        self, told: RhythmSeen | RhythmGone | IterationSeen, now: int
+    ) -> list[Order]:
+        """All that this node's jobs say crosses links of one stretch."""
+        stretch = self.outbound.own_stretch
+        if stretch in self.conductors:
+            return self._conduct(told, now)
+        conductor = self.around.conductor(stretch, now)
+        return [Tell(to=conductor, event=told)] if conductor is not None else []
+
+    def _conduct(self, event: RhythmEvent, now: int) -> list[Order]:
+        """For the conductors here; one that does not know the job makes nothing of it."""
+        orders: list[Order] = []
+        for conductor in self.conductors.values():
+            if isinstance(event, RhythmSeen):
+                ours = {link.id for link in conductor.links}
+                if not ours.issuperset(event.rhythm.links):
+                    continue
+                if conductor.clock_due(event.node, now):
+                    asked = ev.ClockAsked(node=self.body.node, asked=now)
+                    orders.append(Tell(to=event.node, event=asked))
+            orders += self._rotated(conductor.handle(event, now))
+        return orders
+
+    def _rotated(self, orders: Sequence[RhythmOrder]) -> list[Order]:
+        """Tell the nodes of the jobs. That some jobs yield to others needs marks on their packets,
+        which nobody here can set: priorities are kept by the plan alone."""
+        found: list[Order] = []
+        for order in orders:
+            if isinstance(order, ExplainLink):
+                found.append(order)
+            elif isinstance(order, Shift | Unleash):
+                told = _rotation(order, self.body.node)
+                if order.node == self.body.node:
+                    found += self.tempo.rotation_told(told)
+                else:
+                    found.append(Tell(to=order.node, event=told))
+        return found
+
+    def _conducts(self, node: NodeId, stretch: str, now: int) -> bool:
+        """Whether it is for this node to say what happens there."""
+        return node == self.around.conductor(stretch, now)
+
+    def _hold_paces(self, now: int) -> list[Order]:
+        """Tell the conductors what is on its way, and hold it to what they say."""
+        orders: list[Order] = []
+        for told in self.outbound.tell(now):
+            own = self.conductors.get(told.stretch)
+            if own is not None:
+                orders += self._conducted(own.transfers_told(told, now), now)
+            elif (conductor := self.around.conductor(told.stretch, now)) is not None:
+                orders.append(Tell(to=conductor, event=told))
+        return orders + self.outbound.hold(now)
+
+    def _conducted(self, orders: Sequence[Order], now: int) -> list[Order]:
+        """What a conductor here says to this very node needs no message."""
+        others: list[Order] = []
+        for order in orders:
+            if isinstance(order, Tell) and order.to == self.body.node:
+                assert isinstance(order.event, ev.PacesTold), "conductors tell of paces"
+                self.outbound.heard(order.event, now)
+            else:
+                others.append(order)
+        return others
+
+    def _stakes(self, job: JobId, now: int) -> Stakes:
+        """What a transfer of this job from here is for."""
+        attempt = self.attempts.get(job)
+        notice = attempt.notice if attempt is not None else None
+        if notice is not None:
+            spare = min(ARRIVE_EARLY, notice.grace // 8)
+            deadline: int | None = notice.deadline - spare
+        else:
+            deadline = self.provider.deadline() if self._is_leaving() else None
+        if attempt is None:
+            return Stakes(deadline=deadline, awaited=True)
+        safe = [
+            checkpoint.taken_at
+            for checkpoint in attempt.record.checkpoints
+            if set(checkpoint.holders) - {self.body.node}
+        ]
+        since = max(safe, default=attempt.record.submitted_at)
+        unsaved = max(now - since, 0) * max(attempt.record.spec.gpus, 1)
+        return Stakes(deadline=deadline, unsaved=unsaved)
+
     # --- records ---------------------------------------------------------------------------
 
     def _written(self, event: ev.Written, now: int) -> list[Order]:
@@ -787,7 +975,12 @@ class Node:
             orders += seat.woke(now)
         if self.dispatcher is not None:
             orders += self.dispatcher.woke(now)
-        return orders
+        for conductor in self.conductors.values():
+            rotated = conductor.woke(now)
+            if rotated:
+                orders += self._rotated(rotated)
+                orders += self._conducted(conductor.replanned(now), now)
+        return orders + (self.outbound.hold(now) if self.conductors else [])
 
     def _sweep(self, now: int) -> list[Order]:
         """What follows from the new state, whatever the event was."""
@@ -803,6 +996,8 @@ class Node:
         if self.gangs or self.seats:
             self._sweep_gangs(now)
         orders = self.airlock.sweep(self.attempts, now)
+        for gone in self.tempo.gone(j for j in self.tempo.players() if j not in self.attempts):
+            orders += self._tell_conductor(gone, now)
         return orders + self._hold_leases() + self._plan_saves(now)
 
     def _sweep_gangs(self, now: int) -> None:
@@ -858,7 +1053,16 @@ class Node:
                 self._learn(now)
             self._told = self._standing()
             memory = self.airlock.gauge()
-            card = replace(self.card(), beat=now, jobs=self._progress(), memory=memory)
+            card = replace(
+                self.card(),
+                beat=now,
+                jobs=self._progress(),
+                memory=memory,
+                links=tuple(
+                    link for _, one in sorted(self.conductors.items()) for link in one.seen()
+                ),
+                sending=self.outbound.sending(now),
+            )
             return [Beat(card=card)]
         if self._standing() != self._told:
             self._beat_at = min(self._beat_at, now + EARLY_BEAT)
@@ -877,6 +1081,8 @@ class Node:
             self._guest_bytes(),
             self.airlock.short,
             self.dispatcher is not None,
+            tuple(self.conductors),
+            self.outbound.pressing(),
         )
 
     def _tell_vacancy(self, vacant: int, now: int) -> list[Order]:
@@ -899,6 +1105,19 @@ class Node:
     def _running(self, job: JobId, epoch: int) -> Attempt | Seat | None:
         guest = self._guest(job)
         return guest if guest is not None and guest.epoch == epoch else None
+
+
+def _rotation(order: Shift | Unleash, by: NodeId) -> ev.RotationTold:
+    if isinstance(order, Unleash):
+        return ev.RotationTold(node=by, job=order.job, anchor=0, period=0, bound=0)
+    return ev.RotationTold(
+        node=by,
+        job=order.job,
+        anchor=order.anchor,
+        period=order.period,
+        bound=order.bound,
+        error=order.error,
+    )
 
 
 def dispatcher_role(zone: str) -> str:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from reclaimnet.model.market import Card, Cause, GpuId, JobId, NodeId, NoticeId, Offer
+from reclaimnet.model.moving import Pace, Transfer, TransferId
 from reclaimnet.model.pressure import Pressure
 from reclaimnet.model.probing import Probe, ProbeId, Ticket
+from reclaimnet.model.rhythm import IterationSeen, RhythmGone, RhythmSeen
 from reclaimnet.model.work import (
     Checkpoint,
     JobRecord,
@@ -384,6 +386,112 @@ class PullFailed:
     """The bytes were there but were not what was saved; another try is useless."""
 
 
+# --- what leaves this node, and who conducts its way ---------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BytesSent:
+    """A transfer from this node has begun, or has come so far."""
+
+    transfer: TransferId
+    job: JobId
+    to: NodeId
+    size: int
+    """All that it has to move."""
+    left: int
+    busy: bool = True
+    """It is the network that it waits for, and not whoever fetches it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendingEnded:
+    """Nobody fetches it any more: it is there, or was broken off."""
+
+    transfer: TransferId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransfersTold:
+    """All that a node sends through a stretch of the network at this moment; told to who conducts
+    it, again and again, so that a message that is lost does no harm."""
+
+    stretch: str
+    node: NodeId
+    at: int
+    """By the clock of the node, as their deadlines are."""
+    transfers: tuple[Transfer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacesTold:
+    """How fast each of a node's transfers may go through a stretch, says who conducts it."""
+
+    stretch: str
+    node: NodeId
+    paces: tuple[Pace, ...]
+    shed: tuple[TransferId, ...] = ()
+
+
+# --- who talks when ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iterated:
+    """A process here began its next iteration. Reports are sampled, not one for each."""
+
+    job: JobId
+    epoch: int
+    count: int
+    ready_at: int
+    """When it could have begun."""
+    began_at: int
+    """Later than that if it was made to wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficSampled:
+    """What a job has sent, as its byte counter was read again and again. Times are the node's."""
+
+    job: JobId
+    epoch: int
+    times: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotationTold:
+    """Iterations of a job here are to begin at anchor + k · period, says who conducts its links."""
+
+    node: NodeId
+    """Who says so."""
+    job: JobId
+    anchor: int
+    """By the clock of the node that is told."""
+    period: int
+    """0: whenever they like."""
+    bound: int
+    """What one iteration waits at most."""
+    error: int = 0
+    """How far off the node's clock may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockAsked:
+    """Who conducts wants to know the time here."""
+
+    node: NodeId
+    asked: int
+    """By the clock of the asker; echoed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockTold:
+    node: NodeId
+    asked: int
+    told: int
+    """By the clock of the node that was asked."""
+
+
 # --- the node itself -----------------------------------------------------------------------
 
 
@@ -418,7 +526,7 @@ class BeatAcked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleWon:
-    """This node now dispatches the queue of the zone."""
+    """This node now does something for others: dispatch the queue of a zone, conduct a stretch."""
 
     role: str
 
@@ -451,6 +559,14 @@ Told = (
     | CopyHeld
     | CopyRefused
     | CancelAsked
+    | TransfersTold
+    | PacesTold
+    | IterationSeen
+    | RhythmSeen
+    | RhythmGone
+    | RotationTold
+    | ClockAsked
+    | ClockTold
 )
 """What others may tell a node. Nothing else is believed that comes from outside: whether GPUs are
 reclaimed, for example, only the owner says, and what a process did, only its minder."""
@@ -473,6 +589,10 @@ Event = (
     | CopiesFound
     | Pulled
     | PullFailed
+    | BytesSent
+    | SendingEnded
+    | Iterated
+    | TrafficSampled
     | PressureRead
     | BeatHeard
     | BeatChecked

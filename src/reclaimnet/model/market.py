@@ -171,6 +171,76 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """A checkpoint, or what a job left, on its way from this node to another."""
+
+    transfer: str
+    job: JobId
+    to: NodeId
+    size: int
+    bytes_left: int
+    rate: int
+    """What it reached of late, in bytes a second; 0 if it is not known yet."""
+    pace: int | None
+    """What it is held to; None if to nothing."""
+    eta: int | None
+    """When the last byte will be there at that rate."""
+    deadline: int | None
+    """When it must be there; None if whenever there is room."""
+    planned_by: str = ""
+    """Who conducts its links: a node for each stretch; empty if this one plans for itself."""
+    shed: bool = False
+    """Not all can arrive in time, and this one was given up for the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voice:
+    """One job's part on a link."""
+
+    job: JobId
+    priority: int
+    period: int
+    shift: int | None
+    """None if it runs free."""
+    padding: float
+    talks: tuple[tuple[int, int], ...]
+    """Start and length of its bursts within the round; empty if it runs free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSeen:
+    """A link as its conductor sees it."""
+
+    link: str
+    rate: int
+    """What it carries, in bytes a second, as was said of it."""
+    carries: int | None = None
+    """What it was seen to carry, where that is something else."""
+    assumed: bool = False
+    """Nobody has said what it carries: the rate is a guess."""
+    sending: int = 0
+    """Transfers on it."""
+    reached: int = 0
+    """Bytes a second that they reach together."""
+    shed: int = 0
+    """Those of them that were given up, so that the others arrive in time."""
+    round: int = 0
+    """Nanoseconds; 0 if nobody is conducted."""
+    use: float = 0.0
+    """The mean demand of rhythms, as a share of what it carries."""
+    score: float = 1.0
+    slack: int = 0
+    voices: tuple[Voice, ...] = ()
+    left: int = 0
+    """What the bursts leave for migrations and checkpoints, in bytes a second, on average."""
+    met_before: float = 0.0
+    """The share of each job's bursts that would meet others if nobody conducted, on average."""
+    meets_now: float = 0.0
+    """The share that still does by plan."""
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """When a node expects its provider to take GPUs back; enough for others to work out how long
     it will last. The declared hours are in its terms. See policy/hazard.py."""
@@ -270,6 +340,12 @@ class Card:
     memory: Gauge | None = None
     roles: tuple[str, ...] = ()
     """What the node does for others, so that they know whom to tell."""
+    conducts: tuple[str, ...] = ()
+    """The stretches of the network on which it says who goes how fast, and who talks when."""
+    links: tuple[LinkSeen, ...] = ()
+    """Those of the links it conducts on which something moves."""
+    sending: tuple[Sending, ...] = ()
+    """What is on its way from here to others."""
     edge: tuple[EdgeCount, ...] = ()
     """What its guard has let pass and what not; nothing if it has none."""
     abilities: tuple[str, ...] = ()

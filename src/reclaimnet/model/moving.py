@@ -1,13 +1,16 @@
 """Moving: the bytes of migrations on their way, the links they share, and how fast each may go."""
 
 from dataclasses import dataclass
-from typing import NewType
+from typing import Final, NewType
 
 from reclaimnet.model.market import JobId
 from reclaimnet.model.work import Decision
 
 LinkId = NewType("LinkId", str)
 TransferId = NewType("TransferId", str)
+
+UNLIMITED: Final = 1 << 40
+"""A rate in bytes a second that no link has: held to this, a transfer goes as fast as it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +22,9 @@ class Link:
     """What it carries, in bytes a second: as built, or as measured if that is less."""
     background: float = 0.0
     """The share, 0 to 1, that is kept for everybody else's traffic."""
+    assumed: bool = False
+    """Nobody has said what it carries: the rate is a guess, to which nothing is held that could go
+    faster without being in the way of others."""
 
     @property
     def room(self) -> int:
@@ -39,6 +45,12 @@ class Transfer:
     """When the last byte must be there; None for a periodic checkpoint, which yields to all."""
     unsaved: int = 0
     """Nanoseconds of work that are lost if it does not arrive."""
+    awaited: bool = False
+    """A job stands still until it is there, so it goes before what nobody waits for."""
+    pace: int | None = None
+    """What its sender holds it to now, in bytes a second; None if to nothing."""
+    busy: bool = True
+    """It is the network that it waits for, and not whoever fetches it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

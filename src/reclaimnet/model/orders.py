@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from reclaimnet.model.events import Told
 from reclaimnet.model.market import Card, GpuId, JobId, NodeId, Notice
+from reclaimnet.model.moving import TransferId
+from reclaimnet.model.rhythm import ExplainLink
 from reclaimnet.model.work import Decision, JobRecord, JobSpec, ManifestId, Team, Writer
 
 
@@ -169,6 +171,37 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetPace:
+    """Hold a transfer from this node to a rate in bytes a second, from now on."""
+
+    job: JobId
+    transfer: TransferId
+    rate: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Read the byte counter of what the job sends, for so long. Answered by TrafficSampled, or not
+    at all where it cannot be read."""
+
+    job: JobId
+    epoch: int
+    lasts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotate:
+    """Let the job's iterations begin at anchor + k · period; each waits at most `bound` for that.
+    A period of 0: whenever they like."""
+
+    job: JobId
+    epoch: int
+    anchor: int
+    period: int
+    bound: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
     """Drop the job's checkpoints from this node's vault, except the ones to keep."""
 
@@ -202,6 +235,10 @@ Order = (
     | Limit
     | End
     | Pull
+    | SetPace
+    | Listen
+    | Rotate
     | Forget
     | Explain
+    | ExplainLink
 )

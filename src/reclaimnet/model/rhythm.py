@@ -3,7 +3,6 @@ conductor hears and orders to keep them there."""
 
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import LinkId
@@ -53,11 +52,15 @@ class Rhythm:
     confidence: float = 1.0
 
     def __post_init__(self) -> None:
-        assert self.period > 0, "a rhythm has a period"
-        assert all(burst.length > 0 for burst in self.bursts), "a burst takes time"
-        assert all(a.end <= b.start for a, b in pairwise(self.bursts)), "bursts do not overlap"
-        assert not self.bursts or self.bursts[0].start >= 0, "a burst is inside its iteration"
-        assert not self.bursts or self.bursts[-1].end <= self.period, "and ends with it"
+        """Rhythms come from other nodes, too: one that is none is refused, whoever sent it."""
+        ends = (0, *(burst.end for burst in self.bursts))
+        starts = (*(burst.start for burst in self.bursts), self.period)
+        if self.period <= 0:
+            raise ValueError("a rhythm has a period")
+        if any(burst.length <= 0 for burst in self.bursts):
+            raise ValueError("a burst takes time")
+        if any(end > start for end, start in zip(ends, starts, strict=True)):
+            raise ValueError("bursts follow each other inside of their iteration")
 
     @property
     def duty(self) -> float:
@@ -161,6 +164,8 @@ class RhythmGone:
     """The job has ended, has moved away, or talks without any rhythm now."""
 
     job: JobId
+    node: NodeId | None = None
+    """Where it was; None if whoever says so is believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +181,8 @@ class IterationSeen:
     talked_at: int | None = None
     """When the first burst of the one before began, from the job's byte counters; None if nobody
     looked. It tells computing that takes longer from talking that meets others."""
+    node: NodeId | None = None
+    """Where it runs; None if whoever says so is believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """How fast may each transfer go, so that deadlines are met and everybody else hardly notices?"""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from reclaimnet.model.moving import Link, LinkId, Pace, PacePlan, Transfer, TransferId
@@ -19,7 +19,8 @@ def least_rate_first(transfers: Sequence[Transfer], links: Iterable[Link], now: 
     A transfer's least rate is left / (deadline − now). If those rates do not fit side by side, the
     transfers go earliest deadline first, on every link of their paths. If even that misses a
     deadline, the transfers with the least unsaved work per byte are given up now, not late.
-    Periodic checkpoints share what nobody with a deadline wants.
+    What a job waits for shares what nobody with a deadline wants; periodic checkpoints share what
+    is left then.
     """
     room = {link.id: link.room for link in links}
     urgent, hopeless = _sort_out(transfers, room, now)
@@ -32,10 +33,9 @@ def least_rate_first(transfers: Sequence[Transfer], links: Iterable[Link], now: 
         extra = _narrowest(free, transfer)
         rates[transfer.id] += extra
         _take(free, transfer, extra)
-    background = [
-        transfer for transfer in transfers if transfer.deadline is None and transfer.left > 0
-    ]
-    rates.update(_fair_shares([t for t in background if _known(t, room)], free))
+    for awaited in (True, False):
+        others = [t for t in transfers if t.deadline is None and t.awaited is awaited]
+        rates.update(_fair_shares([t for t in others if t.left > 0 and _known(t, room)], free))
     given_up = {**hopeless, **shed}
     return PacePlan(
         paces=tuple(Pace(transfer=id_, rate=rate) for id_, rate in sorted(rates.items())),
@@ -45,7 +45,8 @@ def least_rate_first(transfers: Sequence[Transfer], links: Iterable[Link], now: 
     )
 
 
-PACE = {"least_rate_first": least_rate_first}
+PlanPaces = Callable[[Sequence[Transfer], Iterable[Link], int], PacePlan]
+PACE: Final[dict[str, PlanPaces]] = {"least_rate_first": least_rate_first}
 
 
 def feasible(transfers: Sequence[Transfer], links: Iterable[Link], now: int) -> bool:

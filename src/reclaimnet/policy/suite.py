@@ -6,6 +6,7 @@ from typing import Final
 
 from reclaimnet.policy.arbitrate import Arbitrate, first_fit
 from reclaimnet.policy.cadence import JOINT, Cadence
+from reclaimnet.policy.pace import PlanPaces, least_rate_first
 from reclaimnet.policy.place import MOST_USEFUL, Place
 from reclaimnet.policy.prepare import STANDBY, STOP_AND_COPY, Preparation
 from reclaimnet.policy.rank import Rank, fair_share
@@ -18,6 +19,7 @@ from reclaimnet.policy.triage import Triage, most_work
 class Suite:
     arbitrate: Arbitrate = first_fit
     cadence: Cadence = JOINT
+    pace: PlanPaces = least_rate_first
     place: Place = MOST_USEFUL
     prepare: Preparation = STANDBY
     rank: Rank = fair_share

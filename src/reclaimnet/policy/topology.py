@@ -25,8 +25,12 @@ from typing import Any, Final
 
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.market import NodeId
+from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.units import parse_rate
 
+CORE: Final = "core"
+MAX_CONTENDERS: Final = 8
+"""Nodes that take turns at conducting a stretch; if all of them are gone, senders plan alone."""
 ZONE_NODES: Final = 1000
 """What the desk of one zone serves; see docs/placement.md."""
 
@@ -69,9 +73,50 @@ class Topology:
         """The links from source to target, each with its rate; empty if there is no way."""
         return _path(self, source, target)
 
+    def out_of(self, node: NodeId) -> tuple[LinkId, ...]:
+        """The links that all of a node's traffic to other buildings crosses, wherever it goes."""
+        spot = self.nodes[node]
+        beyond = (LinkId(f"{spot.building} up"),) if spot.building in self.buildings else ()
+        return (LinkId(f"{node} up"), *beyond)
+
+    def stretches(self) -> Mapping[str, tuple[Link, ...]]:
+        """Links by who conducts them: all of a building together, since the same jobs talk on
+        them; the core on its own."""
+        return _stretches(self)
+
+    def contenders(self, stretch: str) -> tuple[NodeId, ...]:
+        """Who may conduct a stretch: a few of those that use it, so that the lease costs the same
+        however many there are."""
+        return tuple(
+            sorted(n for n, spot in self.nodes.items() if stretch in (CORE, _stretch(spot)))
+        )[:MAX_CONTENDERS]
+
     def rate_bps(self, source: NodeId, target: NodeId) -> int:
         """What an undisturbed transfer would reach; 0 if there is no way, or none is known."""
         return _rate_bps(self, source, target)
+
+
+def uplink_of(node: NodeId) -> LinkId:
+    """The link of a node's own, and the name of its stretch where there is no plan of a campus."""
+    return LinkId(f"{node} up")
+
+
+def _stretch(spot: Spot) -> str:
+    return f"building {spot.building}"
+
+
+@lru_cache(maxsize=64)
+def _stretches(topology: Topology) -> Mapping[str, tuple[Link, ...]]:
+    found: dict[str, list[Link]] = {}
+    for node, spot in sorted(topology.nodes.items()):
+        here = found.setdefault(_stretch(spot), [])
+        here += [Link(id=LinkId(f"{node} {way}"), rate=spot.uplink_bps) for way in ("up", "down")]
+    for building, rate in sorted(topology.buildings.items()):
+        here = found.setdefault(f"building {building}", [])
+        here += [Link(id=LinkId(f"{building} {way}"), rate=rate) for way in ("up", "down")]
+    if topology.core_bps:
+        found[CORE] = [Link(id=LinkId(CORE), rate=topology.core_bps)]
+    return {stretch: tuple(links) for stretch, links in found.items()}
 
 
 @lru_cache(maxsize=1 << 16)
@@ -93,7 +138,7 @@ def _path(topology: Topology, source: NodeId, target: NodeId) -> tuple[tuple[str
             if building in topology.buildings:
                 links.append((f"{building} {way}", topology.buildings[building]))
         if topology.core_bps:
-            links.append(("core", topology.core_bps))
+            links.append((CORE, topology.core_bps))
     links.append((f"{target} down", there.uplink_bps))
     return tuple(links)
 

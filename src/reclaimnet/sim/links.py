@@ -1,5 +1,6 @@
-"""Links as arithmetic: transfers share every link on their way equally."""
+"""Links as arithmetic: transfers share every link on their way equally, as far as each is let."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ class _Flow:
     since: int
     done: Callable[[], None]
     generation: int = 0
+    pace: float = math.inf
+    """What its sender holds it to."""
 
 
 class Links:
@@ -51,6 +54,25 @@ class Links:
         self._share(flow)
         return lambda: self._remove(key)
 
+    def last(self) -> int:
+        """The number of the transfer that was begun last."""
+        return self._next
+
+    def set_pace(self, key: int, pace: float) -> None:
+        """From now on its sender holds it to this."""
+        flow = self._flows.get(key)
+        if flow is not None and flow.pace != pace:
+            flow.pace = pace
+            self._share(flow)
+
+    def left(self, key: int) -> int | None:
+        """Bytes that have not arrived yet; None if it is over."""
+        flow = self._flows.get(key)
+        if flow is None:
+            return None
+        elapsed = self._kernel.now - flow.since
+        return math.ceil(max(flow.left - flow.rate * elapsed / SECOND, 0.0))
+
     def break_off(self, node: NodeId) -> None:
         """All transfers of a node that died."""
         for key in [k for k, f in self._flows.items() if node in (f.source, f.target)]:
@@ -70,10 +92,20 @@ class Links:
         for key in sorted(touched):
             flow = self._flows[key]
             self._progress(flow)
-            flow.rate = min(rate / len(self._using[link]) for link, rate in flow.path)
+            flow.rate = min(flow.pace, *(self._level(link, rate) for link, rate in flow.path))
             flow.generation += 1
             wait = round(flow.left / flow.rate * SECOND) + 1
             self._kernel.after(wait, self._finisher(key, flow.generation))
+
+    def _level(self, link: str, rate: float) -> float:
+        """What each on the link gets unless it is held to less; those leave others the rest."""
+        paces = sorted(self._flows[key].pace for key in self._using[link])
+        for index, pace in enumerate(paces):
+            level = rate / (len(paces) - index)
+            if pace >= level:
+                return level
+            rate -= pace
+        return math.inf
 
     def _progress(self, flow: _Flow) -> None:
         elapsed = self._kernel.now - flow.since

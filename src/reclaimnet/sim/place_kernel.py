@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reclaimnet.engine.desk import LONG_TURN, MAX_PROBES
 from reclaimnet.policy.split import PLENTY
 from reclaimnet.sim.place_load import ANOTHER, DECIDE, HOP, MS, Load
-from reclaimnet.sim.place_wheel import dice, new_wheel, pick, push
+from reclaimnet.sim.place_wheel import dice, done, empty, new_wheel, pick, push, seeded
 
 ZONE_NODES: Final = 1000
 DIGEST_TICKS: Final = 10 * MS
@@ -61,13 +61,12 @@ def run_laminar(
         load.arrive, load.work, load.is_long, load.busy, load.tasks_per_job, zones, stale,
         digest_ticks, load.seed, start, node, counts, slots, pool, free,
     )  # fmt: skip
-    return Placed(
-        start=start,
-        node=node,
-        probes=int(counts[0]),
-        messages=int(counts[1]),
-        end=int(counts[2]),
-    )
+    return outcome(start, node, counts)
+
+
+def outcome(start: NDArray[np.int64], node: NDArray[np.int32], counts: NDArray[np.int64]) -> Placed:
+    probes, messages, end = counts.tolist()
+    return Placed(start=start, node=node, probes=probes, messages=messages, end=end)
 
 
 def _in_flight(load: Load) -> int:
@@ -126,8 +125,7 @@ def _laminar(
 ) -> None:  # fmt: skip
     nodes, tasks = busy.size, arrive.size
     span = slots.shape[0] - 1
-    state = np.empty(1, np.uint64)
-    state[0] = np.uint64(seed)
+    state = seeded(seed)
     taken = np.zeros(nodes, np.bool_)
     board = np.full(zones, -1, np.int32)
     below = np.full(nodes, -1, np.int32)
@@ -248,12 +246,8 @@ def _laminar(
                         probes += 1
                         messages += 2
                         push(slots, pool, free, free_at[z] + HOP, PROBE, i, v)
-            following = pool[row, 3]
-            pool[row, 3] = free[0]
-            free[0] = row
-            row = following
-        slots[slot, 0] = -1
-        slots[slot, 1] = -1
+            row = done(pool, free, row)
+        empty(slots, slot)
     counts[0] = probes
     counts[1] = messages
     counts[2] = now
@@ -269,8 +263,7 @@ def _blind(
     a pause of one digest, until one is vacant."""
     nodes, tasks = busy.size, arrive.size
     span = slots.shape[0] - 1
-    state = np.empty(1, np.uint64)
-    state[0] = np.uint64(seed)
+    state = seeded(seed)
     taken = busy > 0
     tries = np.zeros(tasks, np.int32)
     for v in range(nodes):
@@ -305,12 +298,8 @@ def _blind(
                     push(slots, pool, free, now + 2 * HOP + pause, PROBE, a, v)
             else:
                 taken[b] = False
-            following = pool[row, 3]
-            pool[row, 3] = free[0]
-            free[0] = row
-            row = following
-        slots[slot, 0] = -1
-        slots[slot, 1] = -1
+            row = done(pool, free, row)
+        empty(slots, slot)
     counts[0] = probes
     counts[1] = messages
     counts[2] = now
@@ -356,12 +345,8 @@ def _choices(
         row = slots[now & span, 0]
         while row >= 0:
             here[pool[row, 2]] -= 1
-            following = pool[row, 3]
-            pool[row, 3] = free[0]
-            free[0] = row
-            row = following
-        slots[now & span, 0] = -1
-        slots[now & span, 1] = -1
+            row = done(pool, free, row)
+        empty(slots, now & span)
         while coming < tasks and arrive[coming] == now:
             i = coming
             coming += 1

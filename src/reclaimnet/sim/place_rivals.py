@@ -11,9 +11,9 @@ from typing import Any, Final
 import numba
 import numpy as np
 
-from reclaimnet.sim.place_kernel import DRAIN_TICKS, Placed
+from reclaimnet.sim.place_kernel import DRAIN_TICKS, Placed, outcome
 from reclaimnet.sim.place_load import ANOTHER, DECIDE, HOP, LONG_MS, MS, SHORT_MS, Load
-from reclaimnet.sim.place_wheel import dice, new_wheel, push
+from reclaimnet.sim.place_wheel import dice, done, empty, new_wheel, push, seeded
 
 PROBE_RATIO: Final = 2
 """Sparrow's published number of probes for each task; Eagle uses the same."""
@@ -52,8 +52,7 @@ def _sparrow(
     the least left goes first."""
     nodes, tasks = busy.size, arrive.size
     span = slots.shape[0] - 1
-    state = np.empty(1, np.uint64)
-    state[0] = np.uint64(seed)
+    state = seeded(seed)
     jobs = tasks // per_job
     launched = np.zeros(jobs, np.int32)
     # A reservation or a placed long task is one entry in the queue of a node.
@@ -203,12 +202,8 @@ def _sparrow(
                         start[i] = now
                         placed += 1
                         push(slots, pool, free, now + work[i], FINISH, i, v)
-            following = pool[row, 3]
-            pool[row, 3] = free[0]
-            free[0] = row
-            row = following
-        slots[slot, 0] = -1
-        slots[slot, 1] = -1
+            row = done(pool, free, row)
+        empty(slots, slot)
     counts[0] = probes
     counts[1] = messages
     counts[2] = now
@@ -224,8 +219,7 @@ def _pigeon(
     nodes, tasks = busy.size, arrive.size
     span = slots.shape[0] - 1
     groups = 1 if central else max(nodes // GROUP_NODES, 1)
-    state = np.empty(1, np.uint64)
-    state[0] = np.uint64(seed)
+    state = seeded(seed)
     reserved = np.zeros(nodes, np.bool_)
     idle = np.full((groups, 2), -1, np.int32)
     below = np.full(nodes, -1, np.int32)
@@ -314,12 +308,8 @@ def _pigeon(
                     kept = 1 if reserved[a] else 0
                     below[a] = idle[b, kept]
                     idle[b, kept] = a
-            following = pool[row, 3]
-            pool[row, 3] = free[0]
-            free[0] = row
-            row = following
-        slots[slot, 0] = -1
-        slots[slot, 1] = -1
+            row = done(pool, free, row)
+        empty(slots, slot)
     counts[0] = probes
     counts[1] = messages
     counts[2] = now
@@ -334,8 +324,7 @@ def _dodoor(
     last. As Ray: the submitting node first, then one that was seen vacant, at most SPILLS times."""
     nodes, tasks = busy.size, arrive.size
     span = slots.shape[0] - 1
-    state = np.empty(1, np.uint64)
-    state[0] = np.uint64(seed)
+    state = seeded(seed)
     taken = busy > 0
     backlog = np.zeros(nodes, np.float64)
     cached = np.zeros(nodes, np.float64)
@@ -438,12 +427,8 @@ def _dodoor(
                     push(slots, pool, free, now + work[i], FINISH, i, b)
                 else:
                     taken[b] = False
-            following = pool[row, 3]
-            pool[row, 3] = free[0]
-            free[0] = row
-            row = following
-        slots[slot, 0] = -1
-        slots[slot, 1] = -1
+            row = done(pool, free, row)
+        empty(slots, slot)
     counts[0] = probes
     counts[1] = messages
     counts[2] = now
@@ -470,13 +455,7 @@ def _rival(name: str) -> Callable[[Load], Placed]:
             load.arrive, load.work, load.is_long, load.busy, load.busy_long, load.tasks_per_job,
             load.seed, variant, start, counts, slots, pool, free,
         )  # fmt: skip
-        return Placed(
-            start=start,
-            node=np.empty(0, dtype=np.int32),
-            probes=int(counts[0]),
-            messages=int(counts[1]),
-            end=int(counts[2]),
-        )
+        return outcome(start, np.empty(0, dtype=np.int32), counts)
 
     return run
 

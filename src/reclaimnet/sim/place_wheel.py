@@ -45,6 +45,28 @@ def push(slots: Any, pool: Any, free: Any, tick: int, kind: int, a: int, b: int)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def done(pool: Any, free: Any, row: int) -> int:
+    """The event is over; which one is next in its tick, -1 if none is."""
+    following = pool[row, 3]
+    pool[row, 3] = free[0]
+    free[0] = row
+    return following  # type: ignore[no-any-return]
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def empty(slots: Any, slot: int) -> None:
+    slots[slot, 0] = -1
+    slots[slot, 1] = -1
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def seeded(seed: int) -> Any:
+    state = np.empty(1, np.uint64)
+    state[0] = np.uint64(seed)
+    return state
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def dice(state: Any) -> float:
     """SplitMix64 as a number in [0, 1): cheap, and the same in plain Python."""
     state[0] += np.uint64(0x9E3779B97F4A7C15)

@@ -14,9 +14,10 @@ from reclaimnet.engine.node import Body
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import Gpu, GpuId, JobId, NodeId, Offer, Terms
 from reclaimnet.model.pressure import Pressure
-from reclaimnet.model.units import GIB, MILLISECOND, MINUTE, SECOND, show_duration
+from reclaimnet.model.units import GIB, MIB, MILLISECOND, MINUTE, SECOND, show_duration
 from reclaimnet.model.work import JobSpec, JobState, Saving
 from reclaimnet.policy.suite import Suite
+from reclaimnet.policy.topology import Spot, Topology
 from reclaimnet.sim.memory import Footprint
 from reclaimnet.sim.process import Work
 from reclaimnet.sim.promises import Broken, Promises
@@ -32,6 +33,13 @@ PATIENCE: Final = 60 * MINUTE
 MEMORY: Final = 4 * GIB
 MAX_SKEW: Final = 5_000
 """Milliseconds that a clock may be off."""
+
+
+PLANNED: Final = 3
+"""Every so manyth campus has buildings whose links are shared, and conductors for them."""
+UPLINK: Final = 125_000_000
+NARROW: Final = (5 * MIB, 40 * MIB, 200 * MIB)
+"""Bytes a second that leave the first building."""
 
 
 @dataclass(slots=True)
@@ -52,6 +60,17 @@ def play(seed: int, *, journal: Journal | None = None, tell: Tell | None = None)
     return _Play(seed, journal, tell).play()
 
 
+def _narrow_campus(nodes: list[NodeId], seed: int) -> Topology:
+    """Half of the nodes are behind one narrow link."""
+    return Topology(
+        nodes={
+            node: Spot(building="narrow" if 2 * index < len(nodes) else "wide", uplink_bps=UPLINK)
+            for index, node in enumerate(nodes)
+        },
+        buildings={"narrow": NARROW[seed // PLANNED % len(NARROW)], "wide": 10 * UPLINK},
+    )
+
+
 class _Play:
     def __init__(self, seed: int, journal: Journal | None, tell: Tell | None) -> None:
         self.rng = rng = random.Random(seed)
@@ -65,8 +84,15 @@ class _Play:
             damage=rng.choice([0, 0.05]),
             save_fails=rng.choice([0, 0.05]),
         )
-        self.world = SimWorld(seed=seed, suite=Suite(), faults=faults, journal=journal)
         self.nodes = [NodeId(f"n{index}") for index in range(rng.randrange(2, 6))]
+        self.plan = _narrow_campus(self.nodes, seed) if seed % PLANNED == 0 else None
+        self.world = SimWorld(
+            seed=seed,
+            suite=Suite(),
+            faults=faults,
+            journal=journal,
+            path_bps=self.plan.path if self.plan is not None else None,
+        )
         self.jobs: list[JobId] = []
         self.promises = Promises(self.world)
         self.world.checks.append(self._count)
@@ -102,7 +128,9 @@ class _Play:
         world, rng = self.world, self.rng
         skewed, watched = rng.random() < 0.3, rng.random() < 0.3
         for node in self.nodes:
-            world.add_node(Body(node=node), memory_bytes=MEMORY if watched else None)
+            world.add_node(
+                Body(node=node, topology=self.plan), memory_bytes=MEMORY if watched else None
+            )
             if skewed:
                 world.crash_agent(node)
                 self._set_clock(node)

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from reclaimnet.engine.neighbourhood import Heard, Neighbourhood
-from reclaimnet.engine.node import DISPATCHER, Body, Node
+from reclaimnet.engine.node import CONDUCTOR, DISPATCHER, Body, Node
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Card, JobId, NodeId, Offer
+from reclaimnet.model.moving import TransferId
 from reclaimnet.model.pressure import Pressure
+from reclaimnet.model.rhythm import ExplainLink
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, ManifestId, Saving
 from reclaimnet.policy.suite import Suite
@@ -20,6 +22,7 @@ from reclaimnet.sim.links import Links
 from reclaimnet.sim.memory import Footprint, Memory
 from reclaimnet.sim.process import Mode, Process, Work
 from reclaimnet.sim.store import Store
+from reclaimnet.sim.talk import Band, Talk
 
 MINDER_POLL: Final = 20 * MILLISECOND
 """The live minder looks at its limits at least this often; here it is exact, but the promise
@@ -27,6 +30,8 @@ allows for it."""
 WRITE_TIMEOUT: Final = 2 * SECOND
 PULL_TIMEOUT: Final = 5 * SECOND
 ROLE_TIMEOUT: Final = 6 * SECOND
+SENDING_EVERY: Final = SECOND
+"""How often a sender looks how far its transfers have come."""
 ALWAYS: Final = 1 << 62
 """In a quiet world a living node was heard at this time: its beats are known to arrive."""
 
@@ -132,6 +137,14 @@ class SimWorld:
         self._board: dict[NodeId, Heard] = {}
         self._told: dict[JobId, tuple[object, ...]] = {}
         self.dispatcher: NodeId | None = None
+        self.conductors: dict[str, NodeId] = {}
+        """Who has each of these roles."""
+        self._contenders: dict[str, list[NodeId]] = {}
+        self.talks: dict[JobId, Talk] = {}
+        """Jobs that talk, iteration by iteration."""
+        self.bands: dict[tuple[JobId, int], Band] = {}
+        self._sending: dict[TransferId, int] = {}
+        """The flow of each transfer, for whom its pace is set."""
         self._minted = 0
 
     @property
@@ -213,6 +226,9 @@ class SimWorld:
             return
         machine.mind = Node(machine.body, self.suite, self._neighbourhood(machine.body))
         machine.incarnation += 1
+        for role in machine.mind.roles():
+            if role.startswith(CONDUCTOR) and node not in self._contenders.get(role, ()):
+                self._contenders.setdefault(role, []).append(node)
         if machine.offer is not None:
             self._deliver(node, ev.LendAsked(request=self._mint("q"), offer=machine.offer))
         for asked, deadline in list(machine.notices.values()):
@@ -379,7 +395,26 @@ class SimWorld:
             self._deliver(target, event)
 
     def _elect(self) -> None:
-        """The role goes to a node that can be reached; the store's lease makes sure of it live."""
+        """A role goes to a node that can be reached; the store's lease makes sure of it live."""
+        self._elect_dispatcher()
+        for role, contenders in self._contenders.items():
+            holder = self.conductors.get(role)
+            stretch = role.removeprefix(CONDUCTOR)
+            if holder is not None:
+                mind = self.machines[holder].mind
+                fit = self.machines[holder].connected and self.store_up
+                if mind is not None and stretch in mind.conductors:
+                    if fit:
+                        continue
+                    self._deliver(holder, ev.RoleLost(role=role))
+                del self.conductors[role]
+            ready = (n for n in contenders if self._reaches_store(self.machines[n]))
+            chosen = next((n for n in ready if self.machines[n].mind is not None), None)
+            if chosen is not None:
+                self.conductors[role] = chosen
+                self._deliver(chosen, ev.RoleWon(role=role))
+
+    def _elect_dispatcher(self) -> None:
         current = self.dispatcher
         fit = [
             node
@@ -464,7 +499,16 @@ class SimWorld:
                 for manifest, saved in list(machine.vault.items()):
                     if saved.job == order.job and manifest not in order.keep:
                         del machine.vault[manifest]
-            case od.Warn() | od.Explain():
+            case od.SetPace():
+                if order.transfer in self._sending:
+                    self.links.set_pace(self._sending[order.transfer], order.rate)
+            case od.Listen():
+                self._listen(machine, order)
+            case od.Rotate():
+                band = self.bands.get((order.job, order.epoch))
+                if band is not None:
+                    band.rotation = (order.anchor, order.period, order.bound)
+            case od.Warn() | od.Explain() | ExplainLink():
                 pass
             case _:
                 assert_never(order)
@@ -625,8 +669,58 @@ class SimWorld:
                 self._end(machine, process, code=process.work.exit_code, killed=False)
 
         self.kernel.at(process.finishes_at(), finish)
+        if process.job in self.talks:
+            key = (process.job, process.epoch)
+            band = self.bands.setdefault(key, Band(talk=self.talks[process.job]))
+            self._iterate(machine, process, band, generation)
         if self.report_every is not None:
             self._schedule_report(machine, process, generation)
+
+    def _iterate(self, machine: Machine, process: Process, band: Band, generation: int) -> None:
+        """The next iteration is ready; it begins at its place."""
+        ready = self.now
+        wait = band.wait(ready + machine.clock)
+
+        def begin() -> None:
+            if process.generation != generation:
+                return
+            band.count += 1
+            band.began.append(self.now)
+            seen = ev.Iterated(
+                job=process.job,
+                epoch=process.epoch,
+                count=band.count,
+                ready_at=ready + machine.clock,
+                began_at=self.now + machine.clock,
+            )
+            self._report(machine, seen)
+            self.kernel.after(band.talk.period, end)
+
+        def end() -> None:
+            if process.generation == generation:
+                self._iterate(machine, process, band, generation)
+
+        self.kernel.after(wait, begin)
+
+    def _listen(self, machine: Machine, order: od.Listen) -> None:
+        band = self.bands.get((order.job, order.epoch))
+        if band is None:
+            return
+        begin = self.now
+
+        def heard() -> None:
+            times, counts = band.samples(begin, self.now)
+            self._deliver(
+                machine.body.node,
+                ev.TrafficSampled(
+                    job=order.job,
+                    epoch=order.epoch,
+                    times=tuple(at + machine.clock for at in times),
+                    counts=counts,
+                ),
+            )
+
+        self.kernel.after(order.lasts, heard)
 
     def _schedule_report(self, machine: Machine, process: Process, generation: int) -> None:
         assert self.report_every is not None, "reports are on"
@@ -800,6 +894,7 @@ class SimWorld:
         def done() -> None:
             nonlocal finished
             finished = True
+            self._sent(source, transfer)
             if machine.incarnation != incarnation:
                 return
             if machine.disk_full:
@@ -817,7 +912,10 @@ class SimWorld:
             pulled = self._pulled(order, saved, moved=saved.size, source=source, rate_bps=rate)
             self._deliver(machine.body.node, pulled)
 
+        transfer = TransferId(f"{order.job}/{order.manifest}/{machine.body.node}")
         break_off = self.links.start(source, machine.body.node, saved.size, done)
+        self._sending[transfer] = self.links.last()
+        self._report_sending(source, machine.body.node, transfer, saved)
 
         def watch() -> None:
             """A transfer whose peer is gone fails after a while, as a broken connection does."""
@@ -825,6 +923,7 @@ class SimWorld:
                 return
             if not self._serves(self.machines[source]) or not machine.connected:
                 break_off()
+                self._sent(source, transfer)
                 left = tuple(other for other in order.sources if other != source)
                 if left and machine.connected:
                     self._pull(machine, replace(order, sources=left))
@@ -837,6 +936,26 @@ class SimWorld:
             self.kernel.after(PULL_TIMEOUT, watch)
 
         self.kernel.after(PULL_TIMEOUT, watch)
+
+    def _report_sending(
+        self, source: NodeId, target: NodeId, transfer: TransferId, saved: Saved
+    ) -> None:
+        """How far a transfer has come; in a quiet world its sender only hears that it began."""
+        flow = self._sending.get(transfer)
+        left = self.links.left(flow) if flow is not None else None
+        if left is None:
+            self._sent(source, transfer)
+            return
+        sent = ev.BytesSent(transfer=transfer, job=saved.job, to=target, size=saved.size, left=left)
+        self._deliver(source, sent)
+        if not self.quiet:
+            self.kernel.after(
+                SENDING_EVERY, lambda: self._report_sending(source, target, transfer, saved)
+            )
+
+    def _sent(self, source: NodeId, transfer: TransferId) -> None:
+        if self._sending.pop(transfer, None) is not None:
+            self._deliver(source, ev.SendingEnded(transfer=transfer))
 
     def _pulled(
         self,

@@ -7,14 +7,18 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from reclaimnet.errors import NotFound, Unavailable
+from reclaimnet.model.units import SECOND
 
 KEPT: Final = 4096
 """Samples of one counter: twenty seconds at the pace that `detect` likes."""
+MAX_SOCKETS: Final = 64
+"""Of one process; more are not counted."""
 _PIDFD_GETFD: Final = 438
 """The same number on every architecture."""
 _TCP_INFO_BYTES: Final = 208
@@ -92,6 +96,14 @@ def borrow_socket(pid: int, descriptor: int) -> socket.socket:
         ) from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """Monotonic times, and the bytes that had been sent then."""
+
+    times: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
 class Sockets:
     """What live TCP sockets of another process have carried, where it has no veth of its own."""
 
@@ -115,3 +127,60 @@ class Sockets:
 
     def close(self) -> None:
         self._stack.close()
+
+
+def listen(root: int, *, lasts: int, every: int, stopped: Callable[[], bool]) -> Samples:
+    """What all that descend from a process have sent over TCP, read again and again for so long.
+
+    Raises Unavailable if their sockets cannot be looked at. Sockets opened meanwhile are missed:
+    training opens its connections once.
+    """
+    with contextlib.ExitStack() as stack:
+        counted = []
+        for pid in descendants(root):
+            descriptors = _stream_sockets(pid)
+            if descriptors:
+                sockets = Sockets(pid, descriptors)
+                stack.callback(sockets.close)
+                counted.append(sockets)
+        times: list[int] = []
+        counts: list[int] = []
+        end = time.monotonic_ns() + lasts
+        while counted and time.monotonic_ns() < end and not stopped():
+            counts.append(sum(sockets.sent() for sockets in counted))
+            times.append(time.monotonic_ns())
+            time.sleep(every / SECOND)
+        return Samples(times=tuple(times), counts=tuple(counts))
+
+
+def descendants(root: int) -> list[int]:
+    """All processes below one, by their numbers."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name, in brackets, may hold anything.
+            words = entry.read_text().rpartition(")")[2].split()
+            parents[int(entry.parent.name)] = int(words[1])
+    found: list[int] = []
+    below = {root}
+    while below:
+        below = {pid for pid, parent in parents.items() if parent in below}
+        found += sorted(below)
+    return found
+
+
+def _stream_sockets(pid: int) -> tuple[int, ...]:
+    """The descriptors of a process that are connected TCP sockets."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if not str(entry.readlink()).startswith("socket:"):
+                    continue
+                with borrow_socket(pid, int(entry.name)) as one:
+                    inet = one.family in (socket.AF_INET, socket.AF_INET6)
+                    if inet and one.type == socket.SOCK_STREAM and one.getpeername():
+                        found.append(int(entry.name))
+            if len(found) == MAX_SOCKETS:
+                break
+    return tuple(found)

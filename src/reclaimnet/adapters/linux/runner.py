@@ -117,6 +117,17 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Iterated:
+    """The newest iteration seen; not every one is reported. Times are monotonic."""
+
+    job: JobId
+    epoch: int
+    count: int
+    ready_at: int
+    began_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The job's state is in the directory `path`. If `final`, its processes wait since then."""
 
@@ -158,7 +169,7 @@ class LogLines:
     text: bytes
 
 
-RunnerReport = Ready | Started | Stepped | Snapshot | SaveFailed | Exited | LogLines
+RunnerReport = Ready | Started | Stepped | Iterated | Snapshot | SaveFailed | Exited | LogLines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +242,7 @@ class _Attempt:
     scrub: bool = False
     """Remove it as soon as it is over."""
     step_at: int = 0
+    iteration: int = 0
     log_next: int = 0
     failed_seen: int = 0
     save_asked_at: int | None = None
@@ -392,6 +404,25 @@ class Runner:
             attempt.words[Word.SUSPENDED_AT] = 0
             attempt.words[Word.THAWS] += 1
         self._do_for(job, epoch, self._nudge)
+
+    def rotate(
+        self, job: JobId, epoch: int, *, anchor_monotonic_ns: int, period: int, bound: int
+    ) -> None:
+        """Iterations begin at anchor + k · period, and wait at most `bound` for that; 0 is whenever
+        they like."""
+
+        def turn(attempt: _Attempt) -> None:
+            attempt.words[Word.ROTATION_PERIOD] = 0
+            attempt.words[Word.ROTATION_ANCHOR] = anchor_monotonic_ns
+            attempt.words[Word.ROTATION_BOUND] = bound
+            attempt.words[Word.ROTATION_PERIOD] = period
+
+        self._do_for(job, epoch, turn)
+
+    def minder_of(self, job: JobId, epoch: int) -> int | None:
+        """The process from which all of the attempt's descend; None if there is none."""
+        attempt = self._attempts.get((job, epoch))
+        return attempt.minder if attempt is not None and attempt.minder else None
 
     def still(self, job: JobId, epoch: int) -> bool:
         """Whether its processes are stopped."""
@@ -945,6 +976,8 @@ class Runner:
             attempt.step_at = step_at
             step = Stepped(job=attempt.job, epoch=attempt.epoch, step=words[Word.STEP], at=step_at)
             self._on(step)
+        if words[Word.ITERATION] != attempt.iteration and not attempt.warm:
+            self._see_iteration(attempt)
         if words[Word.SAVE_COUNT] != words[Word.SAVE_SEEN]:
             self._see_image(attempt)
         if words[Word.SAVE_FAILED] != attempt.failed_seen:
@@ -968,6 +1001,18 @@ class Runner:
             self._see_signal_save(attempt, attempt.signal_save, now)
         elif attempt.criu_save is not None and attempt.main:
             self._see_criu_save(attempt, attempt.criu_save, now)
+
+    def _see_iteration(self, attempt: _Attempt) -> None:
+        words = attempt.words
+        count = words[Word.ITERATION]
+        ready, began = words[Word.ITERATION_READY_AT], words[Word.ITERATION_AT]
+        if words[Word.ITERATION] != count:
+            return  # Another one has just begun; it is seen the next time.
+        attempt.iteration = count
+        seen = Iterated(
+            job=attempt.job, epoch=attempt.epoch, count=count, ready_at=ready, began_at=began
+        )
+        self._on(seen)
 
     def _see_main(self, attempt: _Attempt) -> None:
         with contextlib.suppress(OSError):

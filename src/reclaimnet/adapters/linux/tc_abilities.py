@@ -32,13 +32,13 @@ def abilities(*, cache: Path = DEFAULT_CACHE) -> tuple[Ability, ...]:
     return (
         _tried(
             "kill switch",
-            lambda: _kill_switch(cache),
+            lambda: try_kill_switch(cache),
             lost="guest packets stop only when the guests' processes end",
             mend="run the guard as root, on a kernel with BPF, with clang for its first start",
         ),
         _tried(
             "shaping",
-            _shaping,
+            try_shaping,
             lost="transfers are paced in user space, less evenly",
             mend="run the guard as root, on a kernel with HTB (sch_htb)",
         ),
@@ -60,20 +60,20 @@ def _tried(name: str, attempt: Callable[[], str], *, lost: str, mend: str) -> Ab
     return Ability(name=name, present=present, text=text, lost=lost, mend=mend)
 
 
-def _kill_switch(cache: Path) -> str:
+def try_kill_switch(cache: Path) -> str:
+    """Unavailable says why there can be none; nothing is attached."""
     _need_privileges()
     KillSwitch(cache=cache).remove()
     compiler = "clang is there" if shutil.which("clang") else "compiled before, clang is not there"
     return f"loads on {'tcx' if _linux() >= (6, 6) else 'clsact'}, {compiler}"
 
 
-def _shaping() -> str:
+def try_shaping() -> str:
+    """Unavailable says why nothing can be shaped; no interface of the machine is touched."""
     _need_privileges()
-    netns = tc_netns.make(f"rn-probe-{os.getpid()}")
-    try:
-        tc.Shaper.install("lo", netns=netns, rate=_PROBE_RATE, lower_effort=True).close()
-    finally:
-        tc_netns.remove(netns)
+    tc_netns.inside_new(
+        lambda: tc.Shaper.install("lo", rate=_PROBE_RATE, lower_effort=True).close()
+    )
     return "HTB with a class for each transfer"
 
 
@@ -90,7 +90,7 @@ def _groups() -> str:
 def _need_privileges() -> None:
     held = effective_capabilities()
     if not (held >> _CAP_NET_ADMIN & 1 and held >> _CAP_SYS_ADMIN & 1):
-        raise Unavailable("not root (CAP_NET_ADMIN and CAP_SYS_ADMIN are needed)")
+        raise Unavailable("CAP_NET_ADMIN and CAP_SYS_ADMIN are needed: run this as root.")
 
 
 def _linux() -> tuple[int, int]:

@@ -24,6 +24,7 @@ __all__ = [
     "IPRoute",
     "NetlinkError",
     "inside",
+    "inside_new",
     "interface_index",
     "make",
     "processes",
@@ -53,17 +54,26 @@ def inside(netns: Path | None, call: Callable[[], T]) -> T:
     """
     if netns is None:
         return call()
+    return _in_thread(lambda: _enter(netns), call)
+
+
+def inside_new(call: Callable[[], T]) -> T:
+    """Call a function in a namespace that is made for it, has no name, and ends with it."""
+    return _in_thread(lambda: _checked(_libc.unshare(_CLONE_NEWNET), "unshare"), call)
+
+
+def _in_thread(enter: Callable[[], None], call: Callable[[], T]) -> T:
     result: list[T] = []
     failure: list[BaseException] = []
 
     def body() -> None:
         try:
-            _enter(netns)
+            enter()
             result.append(call())
         except BaseException as error:  # noqa: BLE001 - handed over to the caller's thread
             failure.append(error)
 
-    thread = threading.Thread(target=body, name=f"netns {netns.name}")
+    thread = threading.Thread(target=body)
     thread.start()
     thread.join()
     if failure:

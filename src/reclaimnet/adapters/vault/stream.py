@@ -42,7 +42,7 @@ class Stream:
         connection.settimeout(POLL_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._stopped = stopped
-        self._pace = pace
+        self._paces: tuple[Pace, ...] = (pace,)
         self.stall_s = stall_s
         """A peer that moves nothing for so long is given up."""
         self._tls = context.wrap_socket(
@@ -50,6 +50,14 @@ class Stream:
         )
         self.sending_s = 0.0
         """Time spent in sending and in keeping the pace: how slow the way to the peer is."""
+
+    @property
+    def connection(self) -> socket.socket:
+        return self._tls
+
+    def hold_to(self, pace: Pace) -> None:
+        """From now on, what is sent keeps this pace, too."""
+        self._paces = (*self._paces, pace)
 
     def handshake(self) -> None:
         self._patiently(self._tls.do_handshake)
@@ -72,7 +80,8 @@ class Stream:
         view = memoryview(payload)
         for start in range(0, len(view), PIECE_BYTES):
             piece = view[start : start + PIECE_BYTES]
-            self._pace.spend(len(piece), self._stopped)
+            for pace in self._paces:
+                pace.spend(len(piece), self._stopped)
             self._send(piece)
         self.sending_s += time.monotonic() - begun
 
@@ -97,7 +106,7 @@ class Stream:
             count = self._patiently(self._tls.recv_into, piece)
             if not count:
                 raise ConnectionError("the peer closed the connection")
-            self._pace.spend(count, self._stopped)
+            self._paces[0].spend(count, self._stopped)
             view = view[count:]
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ import msgspec
 from reclaimnet.adapters.vault.assembly import Assembly
 from reclaimnet.adapters.vault.delta import Codec
 from reclaimnet.adapters.vault.pace import Pace
+from reclaimnet.adapters.vault.sending import Sendings
 from reclaimnet.adapters.vault.slots import chunk_buffer
 from reclaimnet.adapters.vault.store import (
     CHUNK_BYTES,
@@ -150,6 +151,7 @@ class ChunkServer:
         self._peers: dict[str, int] = {}
         self._stop = threading.Event()
         self._listener = listener
+        self.sendings = Sendings()
         self._accepting: threading.Thread | None = None
 
     @property
@@ -271,16 +273,30 @@ class ChunkServer:
             return
         stream.send(_MANIFEST, data if opening.send else b"")
         stream.stall_s = IDLE_S
-        places = list(chunk_sizes(manifest))
-        sender = _Sender(self._vault, stream, bases=self._bases(manifest, opening.base))
-        while True:
-            _, length = stream.receive_header(_FROM_PULLER)
-            if length != _WANT_BODY.size:
-                raise Damaged("a request is too short")
-            place, verify = _WANT_BODY.unpack(stream.receive(length))
-            if place >= len(places):
-                raise Damaged("a request is for a chunk that the checkpoint does not have")
-            sender.send(places[place], verify=verify)
+        sizes = chunk_sizes(manifest)
+        places = list(sizes)
+        before = self._before(manifest, opening.base)
+        had = set(chunk_sizes(before)) if before is not None else set()
+        sender = _Sender(
+            self._vault, stream, bases={} if before is None else bases(manifest, before)
+        )
+        with self.sendings.joined(
+            stream.peer,
+            manifest.job,
+            ManifestId(opening.manifest),
+            size=sum(size for chunk, size in sizes.items() if chunk not in had),
+            connection=stream.connection,
+        ) as sending:
+            stream.hold_to(sending.pace)
+            while True:
+                _, length = stream.receive_header(_FROM_PULLER)
+                if length != _WANT_BODY.size:
+                    raise Damaged("a request is too short")
+                place, verify = _WANT_BODY.unpack(stream.receive(length))
+                if place >= len(places):
+                    raise Damaged("a request is for a chunk that the checkpoint does not have")
+                with sending.chunk(place, sizes[places[place]]):
+                    sender.send(places[place], verify=verify)
 
     def _open(self, peer: str, opening: _Opening) -> tuple[Manifest, bytes]:
         job = JobId(opening.job)
@@ -296,14 +312,15 @@ class ChunkServer:
             raise refusal
         return manifest, data
 
-    def _bases(self, manifest: Manifest, base: str | None) -> dict[ChunkId, ChunkId]:
+    def _before(self, manifest: Manifest, base: str | None) -> Manifest | None:
+        """What the peer says it has, if that is a checkpoint of this job and known here."""
         if base is None:
-            return {}
+            return None
         try:
             before = self._vault.manifest(ManifestId(base))
         except (NotFound, Damaged):
-            return {}
-        return bases(manifest, before) if before.job == manifest.job else {}
+            return None
+        return before if before.job == manifest.job else None
 
 
 class _Sender:

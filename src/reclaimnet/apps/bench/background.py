@@ -5,11 +5,12 @@ import math
 import os
 import platform
 import random
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -22,7 +23,7 @@ from reclaimnet.adapters.linux.tc import (
     Shaper,
     class_id,
 )
-from reclaimnet.apps.bench.edge_site import start, start_ready
+from reclaimnet.apps.bench.edge_site import available_congestion, start, start_ready
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link, LinkId, Transfer, TransferId
@@ -34,7 +35,8 @@ LINK_RATE: Final = 125_000_000
 """The uplink, 1 Gbit/s, in bytes a second as they are on the wire."""
 GOODPUT: Final = 1448 / 1514
 """What of that is TCP's payload, with full segments and time stamps."""
-CONGESTION: Final = "cubic"
+CONGESTION: Final = ("cubic", "bbr")
+"""The background is made of both at once, in equal parts; so are the migrations."""
 
 _ROUND_SECONDS: Final = 3.0
 _MOVES: Final = ((30_000_000, 1.2), (40_000_000, 2.0), (50_000_000, 2.8))
@@ -42,8 +44,10 @@ _MOVES: Final = ((30_000_000, 1.2), (40_000_000, 2.0), (50_000_000, 2.8))
 _ROUNDS: Final = 8
 _QUICK_ROUNDS: Final = 3
 _BULK_RATE: Final = 50_000_000
+"""Of all bulk flows together."""
 _RPC_BYTES: Final = 256 << 10
-_RPC_EVERY: Final = 0.025
+_RPC_EVERY: Final = 0.05
+"""For each congestion control."""
 _PROBE_BYTES: Final = 64
 _PROBE_EVERY: Final = 0.005
 _SETTLE_SECONDS: Final = 0.3
@@ -53,7 +57,9 @@ _BACKGROUND_MARGIN: Final = 0.05
 _ARRIVAL_MARGIN_SECONDS: Final = 0.1
 """Transfers are planned to arrive so much ahead: the last window still has to be acknowledged."""
 _END_SECONDS: Final = 30.0
-_BULK_PORT, _MOVE_PORT, _ANSWER_PORT = 5501, 5502, 5503
+_BULK_PORT, _MOVE_PORT, _PROBE_PORT = 5501, 5502, 5503
+_ANSWER_PORTS: Final = {"cubic": 5504, "bbr": 5505}
+_BULK_TARGETS: Final = {"cubic": "b1", "bbr": "b2"}
 
 
 def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
@@ -64,13 +70,14 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
     rng = random.Random(seed)
     campus = testbed.Campus(
         racks=(
-            testbed.Rack(name="a", hosts=2 + len(_MOVES), uplink=LINK_RATE),
-            testbed.Rack(name="b", hosts=2 + len(_MOVES)),
+            testbed.Rack(name="a", hosts=3 + len(_MOVES), uplink=LINK_RATE),
+            testbed.Rack(name="b", hosts=3 + len(_MOVES)),
         )
     )
+    congestion = [name for name in CONGESTION if name in available_congestion()]
     taken: dict[str, list[_Round]] = {name: [] for name in ("baseline", *CONTENDERS)}
     with testbed.up(campus, f"f{os.getpid() % 1_000_000}") as bed:
-        site = _Site(bed)
+        site = _Site(bed, congestion)
         try:
             for _ in range(rounds):
                 # In a new rank each time, so that a machine that gets busy is nobody's bad luck.
@@ -88,11 +95,13 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
         "seed": seed,
         "params": {
             "uplink_bps": LINK_RATE * 8,
-            "congestion": CONGESTION,
+            "congestion": congestion,
             "rounds": rounds,
             "round_s": _ROUND_SECONDS,
             "migrations": [{"bytes": size, "deadline_s": at} for size, at in _MOVES],
-            "background": "400 Mbit/s bulk, 256 KiB answers every 25 ms, 64 byte every 5 ms",
+            "background": "400 Mbit/s bulk, 256 KiB answers every 25 ms, each half of it with "
+            "either congestion control; 64 byte every 5 ms",
+            "figures": "medians over the rounds, each against the baseline of its own round",
             "background_share": round(share, 3),
             "fair_share": "each migration at the link's rate / (active migrations + 1)",
             "paced": "least_rate_first at the senders' edge, lower effort at the uplink",
@@ -101,7 +110,15 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
             "kernel": platform.release(),
             "cpus": os.cpu_count(),
         },
-        "results": {name: _summary(taken[name], taken["baseline"]) for name in CONTENDERS},
+        "results": {
+            name: _summary(taken[name], taken["baseline"], congestion)
+            | {
+                "by_congestion": {
+                    cc: _harm(taken[name], taken["baseline"], [cc]) for cc in congestion
+                }
+            }
+            for name in CONTENDERS
+        },
     }
 
 
@@ -137,14 +154,22 @@ class TcpMover:
     """A plain TCP sender in a host's lane."""
 
     def __init__(
-        self, bed: testbed.Testbed, shaper: Shaper, *, source: str, target: str, size: int, tos: int
+        self,
+        bed: testbed.Testbed,
+        shaper: Shaper,
+        *,
+        source: str,
+        target: str,
+        size: int,
+        congestion: str,
+        tos: int,
     ) -> None:
         self._shaper = shaper
         self._size = size
         options = {
             "host": str(bed.hosts[target].address),
             "port": _MOVE_PORT,
-            "congestion": CONGESTION,
+            "congestion": congestion,
             "size": size,
             "priority": class_id(FIRST_TRANSFER),
             "tos": tos,
@@ -185,23 +210,27 @@ def _give_word(process: "subprocess.Popen[Any]") -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Round:
-    bulk_bytes: int
+    bulk_bytes: dict[str, int]
+    """By congestion control, as the answers' times."""
     uplink_bytes: int
-    rpc_ns: list[int]
+    rpc_ns: dict[str, list[int]]
     probe_ns: list[int]
-    met: int = 0
     lateness_s: list[float] = field(default_factory=list)
 
 
 class _Site:
     """Two racks with a shared uplink, their servers, and who counts what arrives."""
 
-    def __init__(self, bed: testbed.Testbed) -> None:
+    def __init__(self, bed: testbed.Testbed, congestion: Sequence[str]) -> None:
         self._bed = bed
-        self._sources = [f"a{3 + i}" for i in range(len(_MOVES))]
-        self._targets = [f"b{3 + i}" for i in range(len(_MOVES))]
-        start_ready(bed, "b1", "sink", {"port": _BULK_PORT})
-        start_ready(bed, "a2", "answer", {"port": _ANSWER_PORT, "congestion": CONGESTION})
+        self._congestion = congestion
+        self._sources = [f"a{4 + i}" for i in range(len(_MOVES))]
+        self._targets = [f"b{4 + i}" for i in range(len(_MOVES))]
+        probes = {"port": _PROBE_PORT, "congestion": congestion[0]}
+        start_ready(bed, "a2", "answer", probes)
+        for cc in congestion:
+            start_ready(bed, _BULK_TARGETS[cc], "sink", {"port": _BULK_PORT})
+            start_ready(bed, "a2", "answer", {"port": _ANSWER_PORTS[cc], "congestion": cc})
         for target in self._targets:
             start_ready(bed, target, "sink", {"port": _MOVE_PORT})
         self._shapers = []
@@ -214,71 +243,92 @@ class _Site:
             )
             shaper.open(FIRST_TRANSFER, LINK_RATE)
             self._shapers.append(shaper)
-        self._bulk = Observer("eth0", netns=bed.hosts["b1"].netns)
+        self._bulk = {
+            cc: Observer("eth0", netns=bed.hosts[_BULK_TARGETS[cc]].netns) for cc in congestion
+        }
         self._uplink = Observer("a", netns=bed.core)
 
     def close(self) -> None:
-        self._bulk.close()
+        for observer in self._bulk.values():
+            observer.close()
         self._uplink.close()
         for shaper in self._shapers:
             shaper.close()
 
     def measure(self, contender: str, seed: int, share: float) -> _Round:
         """One round: the background settles, the migrations run, everything comes to its end."""
-        bulk = start(
-            self._bed,
-            "a1",
-            "flood",
-            {
-                "host": str(self._bed.hosts["b1"].address),
-                "port": _BULK_PORT,
-                "congestion": CONGESTION,
-                "pacing": _BULK_RATE,
-            },
-        )
-        time.sleep(_SETTLE_SECONDS)
-        asking = {
-            "host": str(self._bed.hosts["a2"].address),
-            "port": _ANSWER_PORT,
-            "seconds": _ROUND_SECONDS,
-            "seed": seed,
-            "congestion": CONGESTION,
-        }
-        askers = [
-            start_ready(self._bed, "b2", "ask", {**asking, "size": size, "every": every})
-            for size, every in ((_RPC_BYTES, _RPC_EVERY), (_PROBE_BYTES, _PROBE_EVERY))
+        bulks = [
+            start(
+                self._bed,
+                "a1",
+                "flood",
+                {
+                    "host": str(self._bed.hosts[_BULK_TARGETS[cc]].address),
+                    "port": _BULK_PORT,
+                    "congestion": cc,
+                    "pacing": _BULK_RATE // len(self._congestion),
+                },
+            )
+            for cc in self._congestion
         ]
+        time.sleep(_SETTLE_SECONDS)
+        askers = {cc: self._asker(cc, _ANSWER_PORTS[cc], seed) for cc in self._congestion}
+        prober = self._asker(self._congestion[0], _PROBE_PORT, seed)
         movers = self._movers(contender)
-        for asker in askers:
+        for asker in (*askers.values(), prober):
             _give_word(asker)
         began = time.monotonic_ns()
-        before = self._bulk.bytes, self._uplink.bytes
+        bulk_before = {cc: one.bytes for cc, one in self._bulk.items()}
+        uplink_before = self._uplink.bytes
         for mover in movers:
             mover.begin()
         self._control(contender, movers, began, share)
-        after = self._bulk.bytes, self._uplink.bytes
-        answers = [json.loads(one.communicate(timeout=_END_SECONDS)[0]) for one in askers]
-        bulk.kill()
-        bulk.wait()
+        bulk_bytes = {cc: one.bytes - bulk_before[cc] for cc, one in self._bulk.items()}
+        uplink_bytes = self._uplink.bytes - uplink_before
+        answers = {cc: _answers(asker) for cc, asker in askers.items()}
+        probes = _answers(prober)
+        for bulk in bulks:
+            bulk.kill()
+            bulk.wait()
         late = self._lateness(movers, began)
         return _Round(
-            bulk_bytes=after[0] - before[0],
-            uplink_bytes=after[1] - before[1],
-            rpc_ns=answers[0],
-            probe_ns=answers[1],
-            met=sum(seconds <= 0 for seconds in late),
+            bulk_bytes=bulk_bytes,
+            uplink_bytes=uplink_bytes,
+            rpc_ns=answers,
+            probe_ns=probes,
             lateness_s=late,
         )
+
+    def _asker(self, congestion: str, port: int, seed: int) -> "subprocess.Popen[Any]":
+        size, every = _RPC_BYTES, _RPC_EVERY * len(self._congestion) / len(CONGESTION)
+        if port == _PROBE_PORT:
+            size, every = _PROBE_BYTES, _PROBE_EVERY
+        options = {
+            "host": str(self._bed.hosts["a2"].address),
+            "port": port,
+            "size": size,
+            "every": every,
+            "seconds": _ROUND_SECONDS,
+            "seed": seed + port,
+            "congestion": congestion,
+        }
+        return start_ready(self._bed, "b3", "ask", options)
 
     def _movers(self, contender: str) -> list[Mover]:
         if contender == "baseline":
             return []
         tos = LOWER_EFFORT_TOS if contender == "paced" else 0
         return [
-            TcpMover(self._bed, shaper, source=source, target=target, size=size, tos=tos)
-            for shaper, source, target, (size, _) in zip(
-                self._shapers, self._sources, self._targets, _MOVES, strict=True
+            TcpMover(
+                self._bed,
+                self._shapers[i],
+                source=self._sources[i],
+                target=self._targets[i],
+                size=size,
+                congestion=self._congestion[i % len(self._congestion)],
+                tos=tos,
             )
+            for i, (size, _) in enumerate(_MOVES)
         ]
 
     def _control(self, contender: str, movers: Sequence[Mover], began: int, share: float) -> None:
@@ -316,18 +366,22 @@ def _plan(
 ) -> dict[int, int]:
     """What the pace policy says, as rates on the wire."""
     uplink = Link(id=LinkId("uplink"), rate=round(LINK_RATE * GOODPUT), background=share)
-    early = round(_ARRIVAL_MARGIN_SECONDS * SECOND)
-    transfers = [
-        Transfer(
+    transfers = []
+    for i in active:
+        left, due = movers[i].left(), began + round(_MOVES[i][1] * SECOND)
+        aim = due - round(_ARRIVAL_MARGIN_SECONDS * SECOND)
+        # The margin is ours: for its sake nobody is given up who can still arrive in time.
+        if left * SECOND > (aim - moment) * uplink.rate * (1 - share):
+            aim = due
+        transfer = Transfer(
             id=TransferId(str(i)),
             job=JobId(str(i)),
-            left=movers[i].left(),
+            left=left,
             path=(uplink.id,),
-            deadline=began + round(_MOVES[i][1] * SECOND) - early,
+            deadline=aim,
             unsaved=SECOND,
         )
-        for i in active
-    ]
+        transfers.append(transfer)
     plan = least_rate_first([t for t in transfers if t.left > 0], [uplink], moment)
     # Whoever has to wait, or waits for its last bytes to be acknowledged, still trickles.
     return {i: max(TRICKLE, math.ceil(plan.rate_of(TransferId(str(i))) / GOODPUT)) for i in active}
@@ -345,37 +399,59 @@ def _share(baseline: Sequence[_Round]) -> float:
 
 
 def _plain(rounds: Sequence[_Round]) -> dict[str, Any]:
-    pooled = _pooled(rounds)
+    """The background by itself."""
+    seconds = len(rounds) * _ROUND_SECONDS
+    answers = [took for one in rounds for times in one.rpc_ns.values() for took in times]
+    probes = [took for one in rounds for took in one.probe_ns]
     return {
-        "bulk_bps": round(pooled.bulk_bytes * 8 / (len(rounds) * _ROUND_SECONDS)),
-        "fct_p50_us": round(_percentile(pooled.rpc_ns, 0.5) / 1000),
-        "rr_p99_us": round(_percentile(pooled.probe_ns, 0.99) / 1000),
+        "bulk_bps": round(sum(sum(one.bulk_bytes.values()) for one in rounds) * 8 / seconds),
+        "fct_p50_us": round(_percentile(answers, 0.5) / 1000),
+        "rr_p99_us": round(_percentile(probes, 0.99) / 1000),
     }
 
 
-def _summary(rounds: Sequence[_Round], baseline: Sequence[_Round]) -> dict[str, Any]:
-    ours, theirs = _pooled(rounds), _pooled(baseline)
-    return {
-        "background_loss_pct": round(100 * (1 - ours.bulk_bytes / theirs.bulk_bytes), 3),
-        "fct_p50_ratio": round(_percentile(ours.rpc_ns, 0.5) / _percentile(theirs.rpc_ns, 0.5), 4),
-        "rr_p99_ratio": round(
-            _percentile(ours.probe_ns, 0.99) / _percentile(theirs.probe_ns, 0.99), 3
-        ),
-        "deadline_met": round(ours.met / (len(rounds) * len(_MOVES)), 4),
-        "worst_lateness_s": round(max(ours.lateness_s), 3),
+def _summary(
+    rounds: Sequence[_Round], baseline: Sequence[_Round], congestion: Sequence[str]
+) -> dict[str, Any]:
+    late = [seconds for one in rounds for seconds in one.lateness_s]
+    probes = [
+        _percentile(ours.probe_ns, 0.99) / _percentile(theirs.probe_ns, 0.99)
+        for ours, theirs in zip(rounds, baseline, strict=True)
+    ]
+    return _harm(rounds, baseline, congestion) | {
+        "rr_p99_ratio": round(statistics.median(probes), 3),
+        "deadline_met": round(sum(seconds <= 0 for seconds in late) / len(late), 4),
+        "worst_lateness_s": round(max(late), 3),
     }
 
 
-def _pooled(rounds: Sequence[_Round]) -> _Round:
-    return replace(
-        rounds[0],
-        bulk_bytes=sum(one.bulk_bytes for one in rounds),
-        uplink_bytes=sum(one.uplink_bytes for one in rounds),
-        rpc_ns=[took for one in rounds for took in one.rpc_ns],
-        probe_ns=[took for one in rounds for took in one.probe_ns],
-        met=sum(one.met for one in rounds),
-        lateness_s=[seconds for one in rounds for seconds in one.lateness_s],
-    )
+def _harm(
+    rounds: Sequence[_Round], baseline: Sequence[_Round], congestion: Sequence[str]
+) -> dict[str, Any]:
+    """What the background's flows with these congestion controls lose: round by round against the
+    baseline of the same round, which had the same machine, and the median of that."""
+    losses, slower = [], []
+    for ours, theirs in zip(rounds, baseline, strict=True):
+        carried = [sum(one.bulk_bytes[cc] for cc in congestion) for one in (ours, theirs)]
+        losses.append(100 * (1 - carried[0] / carried[1]))
+        times = [
+            _percentile([took for cc in congestion for took in one.rpc_ns[cc]], 0.5)
+            for one in (ours, theirs)
+        ]
+        slower.append(times[0] / times[1])
+    return {
+        "background_loss_pct": round(statistics.median(losses), 3),
+        "fct_p50_ratio": round(statistics.median(slower), 4),
+        "by_round": [
+            {"background_loss_pct": round(loss, 3), "fct_p50_ratio": round(ratio, 4)}
+            for loss, ratio in zip(losses, slower, strict=True)
+        ],
+    }
+
+
+def _answers(asker: "subprocess.Popen[Any]") -> list[int]:
+    found: list[int] = json.loads(asker.communicate(timeout=_END_SECONDS)[0])
+    return found
 
 
 def _percentile(values: Sequence[int], share: float) -> float:

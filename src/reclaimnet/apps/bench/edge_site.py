@@ -57,3 +57,9 @@ def set_retransmit_floor(netns: Path, network: str, floor_ms: int) -> None:
             )
 
     tc_netns.inside(netns, change)
+
+
+def available_congestion() -> list[str]:
+    """The kernel's ways to control congestion."""
+    path = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+    return path.read_text().split()

@@ -15,7 +15,12 @@ from typing import Any, Final
 from reclaimnet.adapters.linux import real_time, testbed
 from reclaimnet.adapters.linux.bpf_killswitch import ALL, NEVER, KillSwitch, Observer, now
 from reclaimnet.adapters.linux.tc import FIRST_TRANSFER, Shaper, class_id
-from reclaimnet.apps.bench.edge_site import set_retransmit_floor, start, start_ready
+from reclaimnet.apps.bench.edge_site import (
+    available_congestion,
+    set_retransmit_floor,
+    start,
+    start_ready,
+)
 from reclaimnet.apps.bench.reclaims import reclaim_at_random
 from reclaimnet.errors import Unavailable, UsageError
 
@@ -47,7 +52,7 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
         raise UsageError("This bench makes its own traffic: it takes no trace.")
     rng = random.Random(seed)
     flips = _QUICK_FLIPS if quick else _FLIPS
-    congestion = [name for name in CONGESTION if name in _available_congestion()]
+    congestion = [name for name in CONGESTION if name in available_congestion()]
     taken: dict[str, dict[str, list[_Flip]]] = {
         contender: {name: [] for name in congestion} for contender in CONTENDERS
     }
@@ -230,8 +235,3 @@ def _percentiles(values: Sequence[float]) -> dict[str, float]:
         name: round(ranked[min(len(ranked) - 1, int(share * len(ranked)))], 1)
         for name, share in (("p50", 0.5), ("p99", 0.99))
     }
-
-
-def _available_congestion() -> list[str]:
-    path = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-    return path.read_text().split()

@@ -214,14 +214,17 @@ def render(result: dict[str, Any]) -> None:
 
 
 def _plot(result: dict[str, Any]) -> Path:
-    figure, ((probes, wait), (size, retry)) = pyplot.subplots(2, 2, figsize=(12, 9))
+    figure, ((probes, wait, retry), (many, size, sent)) = pyplot.subplots(2, 3, figsize=(17, 9))
     for name, rows in result["results"].items():
         big = [row for row in rows if row["nodes"] == 100_000]
         loads = [row["load"] for row in big]
         probes.plot(loads, [row["probes_per_placement"] for row in big], "o-", label=name)
         wait.plot(loads, [row["wait_p99_ms"] for row in big], "o-", label=name)
         full = [row for row in rows if row["load"] == 0.98]
-        size.plot([row["nodes"] for row in full], [row["wait_p99_ms"] for row in full], "o-")
+        nodes = [row["nodes"] for row in full]
+        many.plot(nodes, [row["probes_per_placement"] for row in full], "o-")
+        size.plot(nodes, [row["wait_p99_ms"] for row in full], "o-")
+        sent.plot(nodes, [row["messages_per_placement"] for row in full], "o-")
     for name, rows in result["ablation"].items():
         loads = [row["load"] for row in rows]
         retry.plot(loads, [row["probes_per_placement"] for row in rows], "o-", label=name)
@@ -234,14 +237,17 @@ def _plot(result: dict[str, Any]) -> Path:
     for axes, title, label in (
         (probes, "probes per placement, 100,000 nodes", "load"),
         (wait, "p99 wait (ms), 100,000 nodes", "load"),
+        (many, "probes per placement at load 0.98", "nodes"),
         (size, "p99 wait (ms) at load 0.98", "nodes"),
+        (sent, "messages per placement at load 0.98", "nodes"),
         (retry, "retry amplification, 10,000 nodes", "load"),
     ):
         axes.set_title(title)
         axes.set_xlabel(label)
         axes.set_yscale("log")
         axes.grid(alpha=0.3)
-    size.set_xscale("log")
+    for axes in (many, size, sent):
+        axes.set_xscale("log")
     probes.legend(fontsize=8)
     retry.legend(fontsize=8)
     OUT.mkdir(exist_ok=True)

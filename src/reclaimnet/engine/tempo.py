@@ -1,0 +1,217 @@
+"""Tempo: the rhythms of the jobs that run here. They are found from marks and byte counters and
+told to who conducts the links; the shifts that come back are handed on to the jobs."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+from typing import Final
+
+from reclaimnet.model import events as ev
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.moving import LinkId
+from reclaimnet.model.orders import Explain, Listen, Order, Rotate
+from reclaimnet.model.rhythm import Burst, Hold, IterationSeen, Rhythm, RhythmGone, RhythmSeen
+from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND, show_duration
+from reclaimnet.model.work import Decision
+from reclaimnet.policy.detect import Detected, Unrhythmic, detect
+
+STEADY: Final = 5
+"""Iterations after which it is worth listening to a job."""
+LISTENED: Final = 12
+"""Periods that are listened to."""
+SHORTEST: Final = SECOND
+LONGEST: Final = 10 * SECOND
+"""Bounds of how long a job is listened to at a time."""
+LISTEN_AGAIN: Final = MINUTE
+"""A job in which no rhythm was found is listened to again after this, and after twice that, and so
+on until LISTEN_SELDOM."""
+LISTEN_SELDOM: Final = 16 * MINUTE
+TELL_EVERY: Final = 5 * SECOND
+"""Rhythms are told again so often: another may conduct now."""
+SHORT_PERIOD: Final = 20 * MILLISECOND
+"""Iterations below this cannot be told apart, or shifted to any use."""
+KEPT_MARKS: Final = 16
+AGREE: Final = 0.06
+"""Marks and traffic may differ by this part about the period."""
+
+
+@dataclass(slots=True)
+class _Player:
+    epoch: int
+    priority: int
+    marks: deque[ev.Iterated] = field(default_factory=lambda: deque(maxlen=KEPT_MARKS))
+    listen_at: int = 0
+    listen_wait: int = LISTEN_AGAIN
+    rhythm: Rhythm | None = None
+    tell_at: int = 0
+    rotation: tuple[int, int, int] | None = None
+    """Anchor, period and bound that the job was told last."""
+
+
+class Tempo:
+    def __init__(self, node: NodeId, links: tuple[LinkId, ...], *, assumed: bool) -> None:
+        """If what the links carry is only `assumed`, nobody is shifted because of that."""
+        self.node = node
+        self._links = links
+        self._assumed = assumed
+        self._players: dict[JobId, _Player] = {}
+
+    def knows(self, job: JobId) -> bool:
+        return job in self._players
+
+    def iteration(
+        self, event: ev.Iterated, *, priority: int, now: int
+    ) -> tuple[list[Order], list[RhythmSeen | IterationSeen]]:
+        """What to do about it here, and what to tell who conducts."""
+        if self._assumed:
+            return [], []
+        player = self._players.get(event.job)
+        if player is None or player.epoch != event.epoch:
+            player = self._players[event.job] = _Player(epoch=event.epoch, priority=priority)
+        player.marks.append(event)
+        orders: list[Order] = []
+        if len(player.marks) >= STEADY and now >= player.listen_at:
+            took = self._took(player)
+            if took >= SHORT_PERIOD:
+                lasts = min(max(LISTENED * took, SHORTEST), LONGEST)
+                player.listen_at = now + lasts + player.listen_wait
+                player.listen_wait = min(2 * player.listen_wait, LISTEN_SELDOM)
+                orders.append(Listen(job=event.job, epoch=event.epoch, lasts=lasts))
+        news: list[RhythmSeen | IterationSeen] = []
+        if player.rhythm is not None:
+            if now >= player.tell_at:
+                player.tell_at = now + TELL_EVERY
+                news.append(RhythmSeen(node=self.node, rhythm=player.rhythm))
+            news.append(
+                IterationSeen(
+                    node=self.node,
+                    job=event.job,
+                    count=event.count,
+                    ready_at=event.ready_at,
+                    began_at=event.began_at,
+                )
+            )
+        return orders, news
+
+    def sampled(
+        self, event: ev.TrafficSampled, now: int
+    ) -> tuple[list[Order], list[RhythmSeen | RhythmGone]]:
+        player = self._players.get(event.job)
+        if player is None or player.epoch != event.epoch or not player.marks:
+            return [], []
+        found = detect(event.times, event.counts)
+        rhythm = None if isinstance(found, Unrhythmic) else self._rhythm(event.job, player, found)
+        known, player.rhythm = player.rhythm, rhythm
+        if rhythm is None:
+            why: tuple[str, ...] = ("its marks do not agree with its traffic",)
+            if isinstance(found, Unrhythmic):
+                why = found.reasons
+            told: list[RhythmSeen | RhythmGone] = []
+            if known is not None:
+                told.append(RhythmGone(job=event.job, node=self.node))
+            return [self._explain(event.job, "none", why)], told
+        player.tell_at = now + TELL_EVERY
+        talk = sum(burst.length for burst in rhythm.bursts)
+        text = f"every {show_duration(rhythm.period)} it talks for {show_duration(talk)}"
+        sure = f"confidence {rhythm.confidence:.2f}"
+        return [self._explain(event.job, text, (sure,))], [
+            RhythmSeen(node=self.node, rhythm=rhythm)
+        ]
+
+    def rotation_told(self, event: ev.RotationTold) -> list[Order]:
+        player = self._players.get(event.job)
+        if player is None:
+            return []
+        rotation = (event.anchor, event.period, event.bound)
+        if player.rotation == rotation or (player.rotation is None and not event.period):
+            return []
+        player.rotation = rotation if event.period else None
+        return [
+            Rotate(
+                job=event.job,
+                epoch=player.epoch,
+                anchor=event.anchor,
+                period=event.period,
+                bound=event.bound,
+            )
+        ]
+
+    def gone(self, jobs: Iterable[JobId]) -> list[RhythmGone]:
+        """These do not run here any more."""
+        found = []
+        for job in jobs:
+            player = self._players.pop(job, None)
+            if player is not None and player.rhythm is not None:
+                found.append(RhythmGone(job=job, node=self.node))
+        return found
+
+    def players(self) -> list[JobId]:
+        return sorted(self._players)
+
+    @staticmethod
+    def _took(player: _Player) -> int:
+        """How long an iteration takes, waits that were ordered not included."""
+        took = [
+            after.ready_at - mark.began_at
+            for mark, after in pairwise(player.marks)
+            if after.count == mark.count + 1
+        ]
+        return int(median(took)) if took else 0
+
+    def _rhythm(self, job: JobId, player: _Player, found: Detected) -> Rhythm | None:
+        """Bursts as they lie after the begin of an iteration, which the marks know exactly."""
+        spans = [
+            after.began_at - mark.began_at
+            for mark, after in pairwise(player.marks)
+            if after.count == mark.count + 1
+        ]
+        if not spans:
+            return None
+        span = int(median(spans))
+        times = max(1, round(span / found.period))
+        if abs(span - times * found.period) > AGREE * span:
+            return None
+        turn = found.began_at - player.marks[-1].began_at
+        bursts = _within(
+            [
+                replace(burst, start=burst.start + turn + k * span // times)
+                for k in range(times)
+                for burst in found.bursts
+            ],
+            span,
+        )
+        if not bursts:
+            return None
+        return Rhythm(
+            job=job,
+            # What it waits for its place, at the end of the span, is not its own.
+            period=max(self._took(player), bursts[-1].end),
+            bursts=bursts,
+            links=self._links,
+            priority=player.priority,
+            hold=Hold.SDK,
+            confidence=found.confidence,
+        )
+
+    @staticmethod
+    def _explain(job: JobId, chosen: str, reasons: tuple[str, ...]) -> Explain:
+        decision = Decision(question="has it a rhythm?", chosen=chosen, reasons=reasons)
+        return Explain(job=job, decision=decision)
+
+
+def _within(bursts: list[Burst], span: int) -> tuple[Burst, ...]:
+    """The same bursts with their starts inside of one span, in rank and not overlapping: measuring
+    is never exact to the millisecond."""
+    found: list[Burst] = []
+    for burst in sorted((replace(b, start=b.start % span) for b in bursts), key=lambda b: b.start):
+        start = max(burst.start, found[-1].end if found else 0)
+        length = min(burst.length, span)
+        if start + length > span:
+            # It ends a little after the mark: iterations end with what was said last.
+            start = max(span - length, found[-1].end if found else 0)
+            length = span - start
+        if length > 0:
+            found.append(replace(burst, start=start, length=length))
+    return tuple(found)

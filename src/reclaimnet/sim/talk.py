@@ -1,0 +1,62 @@
+"""Talk: what a simulated job says on the network, iteration by iteration, and when."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from reclaimnet.model.page import wait_before
+from reclaimnet.model.rhythm import Burst
+from reclaimnet.model.units import MILLISECOND, SECOND
+
+KEPT: Final = 256
+SAMPLING: Final = 5 * MILLISECOND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """An iteration of a job: it computes, and talks in bursts. Meeting others costs nothing here:
+    sim/rhythm.py knows what that costs, this is about who is told what."""
+
+    period: int
+    bursts: tuple[Burst, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Band:
+    """One attempt's talk, as it comes to pass."""
+
+    talk: Talk
+    count: int = 0
+    began: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
+    rotation: tuple[int, int, int] = (0, 0, 0)
+    """Anchor, period and bound, as the job was told."""
+    settled: bool = False
+
+    def wait(self, now: int) -> int:
+        """How long the next iteration waits for its place, as the SDK does it."""
+        anchor, period, bound = self.rotation
+        if not period:
+            return 0
+        wait, self.settled = wait_before(
+            now, anchor=anchor, period=period, bound=bound, settled=self.settled
+        )
+        return wait
+
+    def samples(self, begin: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Times, and the bytes that were sent until then."""
+        times = tuple(range(begin, end, SAMPLING))
+        return times, tuple(self._sent(at) for at in times)
+
+    def _sent(self, at: int) -> int:
+        return sum(
+            burst.demand * min(max(at - start - burst.start, 0), burst.length) // SECOND
+            for start in self.began
+            for burst in self.talk.bursts
+        )
+
+    def talks_at(self, at: int) -> bool:
+        return any(
+            0 <= at - start - burst.start < burst.length
+            for start in self.began
+            for burst in self.talk.bursts
+        )

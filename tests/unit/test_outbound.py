@@ -1,0 +1,257 @@
+"""Transfers under a plan: the convoy, who conducts it, and a node that nobody conducts."""
+
+from dataclasses import replace
+
+from reclaimnet.engine.conductor import Conductor
+from reclaimnet.engine.convoy import TOLD_FOR, WITNESSES, Convoy
+from reclaimnet.engine.node import CONDUCTOR, Body, Node
+from reclaimnet.engine.outbound import ANSWERED_FOR, TRICKLE, Outbound, Stakes
+from reclaimnet.model import events as ev
+from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Offer, Terms
+from reclaimnet.model.moving import UNLIMITED, Link, LinkId, Pace, Transfer, TransferId
+from reclaimnet.model.orders import Order, SetPace, Tell
+from reclaimnet.model.units import SECOND
+from reclaimnet.policy.pace import least_rate_first
+from reclaimnet.policy.suite import Suite
+from reclaimnet.policy.topology import parse_topology
+
+MB = 1_000_000
+RATE = 100 * MB
+LINK = Link(id=LinkId("l"), rate=RATE)
+A, B, C = (NodeId(name) for name in "abc")
+
+
+def transfer(name: str, left: int, deadline: int | None = None, **fields: object) -> Transfer:
+    return Transfer(
+        id=TransferId(name),
+        job=JobId(name),
+        left=left,
+        path=(LINK.id,),
+        deadline=deadline,
+        **fields,
+    )
+
+
+def rates(convoy: Convoy, now: int) -> dict[str, int]:
+    return {pace.transfer: pace.rate for pace in convoy.make_plan(now).paces}
+
+
+# --- the convoy ----------------------------------------------------------------------------
+
+
+def test_a_third_transfer_changes_the_plan_of_the_first_two() -> None:
+    convoy = Convoy([LINK], least_rate_first)
+    convoy.told(A, [transfer("x", 500 * MB, 10 * SECOND)], 0)
+    assert rates(convoy, 0) == {"x": RATE}
+    convoy.told(B, [transfer("y", 200 * MB, 20 * SECOND)], 0)
+    assert rates(convoy, 0) == {"x": RATE - 10 * MB, "y": 10 * MB}
+    # The third is the most urgent: it gets what the others do not need.
+    convoy.told(C, [transfer("z", 100 * MB, 4 * SECOND)], 0)
+    assert rates(convoy, 0) == {"x": 50 * MB, "y": 10 * MB, "z": 40 * MB}
+    convoy.told(C, [], SECOND)
+    assert rates(convoy, SECOND)["x"] > 80 * MB
+
+
+def test_a_sender_that_falls_silent_leaves_its_room_to_others() -> None:
+    convoy = Convoy([LINK], least_rate_first)
+    convoy.told(A, [transfer("x", 5000 * MB, 100 * SECOND)], 0)
+    convoy.told(B, [transfer("y", 100 * MB, 90 * SECOND)], 0)
+    assert rates(convoy, 0)["x"] < RATE
+    later = TOLD_FOR + SECOND
+    convoy.told(A, [transfer("x", 4000 * MB, 100 * SECOND)], later)
+    assert rates(convoy, later) == {"x": RATE}
+
+
+def test_a_link_that_carries_less_than_was_said_is_planned_with_what_it_carries() -> None:
+    convoy = Convoy([LINK], least_rate_first)
+    left = {"x": 1000 * MB, "y": 1000 * MB}
+    now = 0
+    for _ in range(WITNESSES + 3):
+        convoy.told(A, [transfer("x", left["x"], 60 * SECOND)], now)
+        convoy.told(B, [transfer("y", left["y"], 80 * SECOND)], now)
+        plan = rates(convoy, now)
+        now += SECOND
+        # Forty of the hundred megabytes get through, whatever is asked for.
+        share = 40 * MB / sum(plan.values())
+        left = {name: round(left[name] - plan[name] * share) for name in left}
+    assert convoy.carries[LINK.id] <= 45 * MB
+    # The plan promises no more than that; who goes first may find out that there is more.
+    assert plan["y"] < 20 * MB
+    assert plan["x"] > 60 * MB
+
+
+def test_a_link_of_which_nobody_has_said_what_it_carries_holds_up_only_those_in_the_way() -> None:
+    guess = Link(id=LINK.id, rate=RATE, assumed=True)
+    convoy = Convoy([guess], least_rate_first)
+    convoy.told(A, [transfer("copy", 1000 * MB)], 0)
+    assert rates(convoy, 0)["copy"] == UNLIMITED
+    convoy.told(A, [transfer("copy", 1000 * MB), transfer("x", 100 * MB, 10 * SECOND)], 0)
+    plan = rates(convoy, 0)
+    assert plan["x"] == UNLIMITED
+    assert plan["copy"] == 0
+
+
+def test_what_a_job_waits_for_goes_before_a_periodic_checkpoint() -> None:
+    convoy = Convoy([LINK], least_rate_first)
+    convoy.told(A, [transfer("copy", 1000 * MB), transfer("r", 1000 * MB, awaited=True)], 0)
+    assert rates(convoy, 0) == {"r": RATE, "copy": 0}
+
+
+# --- the conductor -------------------------------------------------------------------------
+
+
+def test_who_tells_is_answered_and_others_hear_only_what_is_new() -> None:
+    conductor = Conductor(links=[LINK], node=C, stretch="s")
+
+    def told(node: NodeId, *transfers: Transfer) -> dict[NodeId, ev.PacesTold]:
+        event = ev.TransfersTold(stretch="s", node=node, at=0, transfers=transfers)
+        tells = [o for o in conductor.transfers_told(event, 0) if isinstance(o, Tell)]
+        return {t.to: t.event for t in tells if isinstance(t.event, ev.PacesTold)}
+
+    x = transfer("x", 500 * MB, 10 * SECOND, unsaved=SECOND)
+    y = transfer("y", 500 * MB, 10 * SECOND, unsaved=SECOND)
+    assert set(told(A, x)) == {A}
+    assert set(told(B, y)) == {A, B}
+    assert set(told(B, y)) == {B}
+    # Another clock, the same time left: the plan is the same.
+    late = ev.TransfersTold(
+        stretch="s", node=B, at=90 * SECOND, transfers=(replace(y, deadline=100 * SECOND),)
+    )
+    assert [o.to for o in conductor.transfers_told(late, 0) if isinstance(o, Tell)] == [B]
+    # Not all can arrive: the one that saves least is given up, and told so.
+    big = transfer("z", 900 * MB, 10 * SECOND, unsaved=1)
+    assert told(C, big)[C].shed == ("z",)
+
+
+# --- a node --------------------------------------------------------------------------------
+
+
+def outbound(topology: str | None = None) -> Outbound:
+    return Outbound(
+        A,
+        uplink=Link(id=LinkId("a up"), rate=RATE),
+        topology=parse_topology(topology, file="t") if topology else None,
+        policy=least_rate_first,
+        stakes=lambda job, now: Stakes(deadline=10 * SECOND if job == "j" else None),
+    )
+
+
+def sent(name: str, left: int, size: int = 1000 * MB, to: NodeId = B) -> ev.BytesSent:
+    return ev.BytesSent(transfer=TransferId(name), job=JobId(name), to=to, size=size, left=left)
+
+
+def set_rates(orders: list[Order]) -> dict[str, int]:
+    return {order.transfer: order.rate for order in orders if isinstance(order, SetPace)}
+
+
+def test_without_a_conductor_the_node_plans_for_its_own_uplink() -> None:
+    node = outbound()
+    node.sent(sent("j", 500 * MB), 0)
+    node.sent(sent("copy", 500 * MB), 0)
+    (told,) = node.tell(0)
+    assert told.stretch == "a up"
+    assert set_rates(node.hold(0)) == {"j": RATE, "copy": TRICKLE}
+    (first, second) = node.sending(0)
+    assert (first.job, first.deadline, first.planned_by) == ("j", 10 * SECOND, "")
+    assert second.job == "copy"
+
+
+def test_a_conductor_that_falls_silent_is_not_waited_for() -> None:
+    node = outbound()
+    node.sent(sent("j", 500 * MB), 0)
+    node.tell(0)
+    slow = Pace(transfer=TransferId("j"), rate=MB)
+    node.heard(ev.PacesTold(stretch="a up", node=C, paces=(slow,)), 0)
+    assert set_rates(node.hold(0)) == {"j": MB}
+    assert node.sending(0)[0].planned_by == C
+    node.sent(sent("j", 499 * MB), ANSWERED_FOR)
+    assert set_rates(node.hold(ANSWERED_FOR)) == {"j": RATE}
+
+
+def test_the_narrowest_of_all_conductors_counts() -> None:
+    plan = """
+        [core]
+        rate = "1G"
+        [buildings.p]
+        uplink = "1G"
+        [buildings.q]
+        uplink = "1G"
+        [nodes.a]
+        building = "p"
+        uplink = "1G"
+        [nodes.b]
+        building = "q"
+        uplink = "1G"
+    """
+    node = outbound(plan)
+    node.sent(sent("j", 500 * MB), 0)
+    assert [told.stretch for told in node.tell(0)] == ["building p", "building q", "core"]
+    for stretch, rate in (("building p", 30 * MB), ("core", 20 * MB), ("building q", 25 * MB)):
+        pace = Pace(transfer=TransferId("j"), rate=rate)
+        node.heard(ev.PacesTold(stretch=stretch, node=C, paces=(pace,)), 0)
+    assert set_rates(node.hold(0)) == {"j": 20 * MB}
+    assert set(node.stretches()) == {"building p", "core"}
+
+
+def test_progress_and_when_it_will_be_there_are_on_the_card() -> None:
+    node = outbound()
+    node.sent(sent("j", 1000 * MB), 0)
+    node.tell(0)
+    node.sent(sent("j", 950 * MB), SECOND)
+    (told,) = node.sending(SECOND)
+    assert (told.bytes_left, told.size, told.rate) == (950 * MB, 1000 * MB, 50 * MB)
+    assert told.eta == 20 * SECOND
+    node.ended(ev.SendingEnded(transfer=TransferId("j")))
+    assert node.sending(SECOND) == ()
+
+
+def lent(body: Body, now: int) -> Node:
+    node = Node(body, Suite())
+    offer = Offer(
+        provider="o",
+        gpus=(Gpu(id=GpuId("g"), index=0),),
+        terms=Terms(notice=20 * SECOND),
+    )
+    node.handle(ev.LendAsked(request="q", offer=offer), now)
+    return node
+
+
+def test_a_node_conducts_its_own_uplink_and_says_so() -> None:
+    node = lent(Body(node=A, uplink_bps=RATE), 0)
+    role = f"{CONDUCTOR}a up"
+    assert role in node.roles()
+    node.handle(ev.RoleWon(role=role), 0)
+    assert node.card().conducts == ("a up",)
+    orders = node.handle(sent("j", 500 * MB), 0)
+    assert set_rates(orders) == {"j": RATE}
+    assert not any(isinstance(order, Tell) for order in orders)
+    # The node's GPUs are taken back: what it keeps for others has to leave in time.
+    node.handle(ev.ReclaimAsked(request="r"), SECOND)
+    assert node.outbound.sending(SECOND)[0].deadline == 21 * SECOND
+    node.handle(ev.RoleLost(role=role), 2 * SECOND)
+    assert node.card().conducts == ()
+    assert node.handle(sent("j", 400 * MB), 9 * SECOND) is not None
+
+
+def test_another_nodes_conductor_is_told_and_its_word_is_kept() -> None:
+    plan = parse_topology(
+        '[buildings.p]\nuplink = "1G"\n'
+        '[nodes.a]\nbuilding = "p"\nuplink = "1G"\n[nodes.b]\nbuilding = "p"\nuplink = "1G"\n',
+        file="t",
+    )
+    a = lent(Body(node=A, topology=plan), 0)
+    b = lent(Body(node=B, topology=plan), 0)
+    b.handle(ev.RoleWon(role=f"{CONDUCTOR}building p"), 0)
+    a.handle(ev.BeatHeard(card=b.card()), 0)
+    (tell,) = [o for o in a.handle(sent("j", 500 * MB), 0) if isinstance(o, Tell)]
+    assert tell.to == B
+    (answer,) = [o for o in b.handle(tell.event, 0) if isinstance(o, Tell)]
+    assert answer.to == A
+    assert isinstance(answer.event, ev.PacesTold)
+    a.handle(answer.event, 0)
+    assert a.outbound.sending(0)[0].planned_by == B
+
+
+def test_a_card_of_an_older_node_conducts_nothing() -> None:
+    assert Card(node=A).conducts == ()
+    assert Card(node=A).sending == ()

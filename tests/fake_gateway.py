@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import msgspec
 
 from reclaimnet.model.market import JobId
+from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, Saving
 
 TOKEN = "secret-of-the-campus"
@@ -118,6 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _submitted(self, fields: dict[str, Any]) -> JobRecord:
         fake = self.gateway
         fields["env"] = tuple(sorted(fields["env"].items()))
+        if "lasts_s" in fields:
+            fields["lasts"] = round(fields.pop("lasts_s") * SECOND)
         fields["command"] = tuple(fields["command"])
         fields["saving"] = Saving(fields["saving"])
         record = JobRecord(

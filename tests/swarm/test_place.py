@@ -68,6 +68,7 @@ def test_a_job_that_waits_is_told_what_to_expect() -> None:
     reason = world.store.records[job(1)].reason
     assert "next in line" in reason or "go first" in reason
     assert "expected start in 10m" in reason
+    assert "(long lane)" in reason
     assert "no node lends 8 GPUs" in world.store.records[job(2)].reason
 
 

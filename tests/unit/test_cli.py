@@ -219,6 +219,13 @@ def test_run_detached_prints_the_id_alone_and_ships_the_directory(
         assert tar.getnames() == ["train.py"]
 
 
+def test_run_on_several_nodes_says_how_long_it_lasts(gateway: FakeGateway, person: Person) -> None:
+    words = ["run", "-d", "--no-ship", "--nodes", "3", "--gpus", "2", "--lasts", "4m", "--", "true"]
+    assert person.types(*words) == 0
+    spec = gateway.jobs[0].spec
+    assert (spec.nodes, spec.gpus, spec.all_gpus, spec.lasts) == (3, 2, 6, 4 * MINUTE)
+
+
 def test_run_without_shipping_sends_no_bundle(gateway: FakeGateway, person: Person) -> None:
     shown = person.json("run", "-d", "--json", "--no-ship", "--name", "mine", "--", "true")
     assert shown["job"]["spec"]["bundle"] is None

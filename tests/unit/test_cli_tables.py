@@ -41,6 +41,15 @@ def test_jobs_at_80_columns() -> None:
     ]
 
 
+def test_a_gang_shows_how_many_nodes_it_has() -> None:
+    spec = JobSpec(name="big", user="ada", command=("x",), gpus=2, nodes=3)
+    seats = (NodeId("a"), NodeId("b"), NodeId("c"))
+    job = replace(JOBS[0], spec=spec, holder=seats[0], seats=seats)
+    line = cli_tables.job_table([job], now=NOW, width=None)[1]
+    assert "a +2" in line
+    assert " 3x2 " in line
+
+
 def test_jobs_when_piped_are_whole() -> None:
     lines = cli_tables.job_table(JOBS, now=NOW, width=None)
     assert "a-job-with-quite-a-long-name" in lines[2]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from reclaimnet.adapters.linux import sandbox
 from reclaimnet.adapters.linux.criu import LEAST as LEAST_CRIU
 from reclaimnet.adapters.linux.criu import parse_version
 from reclaimnet.apps.client import Gateway, local_agents, status_of
@@ -150,7 +151,9 @@ def bpf() -> str:
 
 
 def bubblewrap() -> str:
-    _run("bwrap", "--ro-bind", "/", "/", "--unshare-pid", "true")
+    why_not = sandbox.obstacle(sandbox.Network.NONE)
+    if why_not is not None:
+        raise Absent(why_not)
     return _run("bwrap", "--version").strip()
 
 
@@ -309,7 +312,7 @@ _CHECKS: Final = (
     _Check(
         name="bubblewrap",
         probe=lambda config: bubblewrap(),
-        lost="guests run without a sandbox and see the files their user may see",
+        lost="guests cannot have a sandbox (rn agent --sandbox), and see what the agent's user sees",
         mend="apt-get install bubblewrap (and allow user namespaces)",
     ),
     _Check(

@@ -312,7 +312,7 @@ _CHECKS: Final = (
     _Check(
         name="bubblewrap",
         probe=lambda config: bubblewrap(),
-        lost="guests cannot have a sandbox (rn agent --sandbox), and see what the agent's user sees",
+        lost="guests cannot have a sandbox (rn agent --sandbox): they see what the agent sees",
         mend="apt-get install bubblewrap (and allow user namespaces)",
     ),
     _Check(

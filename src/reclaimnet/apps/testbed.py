@@ -156,6 +156,8 @@ def start_guard(bed: Testbed, host: str) -> "subprocess.Popen[Any]":
             host,
             [sys.executable, "-m", "reclaimnet.apps.guard", str(folder / "guard.toml")],
             env={**os.environ, "PYTHONPATH": source},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
             stderr=log,
             start_new_session=True,
         )
@@ -184,6 +186,7 @@ def run_agent(
             host,
             argv,
             env={**env, "PYTHONPATH": source, "RECLAIMNET_NATS__TOKEN": nats_token},
+            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -172,11 +173,15 @@ class Site:
     # --- coming up and going down ------------------------------------------------------------
 
     def start(self, jobs: int) -> None:
-        self.start_gateway()
         for host in self.hosts:
             self._mount_vault(host)
             testbed.prepare_guard(self.bed, host, agent_uid=0, terms=None, lease="1s")
-            self.start_guard(host)
+        with ThreadPoolExecutor() as pool:
+            starting = [pool.submit(self.start_guard, host) for host in self.hosts]
+            self.start_gateway()
+            for started in starting:
+                started.result()
+        for host in self.hosts:
             self.start_agent(host)
         gateway = Gateway(self.config)
         if not wait_for(lambda: sum(len(n.card.vacant) for n in gateway.nodes()) >= jobs):

@@ -117,6 +117,8 @@ SECTIONS: Final = {
         "down",
         "invite",
         "revoke",
+        "backup",
+        "restore",
         "borrow",
         "kube",
         "doctor",

@@ -274,11 +274,10 @@ def play(
                 chosen.append(chance.choice(sorted(set(faults) - set(chosen))))
             tell(f"round {played + 1}: {', '.join(chosen)}")
             kinds.update(chosen)
-            mends = [faults[kind]() for kind in chosen]
+            mends = {kind: faults[kind]() for kind in chosen}
             time.sleep(LONG_S if chance.random() < LONG_SHARE else chance.uniform(*SHORT_S))
-            # What was frozen or dark comes back before programs that need it are started.
-            for mend in reversed(mends):
-                mend()
+            for kind in sorted(chosen, key=_turn):
+                mends[kind]()
             played += 1
             if not _all_go_on(place):
                 stalls += 1
@@ -306,6 +305,11 @@ def play(
             "attempts": sum(max(s.epoch for s in steps) for steps in histories.values()),
             "took_s": round(took, 1),
         }
+
+
+def _turn(kind: str) -> int:
+    """What is frozen may have to start others again; a gateway comes up only with its servers."""
+    return 0 if kind.endswith("_frozen") else 2 if kind == "gateway_killed" else 1
 
 
 def _all_go_on(place: Site) -> bool:

@@ -69,7 +69,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 def _entry(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line) if len(line) <= MAX_LINE_BYTES else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     sound = (
         isinstance(entry, dict)

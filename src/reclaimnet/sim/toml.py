@@ -39,6 +39,16 @@ def read_scenario(text: str, *, file: str) -> Scenario:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadConfig(f"{file}: {error}; expected TOML") from error
+    try:
+        return _scenario(table, file)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise BadConfig(
+            f"{file}: {error}; expected tables [buildings.NAME], [[nodes]], [[happenings]] "
+            "and [[jobs]]"
+        ) from error
+
+
+def _scenario(table: dict[str, Any], file: str) -> Scenario:
     unknown = set(table) - {"name", "days", "buildings", "nodes", "happenings", "jobs"}
     if unknown:
         raise BadConfig(

@@ -32,7 +32,7 @@ from reclaimnet.sim.slurm.trace import parse_trace
 from reclaimnet.sim.toml import read_scenario
 
 FUZZ = settings(
-    max_examples=300,
+    max_examples=40,
     derandomize=True,
     database=None,
     # What breaks a parser is small already; looking for something smaller takes minutes.

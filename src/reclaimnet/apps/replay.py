@@ -84,7 +84,12 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 def record(name: str, entries: Iterable[Mapping[str, Any]]) -> Recording:
     stage = _Stage()
     for entry in entries:
-        stage.play(entry)
+        try:
+            stage.play(entry)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise Damaged(
+                f"{name}: what {entry['node']} tells at {entry['at']} is not whole: {error!r}"
+            ) from error
     stage.settle(None)
     kept = stage.frames[-MAX_FRAMES:]
     begins = kept[0].at if kept else 0

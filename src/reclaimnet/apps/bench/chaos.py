@@ -377,11 +377,12 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
         "servers": 3,
         "jobs": 2,
     }
+    commit = swarm.commit()
     result = play(seed=seed, tell=tell, **params)
     return {
         "bench": "chaos",
         "seed": seed,
-        "params": {**params, "lease_s": TIMING.lease / SECOND, "commit": swarm.commit()},
+        "params": {**params, "lease_s": TIMING.lease / SECOND, "commit": commit},
         "results": {"reclaimnet": result},
     }
 

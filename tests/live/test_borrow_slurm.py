@@ -108,6 +108,7 @@ def test_a_slurm_node_is_lent_when_idle_and_given_back(
 ) -> None:
     slurm, campus = both
     campus.start("lab")
+    until(lambda: campus["lab"].card().gpus, "it lends")
     campus["lab"].reclaim(grace_s=0)
     until(lambda: not campus["lab"].card().gpus, "nothing is lent yet")
     lent = campus.rn("lend", "--slurm-node", "n2", "--notice", "5s", "--node", "lab")
@@ -122,3 +123,25 @@ def test_a_slurm_node_is_lent_when_idle_and_given_back(
         lambda: slurm.ask("sinfo", "-h", "-n", "n2", "-N", "-p", "normal", "-o", "%T") == "idle",
         "n2 is not Slurm's again",
     )
+
+
+def test_borrowed_allocations_in_a_chain_hand_their_guests_over(
+    both: tuple[RealSlurm, LiveCampus],
+) -> None:
+    slurm, campus = both
+    campus.start()
+    campus.rn("borrow", "slurm", "--gpus", "1", "--time", "2h", "--keep")
+    try:
+        job = campus.train()
+        record = campus.await_running(job)
+        assert record.holder == "slurm-1"
+        campus.await_saved(job)
+        campus.rn("chain", "next", "borrow-normal-1")
+        moved = campus.await_running(job, epoch=2)
+        assert moved.holder == "slurm-2"
+        campus.await_steps(3, epoch=2)
+        campus.counted()
+        assert campus.job(job).steps_lost == 0
+    finally:
+        campus.rn("chain", "cancel", "borrow-normal-1")
+    assert not {"PENDING", "RUNNING"} & set(slurm.states().values())

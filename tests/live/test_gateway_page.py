@@ -11,15 +11,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from tests.live.embedded import embedded, joined, until
 
 from reclaimnet.adapters.nats.campus import Campus, Heard
 from reclaimnet.apps import gateway_view
-from reclaimnet.apps.gateway import serve
+from reclaimnet.apps.gateway import LendBody, ReclaimBody, serve
 from reclaimnet.apps.gateway_access import Access, Keys
 from reclaimnet.apps.gateway_view import Change, View
-from reclaimnet.model.asking import ReclaimRequest, Reply
+from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
 from reclaimnet.model.work import JobRecord, JobSpec
 
@@ -256,6 +257,14 @@ async def test_events_are_resumed_over_http(running: Running) -> None:
         await http.post(f"/api/v1/jobs/{job}/cancel")
         resumed = await listen({"Last-Event-ID": last})
         assert resumed[0] == ["campus", "record", "current"]
+
+
+def test_what_can_be_asked_of_a_node_can_be_asked_through_the_gateway() -> None:
+    """Or `rn lend` would be refused for a field that the gateway has not heard of."""
+    for body, request in ((LendBody, LendRequest), (ReclaimBody, ReclaimRequest)):
+        fields = {field.name for field in dataclasses.fields(request)}
+        assert set(body.__struct_fields__) == fields
+        assert msgspec.json.decode(msgspec.json.encode(request()), type=body) is not None
 
 
 # --- the rest --------------------------------------------------------------------------------

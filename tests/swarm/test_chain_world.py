@@ -24,6 +24,7 @@ from reclaimnet.model.chain import (
     Look,
     Looked,
     LookFailed,
+    NextAsked,
     OpenGate,
     Phase,
     Queue,
@@ -307,7 +308,7 @@ def test_a_running_chain_is_adopted_and_its_limit_is_followed() -> None:
     assert asked[-1].ends_at == T0 + 4 * HOUR
     outlook = mind.state.outlook
     assert outlook is not None
-    assert (outlook.low, outlook.at, outlook.high) == (T0 + 2 * HOUR, T0 + 3 * HOUR, T0 + 5 * HOUR)
+    assert (outlook.low, outlook.at, outlook.high) == (T0 + 3 * HOUR, T0 + 4 * HOUR, T0 + 6 * HOUR)
 
 
 def test_a_successor_that_can_never_start_is_taken_back_and_the_rest_goes_on() -> None:
@@ -348,3 +349,17 @@ def test_a_job_that_completes_its_work_ends_the_chain_and_takes_its_successor_al
     mind.handle(Woke(), T0 + 2 * MINUTE)
     mind.handle(Looked(links=(over,)), T0 + 2 * MINUTE)
     assert mind.state.phase is Phase.COMPLETED
+
+
+def test_a_person_may_ask_for_the_next_job_and_gets_it_though_the_queue_was_full_at_first() -> None:
+    mind = Chain(chain(), StaticLead(lead_h=0.0))
+    mind.handle(Woke(), T0)
+    mind.handle(Looked(links=(running(1, ends_in=5 * HOUR),)), T0)
+    mind.handle(NextAsked(), T0)
+    assert Submit(number=2) in mind.handle(Looked(links=(running(1, ends_in=5 * HOUR),)), T0)
+    mind.handle(SubmitRefused(number=2, why="QOSMaxSubmitJobPerUserLimit", full=True), T0)
+    again = T0 + 2 * MINUTE
+    mind.handle(Woke(), again)
+    assert Submit(number=2) in mind.handle(Looked(links=(running(1, ends_in=5 * HOUR),)), again)
+    mind.handle(Submitted(number=2, id="102"), again)
+    assert not mind.state.next_asked

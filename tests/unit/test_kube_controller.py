@@ -229,7 +229,8 @@ def test_a_campus_that_is_silent_or_refuses_is_said_on_the_pod(stage: Stage) -> 
     stage.campus.silent = False
     stage.campus.join("p")
     stage.campus.refuses = "there is no GPU to lend"
-    stage.reconcile()
+    with pytest.raises(Unavailable):
+        stage.reconcile()
     assert stage.events("LoanFailed") == ["there is no GPU to lend"]
 
 

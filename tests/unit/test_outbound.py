@@ -2,18 +2,26 @@
 
 from dataclasses import replace
 
+import pytest
+
 from reclaimnet.engine.conductor import Conductor
 from reclaimnet.engine.convoy import TOLD_FOR, WITNESSES, Convoy
+from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood
 from reclaimnet.engine.node import CONDUCTOR, Body, Node
 from reclaimnet.engine.outbound import ANSWERED_FOR, TRICKLE, Outbound, Stakes
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Offer, Terms
 from reclaimnet.model.moving import UNLIMITED, Link, LinkId, Pace, Transfer, TransferId
 from reclaimnet.model.orders import Order, SetPace, Tell
-from reclaimnet.model.units import SECOND
+from reclaimnet.model.rhythm import Burst, Rhythm
+from reclaimnet.model.units import MILLISECOND, SECOND
+from reclaimnet.model.work import JobRecord, JobSpec, shape_of
 from reclaimnet.policy.pace import least_rate_first
+from reclaimnet.policy.place import MOST_USEFUL, Need
+from reclaimnet.policy.rotate import rotate
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import parse_topology
+from reclaimnet.policy.view import view
 
 MB = 1_000_000
 RATE = 100 * MB
@@ -255,3 +263,64 @@ def test_another_nodes_conductor_is_told_and_its_word_is_kept() -> None:
 def test_a_card_of_an_older_node_conducts_nothing() -> None:
     assert Card(node=A).conducts == ()
     assert Card(node=A).sending == ()
+
+
+# --- placement -----------------------------------------------------------------------------
+
+
+def talker(job: str, talk_ms: int) -> Rhythm:
+    burst = Burst(start=(300 - talk_ms) * MILLISECOND, length=talk_ms * MILLISECOND, demand=RATE)
+    return Rhythm(
+        job=JobId(job), period=300 * MILLISECOND, bursts=(burst,), links=(LinkId("b up"),)
+    )
+
+
+def test_a_destination_where_the_rhythm_does_not_fit_loses() -> None:
+    """Two nodes alike, but for what is said on their uplinks."""
+
+    def card(node: NodeId, *talks: int) -> Card:
+        link = Link(id=LinkId(f"{node} up"), rate=RATE)
+        there = [
+            replace(talker(f"{node}{n}", talk), links=(link.id,)) for n, talk in enumerate(talks)
+        ]
+        return Card(
+            node=node,
+            beat=1,
+            gpus=(Gpu(id=GpuId(f"g{node}"), index=0),),
+            vacant=(GpuId(f"g{node}"),),
+            links=view(rotate(there, [link]), [link]) if there else (),
+        )
+
+    around = Neighbourhood(A, LIVELY)
+    record = JobRecord(
+        id=JobId("j"), spec=JobSpec(name="j", user="u", command=("true",)), submitted_at=0
+    )
+    around.heard(card(B, 140, 140), 0)
+    around.heard(card(C, 60), 0)
+    need = Need(job=record.id, shape=shape_of(record.spec))
+    # Without a rhythm of its own they are alike, and the name decides.
+    assert MOST_USEFUL(need, around.candidates(record, 0), 0).nodes == (B, C)
+    around.rhythms[record.id] = talker("j", 100)
+    slow = {c.card.node: c.slowdown for c in around.candidates(record, 0)}
+    assert slow[B] > 1.02
+    assert slow[C] == pytest.approx(1.0, abs=0.02)
+    ranked = MOST_USEFUL(need, around.candidates(record, 0), 0)
+    assert ranked.nodes == (C, B)
+    assert any("its rhythm costs" in reason for reason in ranked.decision.reasons)
+
+
+def test_old_news_told_again_does_not_make_a_link_slow() -> None:
+    node = outbound()
+    node.sent(sent("j", 500 * MB), 0)
+    node.tell(0)
+    assert set_rates(node.hold(0)) == {"j": RATE}
+    for second in range(1, 5):
+        assert set_rates(node.hold(second * SECOND)) == {}
+
+
+def test_what_seems_too_late_goes_on_where_it_is_in_nobodys_way() -> None:
+    convoy = Convoy([LINK], least_rate_first)
+    convoy.told(A, [transfer("x", 5000 * MB, 10 * SECOND)], 0)
+    assert rates(convoy, 0) == {"x": RATE}
+    convoy.told(B, [transfer("y", 500 * MB, 10 * SECOND)], 0)
+    assert "x" not in rates(convoy, 0)

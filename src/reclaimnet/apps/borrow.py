@@ -17,13 +17,15 @@ from typing import Any, Final
 
 from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.slurm.client import Slurm, SubmitFailed
-from reclaimnet.apps import agent
+from reclaimnet.apps import agent, chain_live
 from reclaimnet.apps.agent import Allocation
+from reclaimnet.apps.chain_job import EXIT_GO_ON
 from reclaimnet.apps.config import Config, did_you_mean
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.units import HOUR, MINUTE, SECOND, show_duration
+from reclaimnet.policy.provision import FAIR_PRICE
 
 SIGNAL_SLACK: Final = MINUTE
 """Slurm sends the signal before a limit up to a minute early or late."""
@@ -40,11 +42,17 @@ def borrow(
     limit: int,
     partition: str | None = None,
     options: Sequence[str] = (),
+    keep: bool = False,
+    gap_price: float = FAIR_PRICE,
     join: str | None = None,
     token: str | None = None,
     tell: Tell = lambda text: None,
 ) -> dict[str, Any]:
-    """Submit a batch job that lends its GPUs to the campus; what was promised to borrowers."""
+    """Submit a batch job that lends its GPUs to the campus; what was promised to borrowers.
+
+    With `keep` it is the first of a chain: the next allocation is asked for in good time, and when
+    its agent lends, the one before it gives its guests notice, who move over.
+    """
     slurm = Slurm(config.state / "chains" / ".slurm")
     url, secret = agent.campus_of(config, join, token)
     if limit < 5 * MINUTE:
@@ -67,6 +75,31 @@ def borrow(
     script.write_text(
         _script(url, token_file, gpus=gpus, limit=limit, notice=notice, kill_wait=kill_wait)
     )
+    warned = "" if grace else "; it preempts without a word before SIGTERM"
+    promised = (
+        f"{gpus} GPUs of {chosen} for {show_duration(limit)}, with {show_duration(notice)} "
+        f"notice{warned}"
+    )
+    signal = f"--signal=B:USR1@{(notice + SIGNAL_SLACK) // SECOND}"
+    report: dict[str, Any] = {"partition": chosen, "notice_s": notice / SECOND}
+    if keep:
+        name = f"borrow-{chosen}-{gpus}"
+        chain_live.run(
+            config=config,
+            command=["bash", str(script)],
+            name=name,
+            limit=limit,
+            nodes=1,
+            partition=chosen,
+            options=[f"--gres=gpu:{gpus}", signal, *options],
+            handover="drain",
+            ready_file=True,
+            gap_price=gap_price,
+            detach=True,
+            tell=tell,
+        )
+        tell(f"{name} lends {promised}, again and again; `rn chain cancel {name}` ends it")
+        return {"chain": name, **report}
     try:
         job = slurm.submit(
             script,
@@ -76,18 +109,14 @@ def borrow(
             f"--gres=gpu:{gpus}",
             f"--partition={chosen}",
             "--no-requeue",
-            f"--signal=B:USR1@{(notice + SIGNAL_SLACK) // SECOND}",
+            signal,
             f"--output={folder}/%j.log",
             *options,
         )
     except SubmitFailed as error:
         raise UsageError(f"Slurm refuses: {error}") from error
-    warned = "" if grace else "; it preempts without a word before SIGTERM"
-    tell(
-        f"job {job} will lend {gpus} GPUs of {chosen} for {show_duration(limit)}, with "
-        f"{show_duration(notice)} notice{warned}; `scancel {job}` ends it"
-    )
-    return {"job": job, "node": f"slurm-{job}", "partition": chosen, "notice_s": notice / SECOND}
+    tell(f"job {job} will lend {promised}; `scancel {job}` ends it")
+    return {"job": job, "node": f"slurm-{job}", **report}
 
 
 def _script(
@@ -108,9 +137,15 @@ def _script(
             "child=$!",
             "trap 'kill -USR1 \"$child\"' USR1",
             "trap 'kill -TERM \"$child\"' TERM",
+            # In a chain, whoever is to hand over to us waits for this sign.
+            'until [ -z "$RN_READY_FILE" ] || [ -S "$home/control.sock" ] || '
+            '! kill -0 "$child" 2>/dev/null; do sleep 0.5; done',
+            '[ -S "$home/control.sock" ] && [ -n "$RN_READY_FILE" ] && touch "$RN_READY_FILE"',
             'while kill -0 "$child" 2>/dev/null; do wait "$child"; done',
             'wait "$child"; code=$?',
             'rm -rf "$home"',
+            # The loan is over, but in a chain the next one follows.
+            f'[ -n "$RN_CHAIN" ] && [ "$code" = 0 ] && exit {EXIT_GO_ON}',
             'exit "$code"',
         ]
     ) + "\n"  # fmt: skip

@@ -40,6 +40,7 @@ from reclaimnet.model.chain import (
     Look,
     Looked,
     LookFailed,
+    NextAsked,
     OpenGate,
     Phase,
     Queue,
@@ -63,6 +64,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
 _WAITS_FOR_OTHERS: Final = ("JobHeld", "Dependency", "BeginTime", "DependencyNeverSatisfied")
 _BUSY: Final = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING")
 _LOST: Final = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED")
+
+ASKED: Final[dict[str, ChainEvent]] = {"cancel": CancelAsked(), "next": NextAsked()}
+"""What people ask of a keeper, each by a file in the chain's folder."""
 
 Tell = Callable[[str], None]
 
@@ -190,6 +194,16 @@ def cancel(*, config: Config, name: str, tell: Tell = lambda text: None) -> None
         time.sleep(POLL_S)
     if not _kept_state(folder, name).phase.over:
         Keeper(folder, _slurm(config), tell).live()
+
+
+def advance(*, config: Config, name: str) -> None:
+    """Have the next job submitted now, whatever the policy thinks: its keeper does it."""
+    [before] = status(config=config, name=name)
+    if Phase(before["phase"]).over:
+        raise UsageError(f"the chain {name} is over already: {before['phase']}")
+    if before["keeper"] is None:
+        raise Unavailable(f"nobody keeps the chain {name}; begin with `rn chain run --name {name}`")
+    (config.state / "chains" / name / "next").touch()
 
 
 def _report(folder: Path, now: int) -> dict[str, Any]:
@@ -364,7 +378,7 @@ def _begin(folder: Path, wish: Wish) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir(parents=True, mode=0o700)
     (folder / "state").mkdir(exist_ok=True)
-    for name in ("state.json", "cancel"):
+    for name in ("state.json", *ASKED):
         (folder / name).unlink(missing_ok=True)
     _write(folder / "wish.json", msgspec.json.encode(wish))
 
@@ -426,15 +440,15 @@ class Keeper:
     def _live(self) -> int:
         events: deque[ChainEvent] = deque([Woke()])
         while not self.mind.state.phase.over:
-            if (self._folder / "cancel").exists():
-                events.append(CancelAsked())
+            events.extend(wish for name, wish in ASKED.items() if (self._folder / name).exists())
             while events:
                 event = events.popleft()
                 orders = self.mind.handle(event, time.time_ns())
                 self._remember()
-                if isinstance(event, CancelAsked):
-                    # Not before it is remembered: a wish to end must not get lost.
-                    (self._folder / "cancel").unlink(missing_ok=True)
+                for name, wish in ASKED.items():
+                    if event == wish:
+                        # Not before it is remembered: a person's word must not get lost.
+                        (self._folder / name).unlink(missing_ok=True)
                 for order in orders:
                     events.extend(self._carry_out(order))
             if self._stopped.is_set():

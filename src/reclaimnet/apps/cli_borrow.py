@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from reclaimnet.apps.cli_base import DURATION, app, cli, configured, json_option, print_json, say
+from reclaimnet.apps.cli_owner import token_in
 
 
 @cli.group(epilog="\b\nExample:\n  rn borrow slurm --gpus 4 --time 8h")
@@ -19,12 +20,27 @@ def borrow() -> None:
 @click.option(
     "sbatch", "--sbatch", multiple=True, metavar="OPTION", help="For sbatch, e.g. --account=lab."
 )
+@click.option("--keep", is_flag=True, help="One allocation after the other, as a chain.")
+@click.option("--gap-price", type=click.FloatRange(0.01), default=2.0, show_default=True,
+              help="For --keep: what an hour without is worth, in hours of two.")  # fmt: skip
 @click.option("--join", metavar="URL", help="The campus's NATS; otherwise the one of `rn up`.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Holds the campus's invitation, where it is not the one of `rn up` here.",
+)
 @json_option
 def borrow_slurm(
-    gpus: int, limit: int, partition: str | None, sbatch: tuple[str, ...], join: str | None,
+    gpus: int,
+    limit: int,
+    partition: str | None,
+    sbatch: tuple[str, ...],
+    keep: bool,
+    gap_price: float,
+    join: str | None,
+    token_file: Path | None,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Submit a Slurm job that lends its GPUs to the campus.
 
     The end of its allocation is known to everybody; if Slurm preempts it, guests get the
@@ -41,14 +57,16 @@ def borrow_slurm(
         limit=limit,
         partition=partition,
         options=sbatch,
+        keep=keep,
+        gap_price=gap_price,
         join=join or config.nats_url,
-        token=config.nats_token,
+        token=token_in(token_file) if token_file else config.nats_token,
         tell=say,
     )
     if as_json:
         print_json(**report)
     else:
-        click.echo(report["job"])
+        click.echo(report["chain"] if keep else report["job"])
 
 
 @borrow.command("inside", hidden=True)

@@ -232,6 +232,19 @@ def chain_status(as_json: bool, name: str | None) -> None:
             click.echo(line)
 
 
+@chain.command("next")
+@click.argument("name")
+def chain_next(name: str) -> None:
+    """Have the next job submitted now: before a maintenance, or to bring in a new version.
+
+    \b
+    Example:
+      rn chain next serve
+    """
+    app("chain_live", "advance")(config=configured(), name=name)
+    say(f"the next job of {name} is submitted at once, and takes over when it is ready.")
+
+
 @chain.command("cancel")
 @click.argument("name")
 def chain_cancel(name: str) -> None:

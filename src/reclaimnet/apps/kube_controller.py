@@ -40,8 +40,8 @@ from reclaimnet.model.market import Card, JobId
 from reclaimnet.model.pods import NOTICE, ROTATION, Pod
 from reclaimnet.model.rhythm import RotationPlan, Round
 from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.policy.lodge import MAX_SLOWDOWN, together
 from reclaimnet.policy.rotate import rotate, slowdown
-from reclaimnet.policy.seat import MAX_SLOWDOWN, together
 
 SETTLE_S: Final = 0.1
 """Changes come in groups: so long is waited for the rest of one."""
@@ -92,11 +92,11 @@ class Controller:
     def _rotate(self, view: View, now: int) -> None:
         """Rounds in which nothing has changed stay; in others jobs are moved little."""
         for pod in view.pods:
-            if pod.uid in view.sitters and pod.job not in self._anchors and pod.rotation:
+            if pod.uid in view.lodgers and pod.job not in self._anchors and pod.rotation:
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     known = json.loads(pod.rotation)
                     self._anchors[pod.job] = int(known["anchor"]), int(known["period"])
-        rhythms = together(view.sitters.values(), view.reach)
+        rhythms = together(view.lodgers.values(), view.reach)
         links = view.capacities
         plan = rotate(rhythms, links, previous=self._plan)
         kept = {one.rhythms for one in self._plan.rounds}
@@ -169,7 +169,7 @@ class Controller:
                 users.setdefault(f"{pod.namespace}/{pod.rhythm}", []).append(pod)
         for named in view.tunes.values():
             pods = users.get(named.key, [])
-            jobs = sorted({pod.job for pod in pods if pod.uid in view.sitters})
+            jobs = sorted({pod.job for pod in pods if pod.uid in view.lodgers})
             worst = max((self._expected.get(job, 1.0) for job in jobs), default=1.0)
             if named.tune is None:
                 condition = _condition("Fits", False, "Unreadable", named.wrong)
@@ -194,7 +194,7 @@ class Controller:
         for pod in view.pods:
             if pod.uid in view.wrong:
                 self._tell(pod, "RhythmUnreadable", view.wrong[pod.uid], warns=True)
-            if pod.uid not in view.sitters or pod.leaves_at is not None:
+            if pod.uid not in view.lodgers or pod.leaves_at is not None:
                 continue
             one = self._plan.round_of(pod.job)
             held = None if one is None else one.rotation(pod.job)
@@ -272,7 +272,9 @@ class Controller:
         if pod.lends and not card.gpus:
             notice = max(pod.grace - LAST_S * SECOND, pod.grace // 2)
             reply = self._ask(pod, LendRequest(notice=notice))
-            self._tell(pod, "Lent" if reply.ok else "LoanFailed", reply.text, warns=not reply.ok)
+            if not reply.ok:
+                raise Unavailable(reply.text)
+            self._tell(pod, "Lent", reply.text)
             return True
         return False
 
@@ -280,8 +282,7 @@ class Controller:
         grace = max(0, deadline - now)
         reply = self._ask(pod, ReclaimRequest(grace=grace, reason=why))
         if not reply.ok:
-            self._tell(pod, "LoanFailed", reply.text, warns=True)
-            return
+            raise Unavailable(reply.text)
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(deadline // SECOND))
         self._annotate(pod, NOTICE, f"{at} {why}")
         self._tell(pod, "NoticeGiven", f"{why}: guests have {show_duration(grace)} to leave")
@@ -441,12 +442,14 @@ def _live(controller: Controller, mirror: Mirror, lease: Lease, stop: threading.
             leads = lease.held
             _log.info("%s", "we act now" if leads else f"standing by: {lease.holder} acts")
             look_at = time.monotonic()
-        if not leads or failures:
-            stop.wait(min(LOOK_AGAIN_S, max(SETTLE_S, look_at - time.monotonic())))
-        else:
-            mirror.await_change(seen, min(LOOK_AGAIN_S, look_at - time.monotonic()))
-        due = time.monotonic() >= look_at or (mirror.version != seen and not failures)
-        if not leads or not due or stop.wait(SETTLE_S):
+        if not leads:
+            stop.wait(LOOK_AGAIN_S)
+            continue
+        mirror.await_change(seen, min(LOOK_AGAIN_S, look_at - time.monotonic()))
+        if mirror.version == seen and time.monotonic() < look_at:
+            continue
+        # After a failure news is still acted on, since it may be an eviction, but not as often.
+        if stop.wait(LOOK_AGAIN_S if failures else SETTLE_S):
             continue
         seen = mirror.version
         try:

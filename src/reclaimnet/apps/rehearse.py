@@ -15,6 +15,9 @@ from reclaimnet.model.units import SECOND, show_duration, show_size
 from reclaimnet.model.work import JobRecord, JobState, Saving
 
 POLL_S: Final = 0.2
+BEATS: Final = 10
+BEAT_S: Final = 1.0
+"""A node tells with its beats what its guests hold."""
 AFTER_S: Final = 60.0
 """How long after the deadline the job may take to run again, before we stop waiting."""
 COUNT_S: Final = 30.0
@@ -54,14 +57,18 @@ def plan(gateway: Gateway, word: str, notice: int | None) -> Plan:
     name = job.spec.name
     if job.state is not JobState.RUNNING or job.holder is None:
         raise UsageError(f"{name} is {job.state}; only a running job can practise a reclaim")
-    nodes = {node.card.node: node for node in gateway.nodes()}
-    node = nodes.get(job.holder)
-    if node is None:
-        raise Unavailable(f"nothing is known of {job.holder}, where {name} runs; try again")
-    if node.card.leaving:
-        raise UsageError(f"{job.holder} is being taken back already: this is no rehearsal")
-    gpus = next((progress.gpus for progress in node.card.jobs if progress.job == job.id), ())
-    if not gpus:
+    for _ in range(BEATS):
+        nodes = {node.card.node: node for node in gateway.nodes()}
+        node = nodes.get(job.holder)
+        if node is None:
+            raise Unavailable(f"nothing is known of {job.holder}, where {name} runs; try again")
+        if node.card.leaving:
+            raise UsageError(f"{job.holder} is being taken back already: this is no rehearsal")
+        gpus = next((progress.gpus for progress in node.card.jobs if progress.job == job.id), ())
+        if gpus:
+            break
+        time.sleep(BEAT_S)
+    else:
         raise Unavailable(f"{job.holder} does not say which GPUs {name} holds; try again")
     elsewhere = tuple(
         other
@@ -146,7 +153,10 @@ def _lend_again(gateway: Gateway, plan: Plan, until: float) -> bool:
     before = plan.node.card
     staying = {gpu.id for gpu in before.gpus} - set(plan.gpus)
     request = LendRequest(
-        gpus=len(before.gpus), notice=before.terms.notice, users=tuple(before.terms.users)
+        gpus=len(before.gpus),
+        notice=before.terms.notice,
+        users=tuple(before.terms.users),
+        ends=before.terms.ends,
     )
     while time.monotonic() < until:
         card = next((n.card for n in gateway.nodes() if n.card.node == before.node), None)

@@ -24,6 +24,7 @@ from reclaimnet.model.chain import (
     Look,
     Looked,
     LookFailed,
+    NextAsked,
     OpenGate,
     Outlook,
     Phase,
@@ -96,6 +97,10 @@ class Chain:
             case CancelAsked():
                 if not self.state.phase.over:
                     self._change(phase=Phase.ENDING, verdict=Phase.CANCELLED)
+                    self._look(now)
+            case NextAsked():
+                if self.state.phase is Phase.ACTIVE:
+                    self._change(next_asked=True)
                     self._look(now)
             case Woke():
                 self._look(now)
@@ -215,6 +220,9 @@ class Chain:
             return tempo.handover_look
         if not live and self.state.submitting is None:
             return max(self.state.retry_at - now, tempo.handover_look)
+        if live and live[-1].state is LinkState.PENDING and now - live[-1].submitted < tempo.look:
+            # Where there is room a job starts within seconds.
+            return tempo.handover_look
         if len(live) == 1 and running and running[0].ends_at is not None:
             left = running[0].ends_at - now
             return min(max(left // (CALM * LOOKS_LEFT), tempo.look), CALM * tempo.look)
@@ -374,16 +382,23 @@ class Chain:
         if current.state is LinkState.PENDING:
             self._watch_pending(current, now)
             return
+        if state.next_asked and (now >= state.retry_at or not state.tries):
+            self._say(f"the successor of job {current.id} is submitted, as was asked")
+            self._submit(now)
+            return
         if queue is None:
             return
         ends_at = current.ends_at if current.ends_at is not None else now + current.limit
         timing = self._choose(self._view(queue, current, ends_at, now))
-        middle = ends_at + timing.expected_gap - timing.expected_overlap
+        middle = timing.expected_gap - timing.expected_overlap
+        # What is submitted now starts after its wait. What is not yet will be submitted so that it
+        # starts about when it is needed, as far as waits can be foretold.
+        zero = ends_at if timing.submit else ends_at - middle
         self._change(
             outlook=Outlook(
-                at=max(middle, now),
-                low=max(ends_at + timing.gap_low, now),
-                high=max(ends_at + timing.gap_high, now),
+                at=max(zero + middle, now),
+                low=max(zero + timing.gap_low, now),
+                high=max(zero + timing.gap_high, now),
                 why="; ".join(timing.reasons),
             )
         )
@@ -449,7 +464,7 @@ class Chain:
                 limit=self.spec.limit,
             )
             self._change(links=(*self.state.links, link))
-        self._change(submitting=None, tries=0)
+        self._change(submitting=None, tries=0, next_asked=False)
         self._say(f"job {event.id} is submitted")
         self._look_at = now + self.spec.tempo.handover_look
 

@@ -65,6 +65,10 @@ def differs(before: int | None, rate: int) -> bool:
     return before is None or abs(rate - before) > NOTEWORTHY * max(before, rate)
 
 
+def _seen(transfer: Transfer, now: int) -> int:
+    return now if transfer.seen_at is None else transfer.seen_at
+
+
 class Convoy:
     def __init__(self, links: Iterable[Link], policy: PlanPaces) -> None:
         self.links = {link.id: link for link in links}
@@ -90,12 +94,14 @@ class Convoy:
             ours = replace(transfer, path=path)
             old = known.get(transfer.id)
             if old is None:
-                moving[transfer.id] = _Moving(ours, now, transfer.left)
+                moving[transfer.id] = _Moving(ours, _seen(transfer, now), transfer.left)
                 continue
             old.transfer = ours
-            if now - old.since >= WINDOW:
-                old.rate = max(0, old.left - transfer.left) * SECOND // (now - old.since)
-                old.since, old.left = now, transfer.left
+            # The same look told again says nothing of what has moved since.
+            seen = _seen(transfer, now)
+            if seen - old.since >= WINDOW:
+                old.rate = max(0, old.left - transfer.left) * SECOND // (seen - old.since)
+                old.since, old.left = seen, transfer.left
                 news = True
             moving[transfer.id] = old
         if moving:
@@ -132,6 +138,15 @@ class Convoy:
                 rates[transfer.id] += min(
                     self._beyond(link, seen[link], see) for link in transfer.path
                 )
+        # What was given up may turn out to be in time after all where it is in nobody's way.
+        taken = {link for transfer in kept for link in transfer.path}
+        for transfer in transfers:
+            if transfer.id in plan.shed and not taken & set(transfer.path):
+                rates[transfer.id] = min(
+                    UNLIMITED if self.links[link].assumed else see(self.links[link]).room
+                    for link in transfer.path
+                )
+                taken |= set(transfer.path)
         for transfer_id, rate in rates.items():
             if differs(self._rates.get(transfer_id), rate):
                 self._begin_measuring(transfer_id, now)
@@ -173,7 +188,7 @@ class Convoy:
     def _begin_measuring(self, transfer: TransferId, now: int) -> None:
         for moving in self._moving():
             if moving.transfer.id == transfer:
-                moving.since, moving.left = now, moving.transfer.left
+                moving.since, moving.left = _seen(moving.transfer, now), moving.transfer.left
                 moving.rate = None
 
     def _measure(self) -> None:

@@ -1,14 +1,18 @@
 """The neighbourhood: what a node has heard of the others, and how long ago."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from reclaimnet.model.market import Card, NodeId
+from reclaimnet.model.market import Card, JobId, LinkSeen, NodeId
+from reclaimnet.model.moving import Link, LinkId
+from reclaimnet.model.rhythm import Rhythm
 from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import JobRecord
 from reclaimnet.policy.place import Candidate, worth_waiting
-from reclaimnet.policy.topology import Topology
+from reclaimnet.policy.rotate import fit
+from reclaimnet.policy.topology import Topology, uplink_of
+from reclaimnet.policy.view import rhythms_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,8 @@ class Timing:
         return self.lease + self.margin
 
 
+MAX_FITS: Final = 16
+"""Sets of links on which one search works out how a rhythm would fit."""
 LIVELY: Final = Timing()
 
 
@@ -63,6 +69,8 @@ class Neighbourhood:
         self._heard: dict[NodeId, Heard] = {} if heard is None else heard
         self._rates: dict[NodeId, int] = {}
         self._dispatching: set[NodeId] = set()
+        self.rhythms: dict[JobId, Rhythm] = {}
+        """Of the jobs that run here, as far as they have one."""
 
     def heard(self, card: Card, now: int) -> bool:
         """False if it is the same beat as before, so no new sign of life."""
@@ -91,6 +99,17 @@ class Neighbourhood:
             if heard is not None and stretch in heard.card.conducts and self.alive(node, now):
                 return node
         return None
+
+    def links_of(self, node: NodeId, now: int) -> tuple[LinkSeen, ...]:
+        """What all that is said on that node would cross, as its conductor sees it; empty where
+        nothing is known to be said."""
+        if self._topology is not None and node in self._topology.nodes:
+            conductor = self.conductor(self._topology.stretch_of(node), now)
+            ids: tuple[str, ...] = self._topology.out_of(node)
+        else:
+            conductor, ids = node, (uplink_of(node),)
+        heard = self._heard.get(conductor) if conductor is not None else None
+        return tuple(link for link in heard.card.links if link.link in ids) if heard else ()
 
     def living(self, now: int) -> list[Card]:
         return [heard.card for node, heard in self._heard.items() if self.alive(node, now)]
@@ -123,6 +142,11 @@ class Neighbourhood:
     def alive(self, node: NodeId, now: int) -> bool:
         heard = self._heard.get(node)
         return heard is not None and now - heard.at < self.timing.given_up_after
+
+    def silent_at(self, node: NodeId, now: int) -> int:
+        """The earliest moment at which it could have been silent for too long."""
+        heard = self._heard.get(node)
+        return (min(heard.at, now) if heard else now) + self.timing.given_up_after
 
     def measured(self, node: NodeId, *, rate_bps: int) -> None:
         """What a transfer from or to this node has reached."""
@@ -162,9 +186,11 @@ class Neighbourhood:
         holders = {h for p in record.newest.pieces for h in p.holders} if record.newest else set()
         known = sorted(node for node in nodes if node in self._heard)
         stranded = record.holder is None and self._stranded(record, now)
+        slower = _Slower(self, self.rhythms.get(record.id), now)
         return [
             Candidate(
                 stranded=stranded,
+                slowdown=slower.at(node),
                 card=self._heard[node].card,
                 holds=node in holders,
                 path_bps=self.rate(node),
@@ -204,3 +230,34 @@ class Neighbourhood:
     def card(self, node: NodeId) -> Card | None:
         heard = self._heard.get(node)
         return heard.card if heard else None
+
+
+class _Slower:
+    """What a job's rhythm would cost on the links of each node; worked out once for each set of
+    links, since the nodes of a building share theirs, and for MAX_FITS of them at most."""
+
+    def __init__(self, around: Neighbourhood, rhythm: Rhythm | None, now: int) -> None:
+        self._around = around
+        self._rhythm = rhythm
+        self._now = now
+        self._known: dict[tuple[LinkSeen, ...], float] = {}
+
+    def at(self, node: NodeId) -> float:
+        if self._rhythm is None:
+            return 1.0
+        seen = self._around.links_of(node, self._now)
+        talking = tuple(link for link in seen if link.voices and not link.assumed)
+        if not talking:
+            return 1.0
+        if talking not in self._known:
+            if len(self._known) >= MAX_FITS:
+                return 1.0
+            self._known[talking] = self._fit(self._rhythm, talking)
+        return self._known[talking]
+
+    @staticmethod
+    def _fit(rhythm: Rhythm, seen: tuple[LinkSeen, ...]) -> float:
+        there = replace(rhythm, links=tuple(LinkId(link.link) for link in seen))
+        others = [other for other in rhythms_on(seen) if other.job != rhythm.job]
+        links = [Link(id=LinkId(link.link), rate=link.rate) for link in seen]
+        return max(1.0, fit(there, others, links).slowdown)

@@ -130,7 +130,7 @@ class Outbound:
             going = _Going(transfer, event.to, event.size, now, event.left)
             self._going[event.transfer] = going
         going.size = event.size
-        going.transfer = replace(going.transfer, left=event.left, busy=event.busy)
+        going.transfer = replace(going.transfer, left=event.left, busy=event.busy, seen_at=now)
         if now - going.measured_at >= MEASURED_OVER:
             newest = max(0, going.measured_left - event.left) * SECOND // (now - going.measured_at)
             going.rate = (
@@ -174,6 +174,8 @@ class Outbound:
 
     def hold(self, now: int) -> list[Order]:
         """Set the pace of each transfer, by what the conductors say, or by our own plan."""
+        if not self._going:
+            return []
         alone = self._plan_alone(now)
         orders: list[Order] = []
         for id_, going in sorted(self._going.items()):
@@ -181,10 +183,11 @@ class Outbound:
                 continue
             words = {s: w for s in self._stretches(going) if (w := self._word(s, now)) is not None}
             rates = [w.paces[id_] for w in words.values() if id_ in w.paces]
+            rates += [0 for w in words.values() if id_ in w.shed and id_ not in w.paces]
             going.shed = any(id_ in word.shed for word in words.values())
             if self.own_stretch not in words:
                 rates.append(alone.get(id_, 0))
-            rate = TRICKLE if going.shed else max(min(rates, default=UNLIMITED), TRICKLE)
+            rate = max(min(rates, default=UNLIMITED), TRICKLE)
             if differs(going.pace, rate):
                 going.pace = rate
                 orders.append(SetPace(job=going.transfer.job, transfer=id_, rate=rate))

@@ -147,6 +147,9 @@ class Tempo:
                 found.append(RhythmGone(job=job, node=self.node))
         return found
 
+    def rhythms(self) -> dict[JobId, Rhythm]:
+        return {job: p.rhythm for job, p in self._players.items() if p.rhythm is not None}
+
     def players(self) -> list[JobId]:
         return sorted(self._players)
 

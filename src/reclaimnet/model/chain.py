@@ -158,6 +158,8 @@ class ChainState:
     """No submission before this."""
     failures: int = 0
     """In a row, of jobs that failed soon after their start."""
+    next_asked: bool = False
+    """A person wants the next job now, whatever the policy thinks."""
     outlook: Outlook | None = None
     gap: int = 0
     """Of links that are no longer kept."""
@@ -207,11 +209,16 @@ class CancelAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NextAsked:
+    """By the person whose chain it is: the next job is to be submitted now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Woke:
     """The time that `next_wake` named has come."""
 
 
-ChainEvent = Looked | LookFailed | Submitted | SubmitRefused | CancelAsked | Woke
+ChainEvent = Looked | LookFailed | Submitted | SubmitRefused | CancelAsked | NextAsked | Woke
 
 
 # --- orders --------------------------------------------------------------------------------

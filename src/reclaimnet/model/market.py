@@ -205,6 +205,8 @@ class Voice:
     padding: float
     talks: tuple[tuple[int, int], ...]
     """Start and length of its bursts within the round; empty if it runs free."""
+    demand: int = 0
+    """Bytes a second that it wants then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,8 @@ class Transfer:
     """What its sender holds it to now, in bytes a second; None if to nothing."""
     busy: bool = True
     """It is the network that it waits for, and not whoever fetches it."""
+    seen_at: int | None = None
+    """When `left` was looked at, by its sender's clock; None if just now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

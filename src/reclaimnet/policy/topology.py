@@ -79,6 +79,9 @@ class Topology:
         beyond = (LinkId(f"{spot.building} up"),) if spot.building in self.buildings else ()
         return (LinkId(f"{node} up"), *beyond)
 
+    def stretch_of(self, node: NodeId) -> str:
+        return _stretch(self.nodes[node])
+
     def stretches(self) -> Mapping[str, tuple[Link, ...]]:
         """Links by who conducts them: all of a building together, since the same jobs talk on
         them; the core on its own."""

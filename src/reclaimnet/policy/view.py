@@ -1,10 +1,11 @@
 """What can be seen of a rotation plan: how full each link is, who talks when, what was avoided."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from reclaimnet.model.market import LinkSeen, Voice
-from reclaimnet.model.moving import Link
-from reclaimnet.model.rhythm import Rotation, RotationPlan, Round
+from reclaimnet.model.market import JobId, LinkSeen, Voice
+from reclaimnet.model.moving import Link, LinkId
+from reclaimnet.model.rhythm import Burst, Rhythm, Rotation, RotationPlan, Round
 from reclaimnet.policy.rotate import beside_rhythms
 
 
@@ -27,6 +28,7 @@ def _view(plan: RotationPlan, link: Link) -> LinkSeen:
             shift=None if held is None else held.shift,
             padding=0.0 if held is None else held.padding,
             talks=() if held is None else _talks(round_, held),
+            demand=max((burst.demand for burst in r.bursts), default=0),
         )
         for r in sorted(here, key=lambda r: (-r.priority, r.job))
     )
@@ -59,3 +61,37 @@ def _talks(round_: Round, held: Rotation) -> tuple[tuple[int, int], ...]:
         for k in range(round(round_.length / held.period))
         for burst in rhythm.bursts
     )
+
+
+def rhythms_on(links: Iterable[LinkSeen]) -> list[Rhythm]:
+    """Who talks there, as far as can be told from what a conductor shows. Of those that run free
+    nothing is known."""
+    found: dict[JobId, Rhythm] = {}
+    for link in links:
+        for voice in link.voices:
+            if voice.job in found:
+                known = found[voice.job]
+                found[voice.job] = replace(known, links=(*known.links, LinkId(link.link)))
+            elif (rhythm := _rhythm(voice, link)) is not None:
+                found[voice.job] = rhythm
+    return list(found.values())
+
+
+def _rhythm(voice: Voice, link: LinkSeen) -> Rhythm | None:
+    if voice.shift is None or voice.period <= 0 or not link.round:
+        return None
+    once = len(voice.talks) // max(1, round(link.round / voice.period))
+    bursts = tuple(
+        Burst(start=(start - voice.shift) % link.round, length=length, demand=voice.demand)
+        for start, length in voice.talks[:once]
+    )
+    try:
+        return Rhythm(
+            job=voice.job,
+            period=voice.period,
+            bursts=bursts,
+            links=(LinkId(link.link),),
+            priority=voice.priority,
+        )
+    except ValueError:
+        return None

@@ -135,8 +135,9 @@ export class Reclaims {
     if (ENDED.has(record.state)) {
       departure.stage = "ended";
     } else if (record.holder === source) {
-      if (record.handover_to || record.state === "MIGRATING") departure.stage = "moving";
-      else if (record.state === "CHECKPOINTING") departure.stage = "saving";
+      // Its last save is on the way to the place that was found; before, it is looked for.
+      if (record.handover_to) departure.stage = "moving";
+      else if (record.state !== "RUNNING") departure.stage = "saving";
     } else if (record.holder) {
       departure.stage = record.state === "RUNNING" ? "running" : "restoring";
     } else {
@@ -155,6 +156,13 @@ export class Reclaims {
 
   /** What is on its way from the node: the bytes of those who leave it. */
   sawSending(reclaim, card) {
+    for (const departure of reclaim.jobs) {
+      const sent = (card.sending || []).some((each) => each.job === departure.job);
+      // What was on its way and is no more has arrived.
+      if (departure.transfer && !sent) {
+        departure.transfer = { ...departure.transfer, bytes_left: 0, rate: 0, eta: null };
+      }
+    }
     for (const sent of card.sending || []) {
       const departure = this.departures.get(sent.job);
       if (!departure || departure.reclaim !== reclaim || departure.doneAt !== null) continue;

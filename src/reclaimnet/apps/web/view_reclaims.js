@@ -143,6 +143,7 @@ function bytes(record, departure, now) {
     return `running at ${departure.to}, ${when}, ${lost ? count(lost, "step") + " lost" : "no step lost"}`;
   }
   const transfer = departure.transfer;
+  if (transfer && transfer.bytes_left === 0) return `all of ${size(transfer.bytes)} is there`;
   if (transfer) {
     const eta = expected(departure, now);
     const margin = eta ? reclaim.deadline - eta : null;

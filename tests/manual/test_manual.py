@@ -12,11 +12,13 @@ from pathlib import Path
 
 import click
 import pytest
-from tests.live.campus import LiveCampus, until
+from tests.live.campus import LiveCampus
 
+from reclaimnet.apps import cli as all_commands
 from reclaimnet.apps import config, notify
-from reclaimnet.apps.cli_base import SECTIONS, cli
+from reclaimnet.apps.cli_base import SECTIONS
 
+cli = all_commands.cli
 ROOT = Path(__file__).resolve().parents[2]
 MANUAL = ROOT / "docs" / "manual"
 PAGES = sorted(MANUAL.glob("*.md"))
@@ -41,8 +43,15 @@ def commands(page: Path) -> list[Command]:
 
 def words_of(text: str) -> list[list[str]]:
     """The calls of rn within a line of shell."""
-    parts = re.split(r"\s*(?:&&|;|>|\|)\s*", text)
-    return [words[1:] for part in parts if (words := shlex.split(part)) and words[0] == "rn"]
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    calls: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set("();<>|&"):
+            calls.append([])
+        else:
+            calls[-1].append(word)
+    return [call[1:] for call in calls if call[:1] == ["rn"]]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +80,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveCampus
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_the_manual_runs(place: tuple[LiveCampus, Path], page: Path) -> None:
     campus, work = place
-    until(lambda: all(len(campus[name].card().gpus) == 2 for name in campus.agents), "all lend")
+    for agent in campus.agents.values():
+        agent.lend()
     for command in commands(page):
         if not command.is_run:
             continue

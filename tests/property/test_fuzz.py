@@ -23,7 +23,7 @@ from reclaimnet.adapters.vault.store import manifest_id, parse_manifest
 from reclaimnet.apps import backup, bundle, chain_job, config, gateway, guard_config, replay
 from reclaimnet.apps import testbed as beds
 from reclaimnet.apps.register import read_invitation
-from reclaimnet.errors import ReclaimNetError, Unavailable
+from reclaimnet.errors import BadConfig, ReclaimNetError, Unavailable
 from reclaimnet.model import events
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.work import JobRecord, JobSpec
@@ -230,8 +230,11 @@ SCENARIO = {
         {"id": "n1", "gpus": 2, "uplink": "1gbit", "building": "b"},
         {"id": "n2", "gpus": 1, "uplink": "1gbit", "building": "b"},
     ],
-    "happenings": [{"at": "5m", "node": "n1", "kind": "reclaim", "notice": "1m"}],
-    "jobs": [{"id": "j", "gpus": 1, "work": "1h", "state": "1gb", "submitted": "1m"}],
+    "happenings": [
+        {"at": "0s", "node": "n1", "kind": "lend"},
+        {"at": "5m", "node": "n1", "kind": "reclaim", "grace": "1m"},
+    ],
+    "jobs": [{"id": "j", "at": "1m", "gpus": 1, "hours": 1, "state": "1gb"}],
 }
 TOPOLOGY = {
     "core": {"rate": "10gbit"},
@@ -253,6 +256,23 @@ GUARD = {
     "terms": {"guests": 1, "rate": 10_000_000, "until": 5},
 }
 SETTINGS = {"gateway": {"url": "http://x", "token": "t"}, "state": "/s"}
+
+
+def test_what_is_bent_was_sound() -> None:
+    """Otherwise nothing but the first refusal would ever be tried."""
+    read_scenario(toml(SCENARIO), file="f")
+    parse_topology(toml(TOPOLOGY), file="f")
+    beds.parse_config(BED)
+    wire.decode_record(as_json(RECORD))
+    wire.decode_card(as_json(CARD))
+    wire.decode_manifest(as_json(MANIFEST))
+
+
+@pytest.mark.parametrize("days", ["inf", "nan", "1e999", "9" * 400, "-1"])
+def test_a_scenario_has_an_end(days: str) -> None:
+    text = toml(SCENARIO).replace('"days" = 1', f'"days" = {days}')
+    with pytest.raises(BadConfig, match="days"):
+        read_scenario(text, file="f")
 
 
 @FUZZ

@@ -19,7 +19,7 @@ from litestar.testing import TestClient
 from reclaimnet import wire
 from reclaimnet.adapters.slurm import words
 from reclaimnet.adapters.tls import ca
-from reclaimnet.adapters.vault.store import manifest_id, parse_manifest
+from reclaimnet.adapters.vault.store import CHUNK_BYTES, manifest_id, parse_manifest
 from reclaimnet.apps import backup, bundle, chain_job, config, gateway, guard_config, replay
 from reclaimnet.apps import testbed as beds
 from reclaimnet.apps.register import read_invitation
@@ -131,8 +131,11 @@ RECORD = json.loads(
 CARD = json.loads(wire.encode_card(Card(node=NodeId("n1"), beat=1, gpus=(), vacant=())))
 MANIFEST = {
     "job": "j1",
+    "epoch": 1,
     "step": 7,
-    "chunk_bytes": 1 << 20,
+    "taken_at": 5,
+    "saving": "sdk",
+    "chunk_bytes": CHUNK_BYTES,
     "parts": [{"name": "state", "size": 3, "mode": 420, "chunks": ["ab" * 32]}],
 }
 TOLD = [kind.__name__ for kind in typing.get_args(events.Told)]
@@ -265,7 +268,7 @@ def test_what_is_bent_was_sound() -> None:
     beds.parse_config(BED)
     wire.decode_record(as_json(RECORD))
     wire.decode_card(as_json(CARD))
-    wire.decode_manifest(as_json(MANIFEST))
+    parse_manifest(as_json(MANIFEST), manifest_id(as_json(MANIFEST)))
 
 
 @pytest.mark.parametrize("days", ["inf", "nan", "1e999", "9" * 400, "-1"])

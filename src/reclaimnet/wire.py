@@ -53,7 +53,10 @@ def order_to_dict(order: Order) -> dict[str, Any]:
 
 def order_from_dict(fields: Mapping[str, Any]) -> Order:
     if fields.get("kind") == "Tell":
-        return Tell(to=fields["to"], event=_told_from_dict(fields["event"]))
+        to, event = fields.get("to"), fields.get("event")
+        if not isinstance(to, str) or not isinstance(event, dict):
+            raise Damaged("Tell is malformed: it says what to whom")
+        return Tell(to=NodeId(to), event=_told_from_dict(event))
     return typing.cast(Order, _from_dict(fields, _ORDERS))
 
 

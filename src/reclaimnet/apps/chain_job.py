@@ -115,12 +115,15 @@ def read_script(path: Path) -> Asked:
         elif line.strip() and not line.startswith("#"):
             # As sbatch has it: after the first command nothing is a directive any more.
             break
-    words = [word for line in directives for word in shlex.split(line[len("#SBATCH") :], True)]
+    try:
+        words = [word for line in directives for word in shlex.split(line[len("#SBATCH") :], True)]
+    except ValueError as error:
+        raise UsageError(f"{path}: a line of #SBATCH cannot be read: {error}") from error
     if _option(words, "-a", "--array") is not None:
         raise UsageError(f"{path}: a chain is one job after the other; take --array out of it")
     limit = _option(words, "-t", "--time")
     nodes = _option(words, "-N", "--nodes")
-    if nodes is not None and not nodes.isdigit():
+    if nodes is not None and not re.fullmatch(r"[0-9]{1,9}", nodes):
         raise UsageError(f"{path}: a chain needs a fixed number of nodes, not --nodes={nodes}")
     return Asked(
         directives=tuple(directives),
@@ -142,7 +145,7 @@ def _option(words: list[str], short: str, long: str) -> str | None:
     return found
 
 
-_SLURM_TIME: Final = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_SLURM_TIME: Final = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
 
 
 def parse_slurm_time(text: str) -> int:

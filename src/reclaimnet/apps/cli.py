@@ -11,6 +11,7 @@ import click
 
 # Importing them is what registers their commands.
 from reclaimnet.apps import (  # noqa: F401
+    cli_backup,
     cli_borrow,
     cli_chain,
     cli_guard,

@@ -145,6 +145,8 @@ SECTIONS: Final = {
         "down",
         "invite",
         "revoke",
+        "backup",
+        "restore",
         "borrow",
         "kube",
         "doctor",

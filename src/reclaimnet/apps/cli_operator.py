@@ -42,8 +42,15 @@ from reclaimnet.model.work import JobRecord
     help="0 takes any free one.",
 )
 @click.option("--read-only", is_flag=True, help="Let everybody look, and nobody change anything.")
+@click.option(
+    "--servers",
+    type=click.Choice([1, 3]),
+    help="Keep the campus's store three times: with 3, any server may die.  [default: 1]",
+)
 @click.option("--foreground", is_flag=True, help="Stay here and log, as under systemd.")
-def up(listen: str, gateway_port: int, read_only: bool, foreground: bool) -> Any:
+def up(
+    listen: str, gateway_port: int, read_only: bool, servers: int | None, foreground: bool
+) -> Any:
     """Start the campus here: NATS and the gateway.
 
     The address and the token are written into your configuration, so that every other command
@@ -55,6 +62,7 @@ def up(listen: str, gateway_port: int, read_only: bool, foreground: bool) -> Any
         gateway_port=gateway_port,
         foreground=foreground,
         read_only=read_only,
+        servers=servers,
     )
 
 

@@ -57,7 +57,7 @@ def read_config(path: Path) -> GuardConfig:
         raise NotFound(
             f"The guard needs the owner's terms in {path}, which is not there."
         ) from error
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadConfig(f"{path} cannot be read: {error}.") from error
     if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise Forbidden(f"{path} must belong to root and be writable by nobody else.")
@@ -74,7 +74,7 @@ def read_config(path: Path) -> GuardConfig:
         if unknown:
             raise ValueError(f"nobody knows the key {unknown[0]!r}")
         config = GuardConfig(**{key: readers[key](value) for key, value in table.items()})
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise BadConfig(f"{path} is wrong: {error}.") from error
     if config.lease < 50 * MILLISECOND:
         raise BadConfig(f"{path} is wrong: a lease below 50ms does not outlast a busy machine.")

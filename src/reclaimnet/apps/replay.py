@@ -69,7 +69,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 def _entry(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line) if len(line) <= MAX_LINE_BYTES else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     sound = (
         isinstance(entry, dict)
@@ -84,7 +84,12 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 def record(name: str, entries: Iterable[Mapping[str, Any]]) -> Recording:
     stage = _Stage()
     for entry in entries:
-        stage.play(entry)
+        try:
+            stage.play(entry)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise Damaged(
+                f"{name}: what {entry['node']} tells at {entry['at']} is not whole: {error!r}"
+            ) from error
     stage.settle(None)
     kept = stage.frames[-MAX_FRAMES:]
     begins = kept[0].at if kept else 0

@@ -22,6 +22,7 @@ from reclaimnet.adapters.linux.runner import Exited, Runner
 from reclaimnet.adapters.nats.access import CAMPUS_HOST, Key, new_key
 from reclaimnet.adapters.nats.campus import Campus, Enrolment, EnrolmentAsked
 from reclaimnet.adapters.nats.server import (
+    Routes,
     Server,
     Tls,
     is_running,
@@ -57,7 +58,13 @@ _log = logging.getLogger("reclaimnet.up")
 
 
 def up(
-    *, config: Config, listen: str, gateway_port: int, foreground: bool, read_only: bool = False
+    *,
+    config: Config,
+    listen: str,
+    gateway_port: int,
+    foreground: bool,
+    read_only: bool = False,
+    servers: int | None = None,
 ) -> int:
     config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     pid_file = config.state / "up.pid"
@@ -68,17 +75,20 @@ def up(
             f"a campus runs here already (pid {running.pid}) at {left.get('gateway_url')}; "
             "stop it first with `rn down`"
         )
+    count = _server_count(config, servers)
     if foreground:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        return asyncio.run(_serve(config, listen, gateway_port, read_only=read_only))
+        serving = _serve(config, listen, gateway_port, read_only=read_only, servers=count)
+        return asyncio.run(serving)
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "up"]
     argv += ["--foreground", "--listen", listen, "--gateway-port", str(gateway_port)]
     argv += ["--read-only"] if read_only else []
+    argv += ["--servers", str(count)]
     daemon.spawn(
         argv,
         log=config.state / "up.log",
         ready=lambda: _healthy(config),
-        patience_s=READY_S,
+        patience_s=READY_S * count,
         env=dict(os.environ),
     )
     left = _left(config)
@@ -143,11 +153,12 @@ def end_all(config: Config) -> list[str]:
         daemon.end(campus, patience_s=END_S)
         ended.append("the campus")
     pid_file.unlink(missing_ok=True)
-    left_over = running_server(config.state / "nats")
-    if left_over is not None:
-        # Only if the gateway was killed: it stops its server itself.
-        stop_server(left_over)
-        ended.append("its NATS server")
+    for folder in server_folders(config):
+        left_over = running_server(folder)
+        if left_over is not None:
+            # Only if the gateway was killed: it stops its servers itself.
+            stop_server(left_over)
+            ended.append("its NATS server")
     (config.state / "campus.json").unlink(missing_ok=True)
     return ended
 
@@ -177,7 +188,9 @@ def _end_guests(run: Path) -> bool:
     return bool(left)
 
 
-async def _serve(config: Config, listen: str, gateway_port: int, *, read_only: bool) -> int:
+async def _serve(
+    config: Config, listen: str, gateway_port: int, *, read_only: bool, servers: int
+) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -189,18 +202,16 @@ async def _serve(config: Config, listen: str, gateway_port: int, *, read_only: b
             key = _gateway_key(config.state / "gateway.key")
             register = Register(config.state)
             standing = register.invite(valid=STANDING, once=False)
-            nats = _Nats(config, listen, register, key, authority)
-            server = await asyncio.to_thread(nats.start)
+            nats = _Nats(config, listen, register, key, authority, servers)
             stack.callback(nats.stop)
+            url = await asyncio.to_thread(nats.start)
             keeping = asyncio.create_task(nats.keep())
             stack.callback(keeping.cancel)
             authority_text = authority.pem.decode()
-            campus = await Campus.connect(
-                server.url, key, GATEWAY, tls=ca.server_known_by(authority_text)
-            )
+            campus = await _connected(url, key, authority_text, servers)
             stack.push_async_callback(campus.close)
             await campus.serve_enrol(_Porter(campus, register, nats, authority).take_in)
-            nats_token = str(Invitation(url=server.url, ca=authority_text, secret=standing))
+            nats_token = str(Invitation(url=url, ca=authority_text, secret=standing))
             ca.write_private(config.state / "join-token", nats_token.encode() + b"\n")
             token = _secret(config.state / "gateway-token")
             look_token = _secret(config.state / "look-token")
@@ -211,10 +222,10 @@ async def _serve(config: Config, listen: str, gateway_port: int, *, read_only: b
             fetcher = Fetcher(vault=vault, context=_own_context(config, authority))
 
             def ready(port: int) -> None:
-                url = f"http://{listen if listen != '0.0.0.0' else '127.0.0.1'}:{port}"
-                _leave(config, gateway_url=url, server=server, nats_token=nats_token)
-                remember_gateway(url=url, token=token)
-                _log.info("the gateway serves at %s, %s", url, server.binary)
+                gateway_url = f"http://{listen if listen != '0.0.0.0' else '127.0.0.1'}:{port}"
+                _leave(config, gateway_url=gateway_url, nats_url=url, nats_token=nats_token)
+                remember_gateway(url=gateway_url, token=token)
+                _log.info("the gateway serves at %s, NATS at %s", gateway_url, url)
 
             await gateway.serve(
                 listen,
@@ -237,9 +248,42 @@ def page_link(url: str, token: str) -> str:
     return f"{url}/#token={token}"
 
 
+def server_folders(config: Config) -> list[Path]:
+    """Where the servers of this campus keep what they store."""
+    count = _number(config.state / "servers") or 1
+    return [config.state / ("nats" if rank == 0 else f"nats-{rank + 1}") for rank in range(count)]
+
+
+def _server_count(config: Config, asked: int | None) -> int:
+    """A store that one server made cannot be taken over by three, nor the other way round."""
+    file = config.state / "servers"
+    made = _number(file) or (1 if (config.state / "nats").exists() else 0)
+    if made and asked not in (None, made):
+        raise UsageError(
+            f"this campus was made with {made} server{'s' * (made > 1)}, and stays so; "
+            "to begin anew, give another place with --state"
+        )
+    count = made or asked or 1
+    file.write_text(str(count))
+    return count
+
+
+async def _connected(url: str, key: Key, authority: str, servers: int) -> Campus:
+    """Several servers need a moment until they agree on who leads."""
+    give_up = time.monotonic() + READY_S
+    while True:
+        try:
+            tls = ca.server_known_by(authority)
+            return await Campus.connect(url, key, GATEWAY, tls=tls, replicas=servers)
+        except Unavailable:
+            if servers == 1 or time.monotonic() > give_up:
+                raise
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+
 class _Nats:
-    """The campus's server: started again whenever it dies, on the port that agents know, and told
-    whenever the register changes."""
+    """The campus's servers: each started again whenever it dies, on the port that agents know, and
+    told whenever the register changes."""
 
     def __init__(
         self,
@@ -248,66 +292,96 @@ class _Nats:
         register: Register,
         gateway: Key,
         authority: ca.Authority,
+        count: int,
     ) -> None:
-        self._folder = config.state / "nats"
-        self._port_file = config.state / "nats-port"
+        self._state = config.state
+        self._folders = server_folders(config)
         self._listen = listen
         self._register = register
         self._gateway = gateway.public
-        self._tls = _server_tls(config.state / "nats-tls", authority)
-        self._server: Server | None = None
+        self._credentials = _server_tls(config.state / "nats-tls", authority, listen)
+        self._tls = Tls(certificate=self._credentials.certificate, key=self._credentials.key)
+        self._route_ports = self._kept_route_ports() if count > 1 else []
+        self._route_secret = _secret(config.state / "route-secret") if count > 1 else ""
+        self._servers: list[Server] = []
         self._applied = -1
 
-    def start(self) -> Server:
-        """A server of ours that outlived its gateway goes on; otherwise a new one."""
-        server = running_server(self._folder) or self._start_new()
-        self._port_file.write_text(str(server.port))
-        self._server = server
+    def start(self) -> str:
+        """Servers of ours that outlived their gateway go on; otherwise new ones. Their address."""
+        for rank, folder in enumerate(self._folders):
+            server = running_server(folder) or self._start_new(rank)
+            self._port_file(rank).write_text(str(server.port))
+            self._servers.append(server)
         self.apply()
-        return server
+        return ",".join(server.url for server in self._servers)
 
-    def _start_new(self) -> Server:
-        port = _number(self._port_file)
+    def _start_new(self, rank: int) -> Server:
+        port = _number(self._port_file(rank))
         if port:
             try:
-                return self._start_on(port)
+                return self._start_on(rank, port)
             except Unavailable as error:
                 _log.warning("port %d is not to be had (%s); agents must join anew", port, error)
-        return self._start_on(_free_port(self._listen))
+        return self._start_on(rank, _free_port(self._listen))
 
-    def _start_on(self, port: int) -> Server:
-        self._applied = self._register.stamp()
+    def _start_on(self, rank: int, port: int) -> Server:
         return start_server(
-            self._folder,
+            self._folders[rank],
             self._register.access(self._gateway),
             host=self._listen,
             port=port,
             tls=self._tls,
+            routes=self._routes(rank),
         )
 
+    def _routes(self, rank: int) -> Routes | None:
+        if not self._route_ports:
+            return None
+        return Routes(
+            name=self._folders[rank].name,
+            port=self._route_ports[rank],
+            others=tuple(port for other, port in enumerate(self._route_ports) if other != rank),
+            secret=self._route_secret,
+            tls=self._tls,
+            authority=self._credentials.authority,
+        )
+
+    def _kept_route_ports(self) -> list[int]:
+        """The same over restarts, since the others know them."""
+        file = self._state / "route-ports"
+        try:
+            return [int(word) for word in file.read_text().split()]
+        except (OSError, ValueError):
+            ports = [_free_port(self._listen) for _ in self._folders]
+            file.write_text(" ".join(map(str, ports)))
+            return ports
+
+    def _port_file(self, rank: int) -> Path:
+        return self._state / ("nats-port" if rank == 0 else f"nats-port-{rank + 1}")
+
     def apply(self) -> None:
-        """Let the server know who may connect now."""
+        """Let the servers know who may connect now."""
         stamp = self._register.stamp()
-        if self._server is not None and stamp != self._applied:
-            reload_access(self._server, self._register.access(self._gateway), tls=self._tls)
+        if stamp != self._applied:
+            access = self._register.access(self._gateway)
+            for rank, server in enumerate(self._servers):
+                reload_access(server, access, tls=self._tls, routes=self._routes(rank))
             self._applied = stamp
 
     async def keep(self) -> None:
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
-            server = self._server
-            if server is None:
-                continue
-            if is_running(server):
-                self.apply()
-                continue
-            _log.warning("the NATS server has died; it is started again")
-            with contextlib.suppress(Unavailable):
-                self._server = await asyncio.to_thread(self._start_on, server.port)
+            for rank, server in enumerate(self._servers):
+                if not is_running(server):
+                    _log.warning("a NATS server has died; it is started again")
+                    with contextlib.suppress(Unavailable):
+                        again = await asyncio.to_thread(self._start_on, rank, server.port)
+                        self._servers[rank] = again
+            self.apply()
 
     def stop(self) -> None:
-        if self._server is not None:
-            stop_server(self._server)
+        for server in self._servers:
+            stop_server(server)
 
 
 def _number(path: Path) -> int:
@@ -369,15 +443,16 @@ def _gateway_key(path: Path) -> Key:
         return key
 
 
-def _server_tls(folder: Path, authority: ca.Authority) -> Tls:
+def _server_tls(folder: Path, authority: ca.Authority, listen: str) -> ca.Credentials:
     key = ca.new_key()
-    kept = ca.keep(
+    # Programs know a server by the campus's name, other servers know it by its address.
+    names = [CAMPUS_HOST, {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)]
+    return ca.keep(
         folder,
-        certificate=ca.issue(authority, CAMPUS_HOST, key, [CAMPUS_HOST]),
+        certificate=ca.issue(authority, CAMPUS_HOST, key, names),
         key=key,
         authority=authority.pem,
     )
-    return Tls(certificate=kept.certificate, key=kept.key)
 
 
 def _free_port(host: str) -> int:
@@ -402,9 +477,9 @@ def _healthy(config: Config) -> bool:
         return False
 
 
-def _leave(config: Config, *, gateway_url: str, server: Server, nats_token: str) -> None:
+def _leave(config: Config, *, gateway_url: str, nats_url: str, nats_token: str) -> None:
     """What agents on this machine need to join."""
-    fields = {"gateway_url": gateway_url, "nats_url": server.url, "nats_token": nats_token}
+    fields = {"gateway_url": gateway_url, "nats_url": nats_url, "nats_token": nats_token}
     ca.write_private(config.state / "campus.json", json.dumps(fields).encode())
 
 

@@ -152,7 +152,12 @@ def parse_topology(text: str, *, file: str) -> Topology:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadConfig(f"{file}: {error}; expected TOML") from error
-    return topology_of(table, file=file)
+    try:
+        return topology_of(table, file=file)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise BadConfig(
+            f"{file}: {error}; expected tables [core], [buildings.NAME] and [nodes.NAME]"
+        ) from error
 
 
 def topology_of(table: Mapping[str, Any], *, file: str) -> Topology:

@@ -37,6 +37,7 @@ from reclaimnet.sim.scenario import Happening, Kind, Scenario, SimJob, SimNode, 
 _HEADER: Final = re.compile(r"\s*\[{1,2}\s*([^\[\]]+?)\s*\]{1,2}\s*(#.*)?")
 _KEY: Final = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=")
 _AT_LINE: Final = re.compile(r"\(at line (\d+), column \d+\)")
+MAX_NUMBER: Final = 1e12
 KEYS: Final = {
     "": ("name", "days", "buildings", "nodes", "happenings", "jobs"),
     "building": ("uplink",),
@@ -73,7 +74,9 @@ class _Entry:
 
     def number(self, key: str, default: float | None) -> float:
         value = self.values.get(key, default) if default is not None else self.needed(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.bad(key, f"{key} = {value!r}; expected a number, more than 0")
+        if not 0 < value < MAX_NUMBER:
             raise self.bad(key, f"{key} = {value!r}; expected a number, more than 0")
         return float(value)
 

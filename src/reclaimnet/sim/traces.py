@@ -171,7 +171,7 @@ def spot(file: Path, *, seed: int) -> Scenario:
         if not text.strip():
             continue
         cells = text.strip().split(",")
-        if len(cells) != 3 or cells[1] not in ("add", "remove") or not cells[0].isdigit():
+        if len(cells) != 3 or cells[1] not in ("add", "remove") or not cells[0].isdecimal():
             raise BadConfig(
                 f"{file}:{line}: {text.strip()!r}; expected milliseconds,add|remove,node"
             )

@@ -224,6 +224,12 @@ class Campus:
             info = await self._link.jetstream.stream_info(streams.JOBS)
         return 1 - info.state.bytes / max(1, info.config.max_bytes or 1)
 
+    async def record_leader(self) -> str:
+        """The server that decides what is written about jobs; empty if they are choosing one."""
+        async with self._link.reach("look at the store of jobs"):
+            info = await self._link.jetstream.stream_info(streams.JOBS)
+        return (info.cluster.leader if info.cluster is not None else None) or ""
+
     # --- cards -----------------------------------------------------------------------------
 
     async def beat(self, card: Card) -> None:

@@ -82,7 +82,8 @@ class Link:
         on_state: Callable[[bool], None],
         tls: ssl.SSLContext | None = None,
     ) -> "Link":
-        """The first connection must succeed in time; from then on the link keeps itself."""
+        """The first connection must succeed in time; from then on the link keeps itself. A campus
+        with several servers is at several addresses, with commas between."""
         tries_left = FIRST_TRIES
         while True:
             link = cls(url, secret, name, on_state, tls)
@@ -173,7 +174,7 @@ class Link:
         client = Client()
         self._client = client
         await client.connect(
-            servers=[self._url],
+            servers=self._url.split(","),
             name=self._name,
             tls=self._tls,
             tls_hostname=CAMPUS_HOST if self._tls is not None else None,

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +36,7 @@ LOG_TAIL_BYTES: Final = 64 * KIB
 _CONFIG_NAME: Final = "nats.conf"
 _PID_NAME: Final = "nats.pid"
 _LOG_NAME: Final = "nats.log"
+_ROUTE_USER: Final = "route"
 _OUTPUT_NAME: Final = "nats.out"
 """What the server says before it has read where its log is."""
 
@@ -72,6 +73,21 @@ class Server:
 class Tls:
     certificate: Path
     key: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """How servers that keep one store together find and believe each other."""
+
+    name: str
+    """Of this server."""
+    port: int
+    others: tuple[int, ...]
+    """Where the other servers listen for it, on the same host."""
+    secret: str = field(repr=False)
+    """A certificate alone would let every node pose as a server."""
+    tls: Tls
+    authority: Path
 
 
 def nats_version(binary: Path) -> tuple[int, int, int]:
@@ -118,6 +134,7 @@ def start_server(
     host: str = "127.0.0.1",
     port: int = 0,
     tls: Tls | None = None,
+    routes: Routes | None = None,
     store_bytes: int = STORE_BYTES,
 ) -> Server:
     """Start a server whose state lives in the directory; port 0 lets the system choose one.
@@ -130,10 +147,10 @@ def start_server(
     binary = find_binary()
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     config = state_dir / _CONFIG_NAME
-    _write_private(
-        config,
-        config_text(state_dir, access, host=host, port=port, tls=tls, store_bytes=store_bytes),
+    text = config_text(
+        state_dir, access, host=host, port=port, tls=tls, routes=routes, store_bytes=store_bytes
     )
+    _write_private(config, text)
     log_path, output_path = state_dir / _LOG_NAME, state_dir / _OUTPUT_NAME
     log_start = log_path.stat().st_size if log_path.exists() else 0
     with output_path.open("wb") as output:
@@ -204,7 +221,12 @@ def stop_server(server: Server) -> None:
 
 
 def reload_access(
-    server: Server, access: Access, *, tls: Tls | None = None, store_bytes: int = STORE_BYTES
+    server: Server,
+    access: Access,
+    *,
+    tls: Tls | None = None,
+    routes: Routes | None = None,
+    store_bytes: int = STORE_BYTES,
 ) -> None:
     """From now on others may connect; who may not any more is cut off by the server."""
     text = config_text(
@@ -213,6 +235,7 @@ def reload_access(
         host=server.host,
         port=server.port,
         tls=tls,
+        routes=routes,
         store_bytes=store_bytes,
     )
     _write_private(server.state_dir / _CONFIG_NAME, text)
@@ -226,6 +249,7 @@ def config_text(
     host: str,
     port: int,
     tls: Tls | None = None,
+    routes: Routes | None = None,
     store_bytes: int = STORE_BYTES,
 ) -> str:
     lines = [
@@ -251,7 +275,33 @@ def config_text(
             f"  key_file: {json.dumps(str(tls.key))}",
             "}",
         ]
+    if routes is not None:
+        lines += _route_lines(routes, host)
     return "\n".join(lines) + "\n"
+
+
+def _route_lines(routes: Routes, host: str) -> list[str]:
+    to_others = [
+        f"nats://{_ROUTE_USER}:{routes.secret}@{_bracket(_reachable(host))}:{port}"
+        for port in routes.others
+    ]
+    return [
+        f"server_name: {json.dumps(routes.name)}",
+        "cluster {",
+        "  name: campus",
+        f"  listen: {json.dumps(f'{_bracket(host)}:{routes.port}')}",
+        # Invitations name every server; what a server believes its address to be may be wrong.
+        "  no_advertise: true",
+        f"  authorization {{ user: {_ROUTE_USER}, password: {json.dumps(routes.secret)} }}",
+        f"  routes: {json.dumps(to_others)}",
+        "  tls {",
+        f"    cert_file: {json.dumps(str(routes.tls.certificate))}",
+        f"    key_file: {json.dumps(str(routes.tls.key))}",
+        f"    ca_file: {json.dumps(str(routes.authority))}",
+        "    verify: true",
+        "  }",
+        "}",
+    ]
 
 
 def _token_lines(token: str) -> list[str]:

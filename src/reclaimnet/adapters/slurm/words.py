@@ -16,6 +16,8 @@ SACCT_FIELDS: Final = (
 )  # fmt: skip
 SINFO_FIELDS: Final = ("%P", "%T", "%D", "%l", "%a")
 UNLIMITED: Final = 365 * DAY
+MAX_DIGITS: Final = 18
+"""Of any number that Slurm prints; what is longer is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,7 @@ def parse_sacct(text: str) -> list[Row]:
                 # "CANCELLED by 1000": who did it is not the state.
                 state=state.split()[0],
                 nodes=_count(nodes),
-                limit=_count(limit) * 60 * SECOND if limit.isdigit() else UNLIMITED,
+                limit=_count(limit) * 60 * SECOND if _is_number(limit) else UNLIMITED,
                 submitted=at,
                 start=parse_time(start),
                 end=parse_time(end),
@@ -158,7 +160,7 @@ def parse_limit(text: str) -> int:
     """Nanoseconds of [days-][hours:]minutes:seconds; what is not a time is no limit."""
     days, _, rest = text.rpartition("-")
     parts = rest.split(":")
-    if not all(part.isdigit() for part in parts) or not (days or "0").isdigit():
+    if not all(_is_number(part) for part in parts) or not _is_number(days or "0"):
         return UNLIMITED
     seconds = 0
     for part in parts:
@@ -168,11 +170,15 @@ def parse_limit(text: str) -> int:
 
 def parse_time(text: str) -> int | None:
     """Nanoseconds since 1970 of a number of seconds, which is what we tell Slurm to print."""
-    return int(text) * SECOND if text.isdigit() and int(text) > 0 else None
+    return int(text) * SECOND if _is_number(text) and int(text) > 0 else None
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= MAX_DIGITS
 
 
 def _count(text: str) -> int:
-    digits = re.match(r"\d+", text)
+    digits = re.match(rf"\d{{1,{MAX_DIGITS}}}", text)
     return int(digits[0]) if digits else 0
 
 

@@ -150,7 +150,7 @@ def _clock(text: str, name: str, number: int) -> int:
     """Seconds of [days-]hours:minutes:seconds."""
     days, _, rest = text.rpartition("-")
     parts = rest.split(":")
-    if len(parts) != 3 or not all(p.isdigit() for p in parts) or not (days or "0").isdigit():
+    if len(parts) != 3 or not all(map(_is_number, [*parts, days or "0"])):
         raise _bad(name, number, f"a time limit as [D-]HH:MM:SS, found {text!r}")
     hours, minutes, seconds = (int(part) for part in parts)
     return int(days or 0) * 86_400 + hours * 3_600 + minutes * 60 + seconds
@@ -158,6 +158,7 @@ def _clock(text: str, name: str, number: int) -> int:
 
 # --- the Standard Workload Format -----------------------------------------------------------
 
+MAX_DIGITS: Final = 18
 SWF_FIELDS: Final = 18
 
 
@@ -170,9 +171,9 @@ def _swf(lines: list[str], name: str) -> Iterator[TraceJob]:
         if line.startswith(";"):
             key, _, value = line.lstrip("; ").partition(":")
             value = value.strip().split(" ")[0]
-            if key.strip() == "UnixStartTime" and value.isdigit():
+            if key.strip() == "UnixStartTime" and _is_number(value):
                 begin = int(value)
-            if key.strip() in ("MaxNodes", "MaxProcs") and value.isdigit():
+            if key.strip() in ("MaxNodes", "MaxProcs") and _is_number(value):
                 sizes[key.strip()] = int(value)
                 if sizes.get("MaxNodes", 0) > 0 and "MaxProcs" in sizes:
                     per_node = max(1, sizes["MaxProcs"] // sizes["MaxNodes"])
@@ -186,6 +187,8 @@ def _swf(lines: list[str], name: str) -> Iterator[TraceJob]:
             values = [float(cell) for cell in cells]
         except ValueError as error:
             raise _bad(name, number, f"{SWF_FIELDS} numbers, found {line[:60]!r}") from error
+        if not all(map(math.isfinite, values)):
+            raise _bad(name, number, f"{SWF_FIELDS} finite numbers, found {line[:60]!r}")
         run = int(values[3])
         processors = int(values[7] if values[7] > 0 else values[4])
         limit = int(values[8] if values[8] > 0 else values[3])
@@ -222,13 +225,18 @@ def _columns(header: list[str], needed: tuple[str, ...], name: str) -> dict[str,
 def _when(text: str, name: str, number: int, column: str) -> int:
     try:
         return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         expected = f"{column} as 2023-01-31T12:00:00, found {text!r}"
         raise _bad(name, number, expected) from error
 
 
+def _is_number(text: str) -> bool:
+    """The readers know no larger ones; and of "²" no number can be made."""
+    return text.isdecimal() and len(text) <= MAX_DIGITS
+
+
 def _count(text: str, name: str, number: int, column: str) -> int:
-    if not text.isdigit() or int(text) == 0:
+    if not _is_number(text) or int(text) == 0:
         raise _bad(name, number, f"{column} as a whole number above 0, found {text!r}")
     return int(text)
 

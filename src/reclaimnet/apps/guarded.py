@@ -64,6 +64,10 @@ class Guarded:
             # It was set while the guard was opening the door.
             self._ask("deadline", guest=guest, deadline=nearer)
 
+    def adopt(self, job: JobId, epoch: int) -> None:
+        """The agent before us had it admitted: the guard still knows it."""
+        self._guests.add(_name(job, epoch))
+
     def limit(self, job: JobId, epoch: int, at: int | None) -> None:
         """Packets and processes end by then, even if we and the guard are gone."""
         guest = _name(job, epoch)

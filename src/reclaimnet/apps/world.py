@@ -717,6 +717,8 @@ class LiveWorld:
         ours = []
         for attempt in found:
             key = (attempt.job, attempt.epoch)
+            if self._guard is not None:
+                self._guard.adopt(*key)
             if key in held and not attempt.warm:
                 ours.append(attempt)
             else:

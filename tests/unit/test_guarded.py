@@ -1,0 +1,60 @@
+"""The agent's line to the guard: what it is told, also by an agent that came after another."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reclaimnet.apps.guarded import Guarded
+from reclaimnet.model.market import JobId
+
+
+class Ear:
+    """Hears what a guard would be asked, and agrees to all of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.asked: list[dict] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
+
+    def _answer(self, peer: socket.socket) -> None:
+        while packet := peer.recv(1 << 16):
+            self.asked.append(json.loads(packet))
+            peer.send(b'{"ok": true}')
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def ear(tmp_path: Path) -> Iterator[Ear]:
+    made = Ear(tmp_path / "guard.sock")
+    yield made
+    made.close()
+
+
+def test_a_guest_that_outlived_its_agent_is_still_renewed_and_limited(
+    ear: Ear, tmp_path: Path
+) -> None:
+    """Or its packets would stop with the lease, and the guard would not hear of a new deadline."""
+    guarded = Guarded(tmp_path / "guard.sock")
+    guarded.adopt(JobId("j"), 3)
+    guarded.renew((JobId("j"),), 111)
+    guarded.limit(JobId("j"), 3, 222)
+    guarded.close()
+    heard = [(asked.get("verb"), asked.get("guest")) for asked in ear.asked]
+    assert ("renew", "j.3") in heard
+    assert ("deadline", "j.3") in heard

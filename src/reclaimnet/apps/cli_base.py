@@ -117,6 +117,7 @@ SECTIONS: Final = {
         "down",
         "invite",
         "revoke",
+        "person",
         "borrow",
         "kube",
         "doctor",

@@ -223,6 +223,7 @@ async def _serve(config: Config, listen: str, gateway_port: int, *, read_only: b
                 token,
                 stop,
                 look_token=look_token,
+                people=register.people,
                 read_only=read_only,
                 on_ready=ready,
                 fetcher=fetcher,

@@ -15,6 +15,7 @@ from reclaimnet.apps.guard_client import GuardClient
 from reclaimnet.apps.testbed import (
     RUN_DIR,
     down,
+    own_network,
     parse_config,
     read_config,
     run_guard,
@@ -231,3 +232,31 @@ def test_names_without_a_namespace_are_cleaned_up_too() -> None:
     stray.touch()
     assert down(MARK) == 1
     assert not stray.exists()
+
+
+@pytest.mark.needs("bpf")
+def test_up_brings_a_campus_to_life_and_down_takes_it_away(tmp_path) -> None:
+    mark = f"u{os.getpid()}"
+    file = tmp_path / "campus.toml"
+    file.write_text(
+        f'mark = "{mark}"\nnetwork = "{own_network()}"\n[[rack]]\nname = "lab"\nhosts = 2\n'
+    )
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "s"), "XDG_CONFIG_HOME": str(tmp_path)}
+
+    def rn(*words: str) -> str:
+        argv = [sys.executable, "-m", "reclaimnet.apps.cli", *words]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    try:
+        rn("testbed", "up", str(file))
+        give_up = time.monotonic() + 60
+        while rn("nodes").count("vacant") < 2:
+            assert time.monotonic() < give_up, "the hosts' agents never lent"
+            time.sleep(0.2)
+        rn("run", "--no-ship", "--wait", "--", "/bin/true")
+    finally:
+        rn("testbed", "down", mark)
+        rn("down")
+    assert not testbed.leftovers(mark)

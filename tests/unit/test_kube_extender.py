@@ -15,7 +15,7 @@ from reclaimnet.adapters.kube.mirror import Mirror
 from reclaimnet.apps.kube_extender import Arguments, Extender, serve
 from reclaimnet.apps.kube_view import mirror_of
 from reclaimnet.errors import UsageError
-from reclaimnet.policy.seat import seating
+from reclaimnet.policy.lodge import lodge
 
 HEAVY = "300ms: 180ms@1G"
 
@@ -42,7 +42,7 @@ def mirror(api: FakeApi) -> Mirror:
 
 @pytest.fixture
 def extender(mirror: Mirror) -> Extender:
-    return Extender(mirror, seating)
+    return Extender(mirror, lodge)
 
 
 def pod(name: str, *, rhythm: str = HEAVY, node: str | None = None) -> dict[str, Any]:

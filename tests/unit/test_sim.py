@@ -1,19 +1,25 @@
 """The simulator: one ledger, the same bytes for the same seed, bad input refused in words."""
 
 import gzip
+import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from reclaimnet.errors import BadConfig
+from reclaimnet.journal import entries
+from reclaimnet.model.events import Event
 from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.orders import Order
 from reclaimnet.model.units import DAY, HOUR, MINUTE, SECOND
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import parse_topology
 from reclaimnet.sim.baselines import CONTENDERS, endings
 from reclaimnet.sim.campus import PRESETS, campus
-from reclaimnet.sim.ledger import Ledger
+from reclaimnet.sim.ledger import CAUSES, Ledger
+from reclaimnet.sim.replay import replay
 from reclaimnet.sim.run import run
 from reclaimnet.sim.scenario import Kind, foretold, unannounced
 from reclaimnet.sim.toml import read_scenario
@@ -97,31 +103,42 @@ def test_the_ledger_counts_what_is_done_twice_and_what_stands_still() -> None:
     ledger, job = Ledger(), JobId("j")
     ledger.submitted(job, gpus=2, step_s=1.0)
     ledger.bound(NodeId("a"), job, 2.0, 0)
-    ledger.ran(job, 0, 10 * SECOND)
-    ledger.stopped(job, 100, 110 * SECOND)
+    ledger.ran(NodeId("a"), job, 0, 10 * SECOND)
+    ledger.paused(NodeId("a"), job, SECOND)
+    ledger.stopped(NodeId("a"), job, 100, 110 * SECOND)
     ledger.freed(NodeId("a"), job, 110 * SECOND)
     ledger.bound(NodeId("b"), job, 2.0, 130 * SECOND)
-    ledger.ran(job, 60, 140 * SECOND)
-    ledger.stopped(job, 160, 240 * SECOND)
+    ledger.ran(NodeId("b"), job, 60, 140 * SECOND)
+    ledger.stopped(NodeId("b"), job, 160, 240 * SECOND)
     ledger.ended(job)
     ledger.freed(NodeId("b"), job, 240 * SECOND)
     account = ledger.close({job: 160}, 300 * SECOND)
     assert account.work_lost_gpu_h == pytest.approx(40 * 2 / 3600)
     assert account.downtime_h == pytest.approx(30 / 3600)
     assert account.waste_gpu_h == pytest.approx((110 + 110 - 160) * 2 / 3600)
+    assert account.first_start_gpu_h == pytest.approx(10 * 2 / 3600)
+    assert account.restart_gpu_h == pytest.approx(10 * 2 / 3600)
+    assert account.saving_gpu_h == pytest.approx(2 / 3600)
+    told = asdict(account)
+    assert account.waste_gpu_h == pytest.approx(sum(told[key] for key in CAUSES.values()))
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("days = 0.5", "dais = 1"), "unknown key 'dais'"),
-        (('uplink = "1G"', 'uplink = "0"'), "is zero"),
-        (('kind = "lend"', 'kind = "steal"'), "expected one of"),
-        (('node = "a"', 'node = "z"'), "no node 'z'"),
-        (('at = "1m"', 'at = "soon"'), "not a duration"),
-        (("hours = 6", "hours = 6\ngpus = 9"), "the largest node has 1"),
-        (('state = "1G"', 'state = "much"'), "not a size"),
-        (("days = 0.5", "days = [[["), "expected TOML"),
+        (("days = 0.5", "dais = 1"), "two.toml:2: unknown key 'dais'"),
+        (("days = 0.5", 'days = "all"'), "two.toml:2: days = 'all'; expected a number"),
+        (('uplink = "1G"', 'uplink = "0"'), "two.toml:5: node 1: uplink is zero"),
+        (('notice = "60s"', 'notise = "60s"'), "two.toml:6: node 1: unknown key 'notise'"),
+        (('id = "b"', 'id = "a"'), "two.toml:8: node 2: there is a node 'a' already"),
+        (('kind = "lend"', 'kind = "steal"'), "two.toml:14: happening 1: kind = 'steal'"),
+        (('node = "a"', 'node = "z"'), "two.toml:13: happening 1: no node 'z'"),
+        (('at = "1m"', 'at = "soon"'), "two.toml:12: happening 1: at:"),
+        (("hours = 6", "hours = 6\ngpus = 9"), "two.toml:26: job 1: 9 GPUs on one node"),
+        (("hours = 6", ""), "two.toml:23: job 1: hours is missing"),
+        (('state = "1G"', 'state = "much"'), "two.toml:26: job 1: state:"),
+        (("days = 0.5", "days = [[["), "two.toml:3"),
+        (("[[jobs]]", "[jobs]"), "two.toml:23: jobs is no list; expected [[jobs]]"),
     ],
 )
 def test_a_wrong_scenario_is_refused_in_words(change: tuple[str, str], said: str) -> None:
@@ -167,6 +184,30 @@ def test_a_wrong_line_of_a_trace_is_named(tmp_path: Path, row: str, said: str) -
     with pytest.raises(BadConfig, match=r"lab\.csv\.gz:3") as error:
         helios(tmp_path, seed=0, which=Which.LIFO)
     assert said in str(error.value)
+
+
+def test_a_journal_is_replayed_with_the_same_loans_and_jobs(tmp_path: Path) -> None:
+    scenario = read_scenario(TWO_NODES, file="two.toml")
+    path = tmp_path / "journal.jsonl"
+    with path.open("w") as file:
+
+        def write(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> None:
+            for entry in entries(now, node, event, orders):
+                file.write(json.dumps(entry) + "\n")
+
+        run(scenario, Suite(), journal=write)
+    again = replay(path)
+    assert again.happenings == scenario.happenings
+    assert [node.id for node in again.nodes] == ["a", "b"]
+    [job] = again.jobs
+    assert job.state_bytes == scenario.jobs[0].state_bytes
+    assert job.seconds == pytest.approx(scenario.jobs[0].seconds, rel=0.01)
+    assert run(again, Suite()).account.completed == 1
+    with path.open("a") as file:
+        file.write('{"at": 1, "event": {}}\n')
+    line = len(path.read_text().splitlines())
+    with pytest.raises(BadConfig, match=rf"journal\.jsonl:{line}: .*expected an entry"):
+        replay(path)
 
 
 def test_spot_traces(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_nothing_is_ended_unsaved_while_stopping_still_helps() -> None:
 
 
 def test_a_full_node_is_open_only_to_those_for_whom_others_give_way() -> None:
-    low, mid = resident("low", 0, 300), resident("mid", 5, 660)
+    low, mid = resident("low", 0, 300), resident("mid", 5, 680)
     verdict = priority_ladder(scene(low, mid))
     assert "memory is in use" in verdict.closed
     assert verdict.open_above == 0

@@ -12,6 +12,7 @@ import socket
 import ssl
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +53,7 @@ from reclaimnet.model.asking import (
     Request,
     StatusRequest,
 )
-from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, Offer, Terms
+from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, NoticeId, Offer, Terms
 from reclaimnet.model.units import SECOND, parse_rate, show_duration
 from reclaimnet.model.work import Saving
 from reclaimnet.policy.suite import SUITES
@@ -371,6 +372,7 @@ class Agent:
             stack.push_async_callback(world.close)
             stack.push_async_callback(world.flush)
             gate.world, self._world, self._mind = world, world, mind
+            gate.lends = lambda: mind.provider.offer is not None
             world.after_owner_event = self._remember_provider
             await self._wake_up(campus, vault)
             await self._serve(campus)
@@ -488,6 +490,9 @@ class Agent:
 
     def _lend(self, request: LendRequest) -> ev.LendAsked:
         gpus = self.settings.gpus
+        if request.which:
+            chosen = {self._gpu(word) for word in request.which}
+            gpus = tuple(gpu for gpu in gpus if gpu.id in chosen)
         count = len(gpus) if request.gpus is None else request.gpus
         if not 0 < count <= len(gpus):
             raise UsageError(f"{self.settings.node} has {len(gpus)} GPUs; it cannot lend {count}")
@@ -496,7 +501,14 @@ class Agent:
         offer = Offer(
             provider=getpass.getuser(),
             gpus=gpus[:count],
-            terms=Terms(notice=request.notice, users=request.users, ends=request.ends),
+            terms=Terms(
+                notice=request.notice,
+                users=request.users,
+                hours=request.hours,
+                utc_offset=request.utc_offset,
+                maintenance=request.maintenance,
+                ends=request.ends,
+            ),
         )
         return ev.LendAsked(request=self._mint(), offer=offer)
 
@@ -506,7 +518,23 @@ class Agent:
             gpus=tuple(self._gpu(word) for word in request.gpus),
             grace=request.grace,
             reason=request.reason,
+            replaces=self._notice_on(request.gpus) if request.change else None,
         )
+
+    def _notice_on(self, words: tuple[str, ...]) -> NoticeId:
+        """The one notice that is running, or the one on these GPUs."""
+        _, mind = self._running()
+        wanted = {self._gpu(word) for word in words}
+        running = [
+            notice
+            for notice in mind.provider.notices.values()
+            if not wanted or wanted & set(notice.gpus)
+        ]
+        if not running:
+            raise NotFound(f"no notice is running on {self.settings.node}, so none can be changed")
+        if len(running) > 1:
+            raise UsageError("several notices are running; say on which GPU, for example: --gpu 0")
+        return running[0].id
 
     def _gpu(self, word: str) -> GpuId:
         for gpu in self.settings.gpus:
@@ -536,7 +564,8 @@ class Agent:
         state = msgspec.to_builtins(
             {
                 "boot": _boot_id(),
-                "offer": provider.offer,
+                # What stands is lent again by itself when its hours begin.
+                "offer": provider.offer or provider.standing,
                 "notices": [
                     {
                         "gpus": n.gpus,
@@ -699,9 +728,14 @@ class _Gate:
 
     def __init__(self) -> None:
         self.world: LiveWorld | None = None
+        self.lends: Callable[[], bool] = lambda: False
 
     def may_read(self, common_name: str, job: Any) -> bool:
-        return self.world is not None and self.world.may_read(common_name, job)
+        """No other node is served by a machine that lends nothing: its uplink is its owner's. The
+        gateway may still fetch what a job has left, for the user who asks for it."""
+        if self.world is None or not (self.lends() or common_name == ca.GATEWAY):
+            return False
+        return self.world.may_read(common_name, job)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,11 @@ from typing import Any, Final
 import click
 import msgspec
 
+from reclaimnet.apps.calendar import parse_hours, parse_maintenance
 from reclaimnet.apps.client import Gateway, local_agents
 from reclaimnet.apps.config import Config, load
 from reclaimnet.errors import ReclaimNetError, Unavailable
+from reclaimnet.model.market import Hours, Maintenance
 from reclaimnet.model.units import parse_duration, parse_size
 
 JSON_VERSION: Final = 1
@@ -61,6 +63,32 @@ class PairType(click.ParamType[tuple[str, str]]):
         return name, text
 
 
+class HoursType(click.ParamType[tuple[Hours, ...]]):
+    name = "hours"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Hours, ...]:
+        try:
+            return parse_hours(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class MaintenanceType(click.ParamType[Maintenance]):
+    name = "from/to"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Maintenance:
+        try:
+            return parse_maintenance(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+HOURS: Final = HoursType()
+MAINTENANCE: Final = MaintenanceType()
 DURATION: Final = DurationType()
 SIZE: Final = SizeType()
 PAIR: Final = PairType()

@@ -9,6 +9,7 @@ from reclaimnet.apps.cli_base import (
     app,
     cli,
     command,
+    configured,
     json_option,
     print_json,
     progress,
@@ -125,15 +126,23 @@ def testbed() -> None:
 
 @testbed.command("up")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-def testbed_up(file: Path) -> None:
-    """Build the campus that FILE describes.
+@click.option("--gpus", type=click.IntRange(0), default=1, show_default=True, help="On each host.")
+@click.option("--bare", is_flag=True, help="The network alone: no campus, no agents, no guards.")
+def testbed_up(file: Path, gpus: int, bare: bool) -> None:
+    """Build the campus that FILE describes and bring it to life.
+
+    Every host gets a guard and an agent that lends; `rn nodes`, `rn run` and the rest work on it.
 
     \b
     Example:
       rn testbed up campus.toml
     """
-    bed = app("testbed", "up")(app("testbed", "read_config")(file))
-    say(f"{len(bed.hosts)} hosts are up; `rn testbed down {bed.mark}` removes them.")
+    described = app("testbed", "read_config")(file, management=not bare)
+    bed = app("testbed", "up")(described)
+    if not bare:
+        app("testbed", "populate")(bed, config=configured(), gpus=gpus)
+    then = "" if bare else " && rn down"
+    say(f"{len(bed.hosts)} hosts are up; `rn testbed down {bed.mark}{then}` removes them.")
 
 
 @testbed.command("down")

@@ -10,6 +10,8 @@ import click
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.cli_base import (
     DURATION,
+    HOURS,
+    MAINTENANCE,
     SIZE,
     app,
     command,
@@ -24,12 +26,13 @@ from reclaimnet.apps.client import Gateway, ask_local, local_agents, status_of
 from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.errors import NotFound, ReclaimNetError, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
-from reclaimnet.model.units import show_size
+from reclaimnet.model.market import Hours, Maintenance
+from reclaimnet.model.units import SECOND, show_size
 
 GIVEN_BACK_POLL_S: Final = 0.5
 
 
-@command("rn lend --gpus 2 --notice 60s")
+@command("rn lend --gpus 2 --notice 60s\nrn lend --gpu 0 --user ada --hours 'mon-fri 18:00-08:00'")
 @click.option("--gpus", type=click.IntRange(0), help="How many; otherwise all of them.")
 @click.option(
     "--notice",
@@ -39,6 +42,19 @@ GIVEN_BACK_POLL_S: Final = 0.5
     help="How much warning you will give before you take them back.",
 )
 @click.option("users", "--user", multiple=True, help="Lend to this user only (repeatable).")
+@click.option("which", "--gpu", metavar="N", multiple=True, help="This one: an index or UUID.")
+@click.option(
+    "--hours",
+    type=HOURS,
+    multiple=True,
+    help="Only then, for example 'mon-fri 18:00-08:00' (repeatable).",
+)
+@click.option(
+    "--maintenance",
+    type=MAINTENANCE,
+    multiple=True,
+    help="Not then, for example '2026-11-20 08:00/2026-11-20 12:00' (repeatable).",
+)
 @click.option("--slurm-node", metavar="NAME", help="First take this node out of Slurm (drain it).")
 @node_option
 @json_option
@@ -46,20 +62,43 @@ def lend(
     gpus: int | None,
     notice: int,
     users: tuple[str, ...],
+    which: tuple[str, ...],
+    hours: tuple[tuple[Hours, ...], ...],
+    maintenance: tuple[Maintenance, ...],
     slurm_node: str | None,
     node: str | None,
     as_json: bool,
 ) -> int:
-    """Lend GPUs of this machine, or change what is lent."""
+    """Lend GPUs of this machine, or change what is lent.
+
+    Guests get their notice before the declared hours end or maintenance begins, and what you lend
+    is lent again by itself afterwards. Hours are in this machine's time.
+    """
+    if gpus is not None and which:
+        raise UsageError("--gpus says how many, --gpu says which; choose one")
     if slurm_node is not None:
         app("borrow", "take_out")(slurm_node, config=configured(), tell=say)
-    return ask_node(LendRequest(gpus=gpus, notice=notice, users=users), node, as_json)
+    request = LendRequest(
+        gpus=gpus,
+        notice=notice,
+        users=users,
+        which=which,
+        hours=tuple(each for span in hours for each in span),
+        utc_offset=time.localtime().tm_gmtoff * SECOND if hours else 0,
+        maintenance=maintenance,
+    )
+    return ask_node(request, node, as_json)
 
 
-@command("rn reclaim --notice 2m --reason 'my own deadline'\nrn reclaim --gpu 1 --now")
+@command(
+    "rn reclaim --notice 2m --reason 'my own deadline'\n"
+    "rn reclaim --gpu 1 --now\n"
+    "rn reclaim --change --notice 10m"
+)
 @click.option("gpus", "--gpu", metavar="N", multiple=True, help="An index or UUID; or all.")
 @click.option("--notice", type=DURATION, help="How long guests have; otherwise as promised.")
 @click.option("--now", is_flag=True, help="At once: guests lose what they have not saved.")
+@click.option("--change", is_flag=True, help="Move the running notice's deadline, with --notice.")
 @click.option("withdraw", "--cancel", is_flag=True, help="Take the notice back: the loan goes on.")
 @click.option("--reason", default="", help="What to tell the borrowers.")
 @click.option(
@@ -71,6 +110,7 @@ def reclaim(
     gpus: tuple[str, ...],
     notice: int | None,
     now: bool,
+    change: bool,
     withdraw: bool,
     reason: str,
     slurm_node: str | None,
@@ -82,12 +122,15 @@ def reclaim(
         raise UsageError("--slurm-node gives a whole node back; it goes with neither of the others")
     if now and notice is not None:
         raise UsageError("--now and --notice exclude each other; choose one")
-    if withdraw and (now or notice is not None or gpus):
+    if change and notice is None and not now:
+        raise UsageError("--change needs a deadline: --notice 10m from now, or --now")
+    if withdraw and (now or change or notice is not None or gpus):
         raise UsageError("--cancel takes every notice back; it goes with none of the others")
     if withdraw:
         return ask_node(WithdrawRequest(), node, as_json)
     grace = 0 if now else notice
-    code = ask_node(ReclaimRequest(gpus=gpus, grace=grace, reason=reason), node, as_json)
+    request = ReclaimRequest(gpus=gpus, grace=grace, reason=reason, change=change)
+    code = ask_node(request, node, as_json)
     if slurm_node is not None:
         _await_given_back(node)
         app("borrow", "put_back")(slurm_node, config=configured(), tell=say)

@@ -219,7 +219,11 @@ class Gateway:
         """Ask a node's agent on behalf of its provider."""
         verb = _VERBS[type(request)]
         path = f"/nodes/{quote(node, safe='')}/{verb}"
-        return self._decode(self._call("POST", path, fields=msgspec.to_builtins(request)), Reply)
+        # What was not asked for is left out: an older gateway may not know the word.
+        usual = msgspec.to_builtins(type(request)())
+        asked = msgspec.to_builtins(request).items()
+        fields = {name: value for name, value in asked if value != usual[name]}
+        return self._decode(self._call("POST", path, fields=fields), Reply)
 
     def _call(
         self,

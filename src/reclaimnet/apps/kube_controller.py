@@ -40,8 +40,8 @@ from reclaimnet.model.market import Card, JobId
 from reclaimnet.model.pods import NOTICE, ROTATION, Pod
 from reclaimnet.model.rhythm import RotationPlan, Round
 from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.policy.lodge import MAX_SLOWDOWN, together
 from reclaimnet.policy.rotate import rotate, slowdown
-from reclaimnet.policy.seat import MAX_SLOWDOWN, together
 
 SETTLE_S: Final = 0.1
 """Changes come in groups: so long is waited for the rest of one."""
@@ -92,11 +92,11 @@ class Controller:
     def _rotate(self, view: View, now: int) -> None:
         """Rounds in which nothing has changed stay; in others jobs are moved little."""
         for pod in view.pods:
-            if pod.uid in view.sitters and pod.job not in self._anchors and pod.rotation:
+            if pod.uid in view.lodgers and pod.job not in self._anchors and pod.rotation:
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     known = json.loads(pod.rotation)
                     self._anchors[pod.job] = int(known["anchor"]), int(known["period"])
-        rhythms = together(view.sitters.values(), view.reach)
+        rhythms = together(view.lodgers.values(), view.reach)
         links = view.capacities
         plan = rotate(rhythms, links, previous=self._plan)
         kept = {one.rhythms for one in self._plan.rounds}
@@ -169,7 +169,7 @@ class Controller:
                 users.setdefault(f"{pod.namespace}/{pod.rhythm}", []).append(pod)
         for named in view.tunes.values():
             pods = users.get(named.key, [])
-            jobs = sorted({pod.job for pod in pods if pod.uid in view.sitters})
+            jobs = sorted({pod.job for pod in pods if pod.uid in view.lodgers})
             worst = max((self._expected.get(job, 1.0) for job in jobs), default=1.0)
             if named.tune is None:
                 condition = _condition("Fits", False, "Unreadable", named.wrong)
@@ -194,7 +194,7 @@ class Controller:
         for pod in view.pods:
             if pod.uid in view.wrong:
                 self._tell(pod, "RhythmUnreadable", view.wrong[pod.uid], warns=True)
-            if pod.uid not in view.sitters or pod.leaves_at is not None:
+            if pod.uid not in view.lodgers or pod.leaves_at is not None:
                 continue
             one = self._plan.round_of(pod.job)
             held = None if one is None else one.rotation(pod.job)

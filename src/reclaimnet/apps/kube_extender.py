@@ -19,7 +19,7 @@ from reclaimnet.adapters.kube.read import pod_of
 from reclaimnet.apps.kube_view import Views, mirror_of
 from reclaimnet.errors import UsageError
 from reclaimnet.model.pods import Pod
-from reclaimnet.policy.seat import Seat, Seating, Sitter
+from reclaimnet.policy.lodge import Lodge, Lodger, Lodging
 
 MAX_SCORE: Final = 10
 """What an extender may give at most; the scheduler multiplies it by the extender's weight."""
@@ -49,10 +49,10 @@ class Arguments(msgspec.Struct, rename={"pod": "Pod", "nodes": "Nodes", "names":
 class Extender:
     """The answers, without the HTTP around them."""
 
-    def __init__(self, mirror: Mirror, seating: Seating) -> None:
+    def __init__(self, mirror: Mirror, lodge: Lodge) -> None:
         self._mirror = mirror
         self._views = Views(mirror)
-        self._seating = seating
+        self._lodge = lodge
         self._lock = threading.Lock()
         self._approved: dict[str, str] = {}
         """Uid and key of pods that were told where they fit, until they are seen to be bound."""
@@ -72,9 +72,13 @@ class Extender:
 
     def filter(self, asked: Arguments) -> dict[str, Any]:
         with self._took.time():
-            seats = self._seats(asked, settle=True)
-        kept = [seat.node for seat in seats if not seat.refused]
-        failed = {seat.node: f"reclaimnet: {seat.refused}" for seat in seats if seat.refused}
+            lodgings = self._lodgings(asked, settle=True)
+        kept = [lodging.node for lodging in lodgings if not lodging.refused]
+        failed = {
+            lodging.node: f"reclaimnet: {lodging.refused}"
+            for lodging in lodgings
+            if lodging.refused
+        }
         self._refused.inc(len(failed))
         answer: dict[str, Any] = {"NodeNames": kept, "FailedNodes": failed, "Error": ""}
         if asked.names is None:
@@ -84,38 +88,38 @@ class Extender:
         return answer
 
     def prioritize(self, asked: Arguments) -> list[dict[str, Any]]:
-        seats = self._seats(asked, settle=False)
-        return [{"Host": seat.node, "Score": self._score(seat)} for seat in seats]
+        lodgings = self._lodgings(asked, settle=False)
+        return [{"Host": lodging.node, "Score": self._score(lodging)} for lodging in lodgings]
 
-    def _score(self, seat: Seat) -> int:
-        room = self._seating.max_slowdown - 1.0
-        share = 1.0 - (seat.slowdown - 1.0) / room if room > 0 else float(seat.slowdown <= 1.0)
+    def _score(self, lodging: Lodging) -> int:
+        room = self._lodge.max_slowdown - 1.0
+        share = (
+            1.0 - (lodging.slowdown - 1.0) / room if room > 0 else float(lodging.slowdown <= 1.0)
+        )
         return round(MAX_SCORE * min(1.0, max(0.0, share)))
 
-    def _seats(self, asked: Arguments, *, settle: bool) -> tuple[Seat, ...]:
+    def _lodgings(self, asked: Arguments, *, settle: bool) -> tuple[Lodging, ...]:
         names = asked.node_names()
         pod = pod_of(asked.pod)
         with self._lock:
-            sitter, _ = self._views.now().sitter(pod, node="")
+            lodger, _ = self._views.now().lodger(pod, node="")
             if settle:
-                self._asked.labels("no" if sitter is None else "yes").inc()
-            if sitter is None:
+                self._asked.labels("no" if lodger is None else "yes").inc()
+            if lodger is None:
                 # Without a rhythm every node is as good as any other; what is wrong with one that
                 # cannot be read, the controller tells the pod.
-                return tuple(Seat(node=name, slowdown=1.0) for name in names)
+                return tuple(Lodging(node=name, slowdown=1.0) for name in names)
             if settle:
                 self._settle(pod)
-            seats = self._ask(sitter, pod, names)
-            if settle and any(not seat.refused for seat in seats):
+            lodgings = self._ask(lodger, pod, names)
+            if settle and any(not lodging.refused for lodging in lodgings):
                 self._approved[pod.uid] = pod.key
-            return seats
+            return lodgings
 
-    def _ask(self, sitter: Sitter, pod: Pod, names: Iterable[str]) -> tuple[Seat, ...]:
+    def _ask(self, lodger: Lodger, pod: Pod, names: Iterable[str]) -> tuple[Lodging, ...]:
         view = self._views.now()
-        present = [other for uid, other in view.sitters.items() if uid != pod.uid]
-        return self._seating(
-            sitter, names, present=present, reach=view.reach, links=view.capacities
-        )
+        present = [other for uid, other in view.lodgers.items() if uid != pod.uid]
+        return self._lodge(lodger, names, present=present, reach=view.reach, links=view.capacities)
 
     def _settle(self, pod: Pod) -> None:
         """Wait until those that were approved before are on a node, or will not be."""
@@ -204,7 +208,7 @@ def run(
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     mirror = mirror_of(Api(kubeconfig=kubeconfig, context=context))
     mirror.start()
-    extender = Extender(mirror, Seating(max_slowdown=max_slowdown))
+    extender = Extender(mirror, Lodge(max_slowdown=max_slowdown))
     host, port = listen
     server = serve(extender, host=host, port=port)
     stop = threading.Event()

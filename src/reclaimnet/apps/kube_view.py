@@ -16,7 +16,7 @@ from reclaimnet.adapters.kube.read import (
 )
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.pods import KubeNode, NamedTune, Pod, SharedLink, Tune
-from reclaimnet.policy.seat import Sitter
+from reclaimnet.policy.lodge import Lodger
 
 _PARSED: Final = 1024
 
@@ -31,7 +31,7 @@ class View:
     tunes: dict[str, NamedTune]
     reach: dict[str, tuple[LinkId, ...]]
     """The links of each node."""
-    sitters: dict[str, Sitter]
+    lodgers: dict[str, Lodger]
     """The pods with a rhythm that are on a node, by uid."""
     wrong: dict[str, str]
     """Why the rhythm of a pod, by uid, cannot be used."""
@@ -42,12 +42,12 @@ class View:
     def capacities(self) -> tuple[Link, ...]:
         return tuple(shared.link for shared in self.links)
 
-    def sitter(self, pod: Pod, *, node: str) -> tuple[Sitter | None, str]:
+    def lodger(self, pod: Pod, *, node: str) -> tuple[Lodger | None, str]:
         """The pod as one that talks, if it has a rhythm; or why that cannot be used."""
         tune, wrong = self._tune(pod)
         if tune is None:
             return None, wrong
-        return Sitter(job=pod.job, node=node, tune=tune, priority=pod.priority), ""
+        return Lodger(job=pod.job, node=node, tune=tune, priority=pod.priority), ""
 
     def _tune(self, pod: Pod) -> tuple[Tune | None, str]:
         if not pod.rhythm:
@@ -90,18 +90,18 @@ def _view(mirror: Mirror) -> View:
             node.name: tuple(shared.link.id for shared in links if shared.carries(node))
             for node in nodes.values()
         },
-        sitters={},
+        lodgers={},
         wrong={},
         wrong_links=tuple(mirror.unreadable(LINKS)),
     )
     for pod in view.pods:
         if pod.over or not pod.rhythm:
             continue
-        sitter, wrong = view.sitter(pod, node=pod.node or "")
+        lodger, wrong = view.lodger(pod, node=pod.node or "")
         if wrong:
             view.wrong[pod.uid] = wrong
-        elif sitter is not None and pod.node is not None:
-            view.sitters[pod.uid] = sitter
+        elif lodger is not None and pod.node is not None:
+            view.lodgers[pod.uid] = lodger
     return view
 
 

@@ -3,7 +3,7 @@
 import json as json_format
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,14 +21,24 @@ from reclaimnet.policy.hazard import AGE_EDGES, Experience, learn, pooled
 from reclaimnet.policy.suite import Suite
 from reclaimnet.sim.baselines import CONTENDERS
 from reclaimnet.sim.campus import PRESETS
+from reclaimnet.sim.ledger import CAUSES
 from reclaimnet.sim.reliability import reliability
+from reclaimnet.sim.replay import replay
 from reclaimnet.sim.run import Run, run
 from reclaimnet.sim.scenario import Kind, Scenario
 from reclaimnet.sim.toml import read_scenario
-from reclaimnet.sim.traces import Which, helios, spot
+from reclaimnet.sim.traces import Which, helios, philly, spot
 
 PRESET: Final = "campus54"
 OUT: Final = Path("out")
+COSTS: Final = {
+    "lost GPU-h": "work_lost_gpu_h",
+    "waste GPU-h": "waste_gpu_h",
+    "down h": "downtime_h",
+    "moves": "migrations",
+    "missed": "deadline_misses",
+    "done": "completed",
+}
 
 
 def main(
@@ -77,32 +87,49 @@ def main(
 
 
 def _scenario(trace: Path | None, *, preset: str, seed: int, days: float) -> Scenario:
+    if preset not in PRESETS:
+        raise BadConfig(f"no preset {preset!r}; expected one of {', '.join(sorted(PRESETS))}")
     if trace is None:
-        if preset not in PRESETS:
-            raise BadConfig(f"no preset {preset!r}; expected one of {', '.join(sorted(PRESETS))}")
         return PRESETS[preset](seed, round(days * DAY))
     if trace.is_dir():
         return helios(trace, seed=seed, which=Which.RANDOM, days=days if days < 31 else None)
     if trace.suffix == ".toml":
-        return read_scenario(trace.read_text(), file=str(trace))
+        try:
+            text = trace.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadConfig(f"{trace}: cannot be read: {error}") from error
+        return read_scenario(text, file=str(trace))
+    if trace.suffix == ".jsonl":
+        return replay(trace)
     if trace.suffix == ".csv":
         return spot(trace, seed=seed)
+    if trace.name.endswith(".csv.gz"):
+        # Submissions only: they come to the preset's campus.
+        campus = PRESETS[preset](seed, round(days * DAY))
+        most = max(node.gpus for node in campus.nodes)
+        jobs = philly(trace, start=campus.start, until=campus.until, most_gpus=most, seed=seed)
+        return replace(campus, name=f"{trace.name} on {preset}", jobs=jobs)
     raise BadConfig(
-        f"{trace}: expected a scenario (.toml), a spot trace (.csv) or a folder of owners' files"
+        f"{trace}: expected a scenario (.toml), a journal (.jsonl), a spot trace (.csv), "
+        "submissions (.csv.gz) or a folder of owners' files"
     )
 
 
 def _show(scenario: Scenario, accounts: dict[str, dict[str, Any]], files: list[str]) -> None:
     console = Console()
     days = (scenario.until - scenario.start) / DAY
-    table = Table(title=f"{scenario.name}: {len(scenario.nodes)} nodes, {days:.1f} days")
-    table.add_column("contender")
-    keys = list(next(iter(accounts.values())))
-    for key in keys:
-        table.add_column(key, justify="right")
-    for name, account in accounts.items():
-        table.add_row(name, *(f"{account[key]:.1f}" for key in keys))
-    console.print(table)
+    titles = {
+        f"{scenario.name}: {len(scenario.nodes)} nodes, {days:.1f} days": COSTS,
+        "where the waste goes, GPU-h": CAUSES,
+    }
+    for title, columns in titles.items():
+        table = Table(title=title)
+        table.add_column("contender")
+        for column in columns:
+            table.add_column(column, justify="right")
+        for name, account in accounts.items():
+            table.add_row(name, *(f"{account[key]:.1f}" for key in columns.values()))
+        console.print(table)
     for file in files:
         console.print(f"[dim]{file}[/dim]")
 

@@ -9,6 +9,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any, Final
 import reclaimnet
 from reclaimnet.adapters.linux import bpfload, testbed
 from reclaimnet.adapters.linux.testbed import Campus, Rack, Testbed
+from reclaimnet.apps import up as service
+from reclaimnet.apps.config import Config
 from reclaimnet.apps.guard_client import GuardClient
 from reclaimnet.apps.guard_processes import members, prepare_cgroups, remove_group, write_control
 from reclaimnet.errors import BadConfig, NotFound, Unavailable
@@ -30,6 +33,8 @@ UNSHAPED: Final = 12_500_000_000
 _READY_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.02
 _END_SECONDS: Final = 5.0
+_AT_ONCE: Final = 4
+"""Hosts that are brought up at the same time."""
 
 _FIRST_OWN: Final = 100
 _OWN_NETWORKS: Final = 150
@@ -48,6 +53,34 @@ class TestbedConfig:
 def up(config: TestbedConfig) -> Testbed:
     """Build it; nothing is touched if it cannot be built here."""
     return testbed.up(config.campus, config.mark)
+
+
+def populate(bed: Testbed, *, config: Config, gpus: int) -> None:
+    """Start a campus at the testbed's edge, and a guard and an agent on every host, to stay until
+    `down`. If anything fails, all of it goes again."""
+    try:
+        service.up(config=config, listen=str(bed.address), gateway_port=0, foreground=False)
+        campus = json.loads((config.state / "campus.json").read_text())
+        env = {**os.environ, "XDG_STATE_HOME": str(config.state.parent)}
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            starting = [
+                pool.submit(
+                    run_agent,
+                    bed,
+                    host,
+                    nats_url=campus["nats_url"],
+                    nats_token=campus["nats_token"],
+                    gpus=gpus,
+                    env=env,
+                )
+                for host in bed.hosts
+            ]
+            for agent in starting:
+                agent.result()
+    except BaseException:
+        down(bed.mark)
+        service.end_all(config)
+        raise
 
 
 def down(mark: str | None = None) -> int:
@@ -124,6 +157,7 @@ def start_guard(bed: Testbed, host: str) -> "subprocess.Popen[Any]":
             [sys.executable, "-m", "reclaimnet.apps.guard", str(folder / "guard.toml")],
             env={**os.environ, "PYTHONPATH": source},
             stderr=log,
+            start_new_session=True,
         )
     _wait_for_guard(process, folder)
     return process
@@ -152,6 +186,7 @@ def run_agent(
             env={**env, "PYTHONPATH": source, "RECLAIMNET_NATS__TOKEN": nats_token},
             stdout=log,
             stderr=log,
+            start_new_session=True,
         )
 
 
@@ -212,8 +247,9 @@ def _group_name(mark: str, host: str) -> str:
     return f"{testbed.PREFIX}-{mark}-{host}"
 
 
-def read_config(path: Path) -> TestbedConfig:
-    """Read a campus file; BadConfig says in one sentence what is wrong with it."""
+def read_config(path: Path, *, management: bool = False) -> TestbedConfig:
+    """Read a campus file; BadConfig says in one sentence what is wrong with it. `management` gives
+    it an interface to this machine, whether the file says so or not."""
     try:
         table = tomllib.loads(path.read_text())
     except FileNotFoundError as error:
@@ -221,7 +257,7 @@ def read_config(path: Path) -> TestbedConfig:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadConfig(f"{path} cannot be read: {error}.") from error
     try:
-        return parse_config(table)
+        return parse_config(table | {"management": True} if management else table)
     except BadConfig as error:
         raise BadConfig(f"{path}: {error}") from error
 

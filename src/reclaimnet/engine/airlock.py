@@ -489,6 +489,8 @@ class Airlock:
     def sweep(self, attempts: Mapping[JobId, Attempt], now: int) -> list[Order]:
         """What follows from what became of the attempts meanwhile."""
         orders: list[Order] = []
+        if not self.holds and not self._ending and not self._went_on:
+            return orders
         for job in sorted(self.holds):
             hold, attempt = self.holds[job], attempts.get(job)
             if attempt is None or attempt.epoch != hold.epoch or attempt.phase != Phase.RUNNING:
@@ -519,6 +521,8 @@ class Airlock:
             del self._needs[next(iter(self._needs))]
 
     def next_wake(self) -> int | None:
+        if not self.holds:
+            return None
         times = [hold.until for hold in self.holds.values() if hold.rung == Rung.SUSPENDED]
         times += [hold.seek_until for hold in self.holds.values() if hold.seek_until]
         return min(times, default=None)

@@ -73,7 +73,7 @@ WRITE_AGAIN: Final = SECOND
 BOOKED_PATIENCE: Final = 2 * MINUTE
 """A destination keeps its GPUs for a job on its way for this long after it last heard of it."""
 LOOK_AGAIN: Final = SECOND
-"""How often a destination checks that the source still lives."""
+"""A destination checks no more often than this that the source still lives."""
 OFFERED_PATIENCE: Final = 30 * MINUTE
 """Once the state is on its way the pull itself says when it fails; this is for one that hangs."""
 FINISH_PATIENCE: Final = 30 * SECOND
@@ -149,6 +149,8 @@ class Attempt:
         self._proving = False
         self._writing = False
         self._dirty = False
+        self._sent: JobRecord | None = None
+        """What was last sent to the store, until it has answered."""
         self._write_at: int | None = None
         self._booked_until = 0
         self._look_at = 0
@@ -173,7 +175,7 @@ class Attempt:
         if self.source is None:
             return self._claim(now)
         self._booked_until = now + BOOKED_PATIENCE
-        self._look_at = now + LOOK_AGAIN
+        self._look_at = self._look_next(now)
         newest = self.record.newest
         if newest is None or not self.suite.prepare.warm:
             # Only a job that was saved once is known to wait for its state when started ahead;
@@ -276,6 +278,9 @@ class Attempt:
         self.phase = Phase.GONE
         failed = HandoverFailed(job=self.job, node=self.node, reason=reason)
         return [End(job=self.job, epoch=self.epoch), Tell(to=self.source, event=failed)]
+
+    def _look_next(self, now: int) -> int:
+        return max(self.around.silent_at(self.source or self.node, now), now + LOOK_AGAIN)
 
     def _claim(self, now: int) -> list[Order]:
         self.phase = Phase.CLAIMING
@@ -462,10 +467,24 @@ class Attempt:
         if event.final and self._releasing:
             orders = self._change(now, **changes) + self._ask_copy(checkpoint, now)
             return orders + self.end_for(self._releasing, now)
+        if not event.final and self._may_write_later():
+            # The copy's arrival is written down soon, and this with it.
+            self.record = self.record.but(**changes)
+            asked = self._ask_copy(checkpoint, now)
+            return asked if self._copying == event.manifest else asked + self._change(now)
         orders = self._change(now, **self._as_is(), **changes)
         if event.final:
             orders.append(Resume(job=self.job, epoch=self.epoch))
         return orders + (self._ask_copy(checkpoint, now) if self.suite.prepare.copies else [])
+
+    def _may_write_later(self) -> bool:
+        """Whether nobody would miss the newest checkpoint's entry until its copy has arrived: the
+        one before it is safe, and what people see of the job does not change."""
+        newest = self.record.newest
+        if newest is None or not self.suite.prepare.copies or self.suspended:
+            return False
+        safe = any(holder != self.node for holder in newest.holders)
+        return safe and self.record.state == JobState.RUNNING and not self.record.reason
 
     def save_failed(self, event: SaveFailed, now: int) -> list[Order]:
         if self.phase != Phase.RUNNING or event.epoch != self.epoch:
@@ -653,7 +672,7 @@ class Attempt:
         if len(self._copy_avoid) >= COPY_TRIES:
             why = f"{event.node} refused: {event.reason}"
             told: list[Order] = [self._explain("who keeps a copy?", "nobody but this node", why)]
-            return told + (self._finished(now) if finishing else [])
+            return told + (self._finished(now) if finishing else self._change(now))
         return self._ask_copy(newest, now)
 
     # --- the airlock -----------------------------------------------------------------------
@@ -749,7 +768,7 @@ class Attempt:
         return self._change(now, **changes)
 
     def _change(self, now: int, **changes: Any) -> list[Order]:
-        return self._store(replace(self.record, **changes), now)
+        return self._store(self.record.but(**changes), now)
 
     def _store(self, record: JobRecord, now: int) -> list[Order]:
         self.record = record
@@ -759,7 +778,8 @@ class Attempt:
         self._writing = True
         self._write_at = None
         self._proving = not self.trusted
-        return [Write(record=self.record, writer=Writer.ATTEMPT)]
+        self._sent = record
+        return [Write(record=record, writer=Writer.ATTEMPT)]
 
     def _close(self, state: JobState, reason: str, now: int, **changes: Any) -> list[Order]:
         ended: list[Order] = []
@@ -780,7 +800,11 @@ class Attempt:
     def written(self, event: Written, now: int) -> list[Order]:
         self._writing = False
         self.trusted = self.trusted or self._proving
-        self.record = replace(self.record, revision=event.record.revision)
+        if self.record is self._sent:
+            self.record = event.record
+        else:
+            self.record = replace(self.record, revision=event.record.revision)
+        self._sent = None
         if self.phase == Phase.CLAIMING:
             return self._won(now)
         orders = self._forget_older(event.record)
@@ -875,7 +899,7 @@ class Attempt:
         if self.phase == Phase.BOOKED and now >= self._booked_until:
             return self._decline("waited too long for the state")
         if self.phase == Phase.BOOKED and now >= self._look_at:
-            self._look_at = now + LOOK_AGAIN
+            self._look_at = self._look_next(now)
             if self.source is not None and not self.around.alive(self.source, now):
                 return self._decline(f"{self.source} is silent")
         if self.phase == Phase.FINISHING and now >= self._finish_by:

@@ -26,7 +26,7 @@ from reclaimnet.model.events import (
 from reclaimnet.model.market import NodeId, Notice
 from reclaimnet.model.orders import End, Explain, Limit, Order, Save, Tell, Warn
 from reclaimnet.model.probing import Purpose
-from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.model.units import HOUR, SECOND, show_duration
 from reclaimnet.model.work import Decision, JobRecord, JobState, ManifestId, Saving, shape_of
 from reclaimnet.policy.place import Need
 from reclaimnet.policy.rescue import Plight
@@ -41,7 +41,7 @@ MAX_DESTINATIONS: Final = 4
 """Destinations that may fail before the state is put on a shelf."""
 MAX_SHELVES: Final = 4
 LOOK_AGAIN: Final = 4 * SECOND
-"""How often the destination's pulse is checked; silence shows after several beats only."""
+"""The destination's pulse is checked no more often than this; silence shows after several beats."""
 
 
 class Departure:
@@ -126,6 +126,8 @@ class Departure:
             shape=shape_of(attempt.record.spec),
             state_bytes=newest.size if newest else 0,
             grace=self.notice.deadline - now,
+            unsaved=self._at_stake(now),
+            changed=1.0 if attempt.record.changed is None else attempt.record.changed,
             avoid=self._failed,
         )
         ranked = attempt.suite.place(need, attempt.around.candidates(attempt.record, now), now)
@@ -158,7 +160,7 @@ class Departure:
             (ticket,) = prober.tickets
             self.destination = ticket.node
             self._placed_at = now
-            self._look_at = now + LOOK_AGAIN
+            self._look_at = self._look_next(now)
             redeemed = TicketRedeemed(
                 ticket=ticket, record=self.attempt.record, source=self.attempt.node
             )
@@ -223,6 +225,13 @@ class Departure:
         self._lost_hope = True
         self._stop_at = self._seek_at = self._look_at = None
         return [*self._withdraw(), End(job=self.attempt.job, epoch=self.attempt.epoch)]
+
+    def _at_stake(self, now: int) -> float:
+        """Hours of work that nobody else has."""
+        record, me = self.attempt.record, self.attempt.node
+        safe = [c.taken_at for c in record.checkpoints if any(h != me for h in c.holders)]
+        since = max(safe, default=record.started_at or record.submitted_at)
+        return max(now - since, 0) / HOUR
 
     def _safe_elsewhere(self, now: int) -> bool:
         """Somebody who stays holds a checkpoint, so there is something to fall back on."""
@@ -337,6 +346,9 @@ class Departure:
             job=attempt.job,
             shape=shape_of(attempt.record.spec),
             state_bytes=newest.size,
+            grace=self.notice.deadline - now,
+            unsaved=self._at_stake(now),
+            changed=1.0 if attempt.record.changed is None else attempt.record.changed,
             vacant_now=False,
             avoid=self._shelves_failed,
         )
@@ -348,7 +360,7 @@ class Departure:
             orders.append(End(job=attempt.job, epoch=attempt.epoch))
             return orders
         self._shelf = ranked.nodes[0]
-        self._look_at = now + LOOK_AGAIN
+        self._look_at = self._look_next(now)
         asked = CopyAsked(job=attempt.job, manifest=newest.manifest, source=attempt.node)
         orders.append(Tell(to=self._shelf, event=asked))
         return orders + attempt.change(now, standby=self._shelf)
@@ -388,7 +400,7 @@ class Departure:
             orders += self._prober.woke(now)
             orders += self._if_sought(now)
         if self._look_at is not None and now >= self._look_at:
-            self._look_at = now + LOOK_AGAIN
+            self._look_at = self._look_next(now)
             orders += self._check_pulse(now)
         if self._precopying and now >= self._precopy_until:
             self._precopying = False
@@ -400,6 +412,11 @@ class Departure:
         elif self._seek_at is not None and now >= self._seek_at and self._prober is None:
             orders += self._seek(now)
         return orders
+
+    def _look_next(self, now: int) -> int:
+        whom = self.destination or self._shelf
+        soonest = now + LOOK_AGAIN
+        return max(self.attempt.around.silent_at(whom, now), soonest) if whom else soonest
 
     def _check_pulse(self, now: int) -> list[Order]:
         around = self.attempt.around

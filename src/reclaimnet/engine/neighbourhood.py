@@ -143,6 +143,11 @@ class Neighbourhood:
         heard = self._heard.get(node)
         return heard is not None and now - heard.at < self.timing.given_up_after
 
+    def silent_at(self, node: NodeId, now: int) -> int:
+        """The earliest moment at which it could have been silent for too long."""
+        heard = self._heard.get(node)
+        return (min(heard.at, now) if heard else now) + self.timing.given_up_after
+
     def measured(self, node: NodeId, *, rate_bps: int) -> None:
         """What a transfer from or to this node has reached."""
         before = self._rates.get(node)

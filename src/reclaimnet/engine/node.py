@@ -77,6 +77,10 @@ LEARN_AGAIN: Final = 6 * HOUR
 
 
 NOWHERE: Final = Address()
+ASIDE: Final = (ev.Written, ev.CopyAsked, ev.CopyHeld, ev.Pulled)
+"""What keeps checkpoints safe: frequent, and mostly of no consequence for anything else."""
+WITHOUT_GPUS: Final = frozenset({Phase.FINISHING, Phase.CLOSING, Phase.GONE})
+"""Phases of an attempt that uses no GPU any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +135,10 @@ class Node:
         self._leases: dict[JobId, int] = {}
         self._told: tuple[object, ...] = ()
         self._vacant_told: set[GpuId] = set()
+        self._vacant_as_of = -1
+        self._stands: tuple[object, ...] = ()
+        self._stands_as_of = -1
+        """Which version of the book each was derived from."""
         self._card: Card | None = None
         self._card_of: tuple[object, ...] | None = None
         self._strays: dict[JobId, int] = {}
@@ -156,6 +164,8 @@ class Node:
             self.around.heard(event.card, now)
             return []
         orders = self._react(event, now)
+        if isinstance(event, ASIDE) and now < self._beat_at and self._undisturbed(event):
+            return orders
         if isinstance(event, ev.PressureRead) and not orders and self._unmoved(now):
             return []
         orders += self._sweep(now)
@@ -163,18 +173,29 @@ class Node:
         return self.airlock.escort(orders, self.attempts, now)
 
     def next_wake(self) -> int | None:
-        times = [self._beat_at, self.provider.next_wake(), self.shelf.next_wake()]
-        times.append(self.airlock.next_wake())
-        times += [attempt.next_wake() for attempt in self.attempts.values()]
-        times += [gang.next_wake() for gang in self.gangs.values()]
-        times += [seat.next_wake() for seat in self.seats.values()]
+        wake = self._beat_at
+        if (self.attempts or self.gangs) and self._plan_at < wake:
+            wake = self._plan_at
+        for part in (self.provider, self.shelf, self.airlock):
+            time = part.next_wake()
+            if time is not None and time < wake:
+                wake = time
+        guests: list[Attempt | Gang | Seat] = [*self.attempts.values()]
+        if self.gangs or self.seats:
+            guests += [*self.gangs.values(), *self.seats.values()]
+        for guest in guests:
+            time = guest.next_wake()
+            if time is not None and time < wake:
+                wake = time
         if self.dispatcher is not None:
-            times.append(self.dispatcher.next_wake())
-        times += [conductor.next_wake() for conductor in self.conductors.values()]
-        times += self._strays.values()
-        if self.attempts or self.gangs:
-            times.append(self._plan_at)
-        return min(time for time in times if time is not None)
+            time = self.dispatcher.next_wake()
+            if time is not None and time < wake:
+                wake = time
+        for conductor in self.conductors.values():
+            time = conductor.next_wake()
+            if time is not None and time < wake:
+                wake = time
+        return min((wake, *self._strays.values())) if self._strays else wake
 
     def processes(self) -> list[tuple[JobId, int]]:
         """Job and epoch of all that may run here."""
@@ -222,11 +243,11 @@ class Node:
         )
 
     def _guest_bytes(self) -> int:
-        return sum(
-            attempt.record.checkpoints[0].size
-            for attempt in self.attempts.values()
-            if attempt.record.checkpoints
-        )
+        total = 0
+        for attempt in self.attempts.values():
+            if attempt.record.checkpoints:
+                total += attempt.record.checkpoints[0].size
+        return total
 
     def _progress(self) -> tuple[Progress, ...]:
         guests: dict[JobId, Attempt | Gang] = {**self.attempts, **self.gangs}
@@ -237,7 +258,32 @@ class Node:
     # --- one event -------------------------------------------------------------------------
 
     def _react(self, event: ev.Event, now: int) -> list[Order]:
+        # The most frequent ones first: they are tried one after the other.
         match event:
+            case ev.Woke():
+                return self._woke(now)
+            case ev.Written():
+                return self._written(event, now)
+            case ev.Pulled():
+                return self._pulled(event, now)
+            case ev.CopyAsked():
+                return self.shelf.asked(event)
+            case ev.CopyHeld():
+                self._measured(event.node, event.rate_bps)
+                guest = self._guest(event.job)
+                return guest.copy_held(event, now) if guest else self._rehoused_copy(event)
+            case ev.SnapshotTaken():
+                guest = self._running(event.job, event.epoch)
+                return guest.snapshot_taken(event, now) if guest else []
+            case ev.StepDone():
+                guest = self._running(event.job, event.epoch)
+                return guest.stepped(event, now) if guest else []
+            case ev.BeatHeard():
+                return self._beat_heard(event, now)
+            case ev.BeatAcked():
+                return self._beat_acked(event, now)
+            case ev.RecordSeen():
+                return self._record_seen(event, now)
             case ev.LendAsked():
                 return [self._lend(event, now)]
             case ev.ReclaimAsked():
@@ -281,35 +327,19 @@ class Node:
                 if attempt is None or attempt.source != event.source:
                     return []
                 return attempt.handover_withdrawn(now)
-            case ev.CopyAsked():
-                return self.shelf.asked(event)
-            case ev.CopyHeld():
-                self._measured(event.node, event.rate_bps)
-                guest = self._guest(event.job)
-                return guest.copy_held(event, now) if guest else self._rehoused_copy(event)
             case ev.CopyRefused():
                 guest = self._guest(event.job)
                 return guest.copy_refused(event, now) if guest else []
-            case ev.Written():
-                return self._written(event, now)
             case ev.WriteRefused():
                 return self._write_refused(event, now)
             case ev.WriteFailed():
                 return self._write_failed(event, now)
-            case ev.RecordSeen():
-                return self._record_seen(event, now)
             case ev.CancelAsked():
                 holder = self.attempts.get(event.job) or self.gangs.get(event.job)
                 return holder.cancel(now) if holder else []
             case ev.ProcessStarted():
                 guest = self._running(event.job, event.epoch)
                 return guest.started(now) if guest else [_end(event.job, event.epoch)]
-            case ev.StepDone():
-                guest = self._running(event.job, event.epoch)
-                return guest.stepped(event, now) if guest else []
-            case ev.SnapshotTaken():
-                guest = self._running(event.job, event.epoch)
-                return guest.snapshot_taken(event, now) if guest else []
             case ev.SaveFailed():
                 guest = self._running(event.job, event.epoch)
                 if guest is None:
@@ -326,8 +356,6 @@ class Node:
             case ev.CopiesFound():
                 self.shelf.found(event.jobs, now)
                 return []
-            case ev.Pulled():
-                return self._pulled(event, now)
             case ev.PullFailed():
                 return self._pull_failed(event, now)
             case ev.BytesSent():
@@ -369,10 +397,6 @@ class Node:
                 return self._conduct(sampled, now)
             case ev.PressureRead():
                 return self.airlock.read(event.reading, self.attempts, now)
-            case ev.BeatHeard():
-                return self._beat_heard(event, now)
-            case ev.BeatAcked():
-                return self._beat_acked(event, now)
             case ev.BeatChecked():
                 return self._beat_checked(event, now)
             case ev.RoleWon():
@@ -383,8 +407,6 @@ class Node:
                     self.dispatcher = None
                 self.conductors.pop(event.role.removeprefix(CONDUCTOR), None)
                 return []
-            case ev.Woke():
-                return self._woke(now)
             case _:
                 assert_never(event)
 
@@ -985,10 +1007,10 @@ class Node:
 
     def _sweep(self, now: int) -> list[Order]:
         """What follows from the new state, whatever the event was."""
-        for job in sorted(self.attempts):
+        done = [job for job, attempt in self.attempts.items() if attempt.phase in WITHOUT_GPUS]
+        for job in sorted(done):
             attempt = self.attempts[job]
-            if attempt.phase in (Phase.FINISHING, Phase.CLOSING, Phase.GONE):
-                self.provider.release(job)
+            self.provider.release(job)
             if attempt.phase == Phase.GONE:
                 del self.attempts[job]
                 if attempt.leaves_state:
@@ -1018,7 +1040,7 @@ class Node:
         if not self.attempts and not self.gangs and not self._planned:
             return []
         guests: dict[JobId, Attempt | Gang] = {**self.attempts, **self.gangs}
-        marks = tuple((job, a.phase, a.saved_at, a.save_cost) for job, a in guests.items())
+        marks = tuple([(job, a.phase, a.saved_at, a.save_cost) for job, a in guests.items()])
         if marks == self._planned and now < self._plan_at:
             return []
         self._planned = marks
@@ -1045,9 +1067,12 @@ class Node:
         return orders
 
     def _maybe_beat(self, now: int) -> list[Order]:
-        vacant = {gpu.id for gpu in self.provider.vacant()}
-        gained = vacant - self._vacant_told
-        self._vacant_told = vacant
+        gained = False
+        if self._vacant_as_of != self.provider.version:
+            self._vacant_as_of = self.provider.version
+            vacant = {gpu.id for gpu in self.provider.vacant()}
+            gained = bool(vacant - self._vacant_told)
+            self._vacant_told = vacant
         if now >= self._beat_at:
             self._beat_at = now + self.body.timing.beat
             if self._learned_at is None or now - self._learned_at >= LEARN_AGAIN:
@@ -1068,17 +1093,18 @@ class Node:
             return [Beat(card=card)]
         if self._standing() != self._told:
             self._beat_at = min(self._beat_at, now + EARLY_BEAT)
-        return self._tell_vacancy(len(vacant), now) if gained else []
+        return self._tell_vacancy(len(self._vacant_told), now) if gained else []
 
     def _standing(self) -> tuple[object, ...]:
         """What everybody should know soon. That something became vacant is not: only who
         dispatches is told, or the cost of a placement would grow with the campus."""
         provider = self.provider
+        if self._stands_as_of != provider.version:
+            self._stands_as_of = provider.version
+            offered = (provider.offer, provider.leaving(), provider.deadline())
+            self._stands = (*offered, provider.lending_since)
         return (
-            provider.offer,
-            provider.leaving(),
-            provider.deadline(),
-            provider.lending_since,
+            self._stands,
             self.forecast,
             self._guest_bytes(),
             self.airlock.short,
@@ -1100,6 +1126,20 @@ class Node:
     def _unmoved(self, now: int) -> bool:
         """Nothing is due or to be told: readings come often, and most of them change nothing."""
         return now < self._beat_at and self._standing() == self._told
+
+    def _undisturbed(self, event: ev.CopyAsked | ev.CopyHeld | ev.Pulled | ev.Written) -> bool:
+        """Nothing follows for the node as a whole: the job is not here, or just runs on."""
+        if self.gangs or self.seats or self.airlock.holds:
+            return False
+        job = event.record.id if isinstance(event, ev.Written) else event.job
+        attempt = self.attempts.get(job)
+        if attempt is None:
+            return self.dispatcher is None
+        return (
+            attempt.phase == Phase.RUNNING
+            and attempt.departure is None
+            and self._leases.get(job) == self.lease_until
+        )
 
     def _guest(self, job: JobId) -> Attempt | Seat | None:
         return self.attempts.get(job) or self.seats.get(job)

@@ -78,6 +78,8 @@ class Provider:
         return min(touching, key=lambda notice: (notice.deadline, notice.id), default=None)
 
     def next_wake(self) -> int | None:
+        if not self.tickets and not self.notices:
+            return self._hours_at
         times = [ticket.expires for ticket in self.tickets.values()]
         times += [notice.deadline for notice in self.notices.values()]
         times += [time for time in (self._hours_at,) if time is not None]

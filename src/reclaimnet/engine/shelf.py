@@ -35,9 +35,11 @@ class Shelf:
         self._check_every = check_every
         self.kept: dict[JobId, _Kept] = {}
         self._pending: dict[tuple[JobId, ManifestId], NodeId] = {}
+        self._check_at: int | None = None
+        """No check is due before."""
 
     def next_wake(self) -> int | None:
-        return min((kept.check_at for kept in self.kept.values()), default=None)
+        return self._check_at
 
     def expects(self, job: JobId, manifest: ManifestId) -> bool:
         return (job, manifest) in self._pending
@@ -46,6 +48,7 @@ class Shelf:
         """After a restart: what these copies are is learned from their records."""
         for job in jobs:
             self.kept.setdefault(job, _Kept(newest=None, before=None, check_at=now + CHECK_SOON))
+            self._look_by(now + CHECK_SOON)
 
     def asked(self, event: CopyAsked) -> list[Order]:
         if len(self._pending) >= MAX_PENDING:
@@ -71,6 +74,7 @@ class Shelf:
         self.kept[event.job] = _Kept(
             newest=event.manifest, before=before, check_at=now + self._check_every
         )
+        self._look_by(now + self._check_every)
         keep = (event.manifest, *in_use) if before is None else (event.manifest, before, *in_use)
         held = CopyHeld(
             job=event.job,
@@ -92,14 +96,21 @@ class Shelf:
         """Nothing can be fetched from here soon: look up whose copies these are."""
         for kept in self.kept.values():
             kept.check_at = now + self._check_every
+        self._check_at = now + self._check_every if self.kept else None
         return [Read(job=job) for job in sorted(self.kept)]
+
+    def _look_by(self, at: int) -> None:
+        self._check_at = at if self._check_at is None else min(self._check_at, at)
 
     def woke(self, now: int) -> list[Order]:
         orders: list[Order] = []
+        if self._check_at is None or now < self._check_at:
+            return orders
         for job in sorted(self.kept):
             if now >= self.kept[job].check_at:
                 self.kept[job].check_at = now + self._check_every
                 orders.append(Read(job=job))
+        self._check_at = min((kept.check_at for kept in self.kept.values()), default=None)
         return orders
 
     def record_seen(self, event: RecordSeen) -> list[Order]:

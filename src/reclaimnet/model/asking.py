@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from reclaimnet.model.market import Hours, Maintenance
 from reclaimnet.model.units import MINUTE
 
 
@@ -11,6 +12,11 @@ class LendRequest:
     """How many; None means all that the machine has."""
     notice: int = MINUTE
     users: tuple[str, ...] = ()
+    which: tuple[str, ...] = ()
+    """Indices or UUIDs of the GPUs to lend; empty means the first ones."""
+    hours: tuple[Hours, ...] = ()
+    utc_offset: int = 0
+    maintenance: tuple[Maintenance, ...] = ()
     ends: int | None = None
     """When the loan is over for good, if that is known."""
 
@@ -22,6 +28,8 @@ class ReclaimRequest:
     grace: int | None = None
     """None means as the terms say; 0 means now."""
     reason: str = ""
+    change: bool = False
+    """Give the notice that is running another deadline, later or sooner, instead of a new one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

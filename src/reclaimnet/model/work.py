@@ -1,8 +1,9 @@
 """Work: jobs, their records, and the checkpoints that let them go on elsewhere."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Final, NewType
+from operator import attrgetter
+from typing import Any, Final, NewType
 
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.units import MINUTE
@@ -237,6 +238,20 @@ class JobRecord:
     @property
     def newest(self) -> Checkpoint | None:
         return self.checkpoints[0] if self.checkpoints else None
+
+    def but(self, **changes: Any) -> "JobRecord":
+        """As dataclasses.replace, at a third of its cost: records change all the time."""
+        changed = object.__new__(JobRecord)
+        for put, value in zip(_PUT.values(), _VALUES(self), strict=True):
+            put(changed, value)
+        for name, value in changes.items():
+            _PUT[name](changed, value)
+        return changed
+
+
+_PUT: Final = {each.name: getattr(JobRecord, each.name).__set__ for each in fields(JobRecord)}
+"""How each field's slot is filled, past the refusal of a frozen object."""
+_VALUES: Final = attrgetter(*_PUT)
 
 
 def never_saved(record: JobRecord) -> bool:

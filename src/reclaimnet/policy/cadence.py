@@ -236,10 +236,9 @@ def _reached(job: Savable, stage: Stage, share: float, worth: float, longest: in
     """When the expected loss since the last save has come to what a save is worth, in seconds."""
     lost, origin = 0.0, job.saved_at
     lent_since = min(stage.lent_since, origin)
+    level, by_age, by_hour = stage.outlook.rate_per_h, stage.outlook.by_age, stage.outlook.by_hour
     for at, until, age, block in spells(lent_since, origin, origin + longest):
-        rate = stage.outlook.rate_per_h
-        rate *= stage.outlook.by_age[age] if stage.outlook.by_age else 1.0
-        rate *= stage.outlook.by_hour[block] if stage.outlook.by_hour else 1.0
+        rate = level * (by_age[age] if by_age else 1.0) * (by_hour[block] if by_hour else 1.0)
         hazard = (stage.crash_per_h + rate * share) / 3600
         begin, end = (at - origin) / SECOND, (until - origin) / SECOND
         more = hazard * (end * end - begin * begin) / 2

@@ -9,6 +9,7 @@ is known, neither is. Nothing is ever judged on what it was learned from.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -19,7 +20,8 @@ from reclaimnet.model.units import DAY, HOUR, MINUTE
 AGE_EDGES: Final = (10 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 4 * HOUR, 8 * HOUR, 24 * HOUR)
 AGES: Final = len(AGE_EDGES) + 1
 BLOCK: Final = 2 * HOUR
-HOURS: Final = 2 * (DAY // BLOCK)
+BLOCKS: Final = DAY // BLOCK
+HOURS: Final = 2 * BLOCKS
 """Blocks of a working day, then of a day of the weekend."""
 PRIOR_EVENTS: Final = 1.0
 PRIOR_HOURS: Final = 2.0
@@ -238,8 +240,13 @@ def expected_life(
     closes = terms.closes_after(now) if terms.declared else None
     end = now + horizon if closes is None else min(now + horizon, closes)
     alive, hours = 1.0, 0.0
+    level, by_age, by_hour = outlook.rate_per_h, outlook.by_age, outlook.by_hour
     for at, until, age, block in _stretches(outlook, lent_since, now, end):
-        rate, length = _rate(outlook, age, block), (until - at) / HOUR
+        rate, length = level, (until - at) / HOUR
+        if by_age:
+            rate *= by_age[age]
+        if by_hour:
+            rate *= by_hour[block]
         left = math.exp(-rate * length)
         hours += alive * ((1 - left) / rate if rate > 1e-9 else length)
         alive *= left
@@ -247,26 +254,28 @@ def expected_life(
 
 
 def age_bin(age: int) -> int:
-    for index, edge in enumerate(AGE_EDGES):
-        if age < edge:
-            return index
-    return AGES - 1
+    return bisect_right(AGE_EDGES, age)
 
 
 def block_of(now: int) -> int:
-    return now % DAY // BLOCK + (DAY // BLOCK if weekday(now) >= 5 else 0)
+    return now % DAY // BLOCK + (BLOCKS if weekday(now) >= 5 else 0)
 
 
 def spells(lent_since: int, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Stretches over which neither the age bin nor the block of hours changes."""
-    at = begin
+    at, age, index = begin, bisect_right(AGE_EDGES, begin - lent_since), begin // BLOCK
+    ages = lent_since + AGE_EDGES[age] if age < AGES - 1 else end
     while at < end:
-        age = age_bin(at - lent_since)
-        until = min(end, (at // BLOCK + 1) * BLOCK)
-        if age < AGES - 1:
-            until = min(until, lent_since + AGE_EDGES[age])
-        yield at, until, age, block_of(at)
+        block_ends = (index + 1) * BLOCK
+        until = min(block_ends, ages, end)
+        weekend = (index // BLOCKS + 3) % 7 >= 5
+        yield at, until, age, index % BLOCKS + (BLOCKS if weekend else 0)
         at = until
+        if at == block_ends:
+            index += 1
+        if at == ages and age < AGES - 1:
+            age += 1
+            ages = lent_since + AGE_EDGES[age] if age < AGES - 1 else end
 
 
 def _stretches(

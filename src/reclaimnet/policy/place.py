@@ -30,8 +30,9 @@ ROLLBACK: Final = 10 * MINUTE
 way back through the queue."""
 RISKY: Final = 0.5
 """A place where every reclaim would cost work is taken only if it is twice as good."""
-ASSUMED_STATE: Final = 2 << 30
-"""Bytes of state assumed of a job that was never saved."""
+ASSUMED_STATE: Final = 8 << 30
+"""Bytes of state assumed of a job that was never saved: rather too much, since a large job on a
+slow uplink cannot leave in time, and a small one is well off anywhere."""
 CRAMPED: Final = 0.1
 """What a place is worth where memory is short: anything with room comes before it."""
 BREAKING: Final = 0.05
@@ -42,6 +43,8 @@ ASSUMED_BPS: Final = 50_000_000
 """Bytes per second assumed on a path that was never measured."""
 CROWDED: Final = 1.005
 """From this slowdown on, it is worth a word."""
+LOSS_WEIGHT: Final = 16.0
+"""An hour of work that is lost outweighs this many hours that would be gained elsewhere."""
 TOLD: Final = 16
 """How many of the refused are named in a decision."""
 
@@ -55,6 +58,10 @@ class Need:
     state_bytes: int = 0
     grace: int | None = None
     """How long the state may take to arrive; None if nothing is pressing."""
+    unsaved: float = 0.0
+    """Hours of work that are lost if the state does not arrive in time."""
+    changed: float = 0.0
+    """The share of the state that even a node which holds the newest checkpoint must still get."""
     vacant_now: bool = True
     """False for a standby: it should be able to take the job one day, not at once."""
     avoid: tuple[NodeId, ...] = ()
@@ -98,6 +105,8 @@ class _Judged:
     candidate: Candidate
     value: float
     """Hours of useful work of the reference GPU."""
+    risk: float
+    """What may be lost on the way there; it ranks nodes, but staying would lose more."""
     life: float
     wait: int
 
@@ -122,7 +131,7 @@ class MostUseful:
                 objection = f"is expected to last {judged.life * 60:.0f} min, not worth the move"
             if len(refused) < TOLD:
                 refused.append(f"{candidate.card.node}: {objection}")
-        fit.sort(key=lambda judged: (-judged.value, judged.candidate.card.node))
+        fit.sort(key=lambda judged: (judged.risk - judged.value, judged.candidate.card.node))
         nodes = tuple(judged.candidate.card.node for judged in fit)
         return Ranked(
             nodes=nodes,
@@ -137,9 +146,7 @@ class MostUseful:
     def _judge(self, need: Need, candidate: Candidate, now: int) -> _Judged:
         card = candidate.card
         life, lasts = self.life(card, now, self.horizon)
-        bytes_left = 0 if candidate.holds else need.state_bytes
-        rate = candidate.path_bps or ASSUMED_BPS
-        wait = round(bytes_left / rate * SECOND)
+        wait = transfer_time(need, candidate)
         # What leaving that node again will take, by its own uplink and its own notice.
         leaving = leave_time(need.state_bytes + card.guest_bytes, card)
         safe = leaving <= card.terms.notice
@@ -160,7 +167,17 @@ class MostUseful:
             value *= 1.0 if _could_run(need, card) else 0.5
             # Everybody knows the same of everybody: without this all would choose one shelf.
             value *= 1 - SPREAD * _lot(need.job, card.node)
-        return _Judged(candidate=candidate, value=value, life=life, wait=wait)
+        risk = 0.0
+        if need.grace is not None:
+            # The longer it takes of the time there is, the more may come in between.
+            risk = min(wait / max(need.grace, 1), 1.0) * need.unsaved * LOSS_WEIGHT
+        return _Judged(candidate=candidate, value=value, risk=risk, life=life, wait=wait)
+
+
+def transfer_time(need: Need, candidate: Candidate) -> int:
+    """How long what the node does not have yet takes to get there."""
+    share = need.changed if candidate.holds else 1.0
+    return round(need.state_bytes * share / (candidate.path_bps or ASSUMED_BPS) * SECOND)
 
 
 def leave_time(state_bytes: int, card: Card) -> int:
@@ -212,8 +229,8 @@ def objection_to(need: Need, candidate: Candidate) -> str:
         return lacks(missing)
     if len(card.vacant) < need.shape.gpus:
         return f"{len(card.vacant)} of {need.shape.gpus} GPUs vacant"
-    if need.grace is not None and not candidate.holds and candidate.path_bps > 0:
-        transfer = round(need.state_bytes / candidate.path_bps * SAFETY * SECOND) + FIXED
+    if need.grace is not None and candidate.path_bps > 0:
+        transfer = round(transfer_time(need, candidate) * SAFETY) + FIXED
         if transfer > need.grace:
             return (
                 f"{need.state_bytes} bytes take {show_duration(transfer)}, "

@@ -351,7 +351,7 @@ class BatchCampus:
             task.done = back_to
             task.running = True
             task.since = self.kernel.now
-            self.ledger.ran(task.job.id, int(task.done), self.kernel.now)
+            self.ledger.ran(site.node.id, task.job.id, int(task.done), self.kernel.now)
             if self.redundancy:
                 self._stream(task, generation)
             self._next_save(task, generation)
@@ -395,6 +395,8 @@ class BatchCampus:
             cost = self._save_cost(task)
             reached = task.done
             task.since = self.kernel.now + cost
+            assert task.site is not None, "it runs somewhere"
+            self.ledger.paused(task.site.node.id, task.job.id, cost)
 
             def saved() -> None:
                 if task.generation == generation:
@@ -420,7 +422,8 @@ class BatchCampus:
             return
         self._settle(task)
         task.running = False
-        self.ledger.stopped(task.job.id, int(task.done), self.kernel.now)
+        assert task.site is not None, "it runs somewhere"
+        self.ledger.stopped(task.site.node.id, task.job.id, int(task.done), self.kernel.now)
 
     def _release(self, task: _Task) -> None:
         if task.site is not None:
@@ -464,6 +467,7 @@ class BatchCampus:
             self.kernel.after(MINUTE, lambda: self._stream_again(task, generation))
             return
         task.since = max(task.since, self.kernel.now) + task.job.save_time
+        self.ledger.paused(task.site.node.id, task.job.id, task.job.save_time)
         self._finish_later(task)
         captured = task.done
         rate = min(task.site.node.uplink_bps, shadow.node.uplink_bps) * SHADOW_SHARE

@@ -1,7 +1,7 @@
 """The ledger: what GPUs were bound, what work counted, what was lost. One for every contender."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.units import HOUR, SECOND
@@ -15,6 +15,10 @@ class _Bound:
     since: int
     weight: float
     """GPUs times their speed, so that an hour is an hour of the reference GPU."""
+    first: bool
+    """The job has never run anywhere before."""
+    running: bool = False
+    ran: bool = False
 
 
 @dataclass(slots=True)
@@ -26,6 +30,7 @@ class _Life:
     running: bool = False
     idle_since: int | None = None
     """When it stopped; None before its first start and after its end."""
+    begun: bool = False
     over: bool = False
 
 
@@ -40,6 +45,26 @@ class Account:
     deadline_misses: int
     useful_gpu_h: float
     completed: int
+    first_start_gpu_h: float
+    """Of the waste: GPUs bound until a job made its very first step."""
+    restart_gpu_h: float
+    """GPUs bound at a new place until the job went on there."""
+    leaving_gpu_h: float
+    """GPUs still bound where the job had stopped, while its state left."""
+    saving_gpu_h: float
+    other_gpu_h: float
+    """Parts of steps, redundant computing."""
+
+
+CAUSES: Final = {
+    "first start": "first_start_gpu_h",
+    "starting anew": "restart_gpu_h",
+    "leaving": "leaving_gpu_h",
+    "saving": "saving_gpu_h",
+    "work lost": "work_lost_gpu_h",
+    "other": "other_gpu_h",
+}
+"""Where the waste goes; together they are all of it."""
 
 
 @dataclass(slots=True)
@@ -53,6 +78,10 @@ class Ledger:
 
     lost_gpu_s: float = 0.0
     bound_gpu_s: float = 0.0
+    first_start_gpu_s: float = 0.0
+    restart_gpu_s: float = 0.0
+    leaving_gpu_s: float = 0.0
+    saving_gpu_s: float = 0.0
     down: int = 0
     migrations: int = 0
     deadline_misses: int = 0
@@ -80,32 +109,62 @@ class Ledger:
         self._seen[node] = frozenset(book.contracts)
 
     def bound(self, node: NodeId, job: JobId, weight: float, now: int) -> None:
-        self._bound[node, job] = _Bound(now, weight)
+        life = self._lives.get(job)
+        self._bound[node, job] = _Bound(now, weight, first=life is None or not life.begun)
 
     def freed(self, node: NodeId, job: JobId, now: int) -> None:
         bound = self._bound.pop((node, job), None)
         if bound is not None:
-            self.bound_gpu_s += (now - bound.since) / SECOND * bound.weight
+            self._passed(bound, now)
 
     def freed_all(self, node: NodeId, now: int) -> None:
         for other, job in [key for key in self._bound if key[0] == node]:
             self.freed(other, job, now)
         self._seen.pop(node, None)
 
+    def _passed(self, bound: _Bound, now: int) -> None:
+        """For what it was bound since it was last looked at."""
+        spent = (now - bound.since) / SECOND * bound.weight
+        bound.since = now
+        self.bound_gpu_s += spent
+        if bound.running:
+            return
+        if bound.ran:
+            self.leaving_gpu_s += spent
+        elif bound.first:
+            self.first_start_gpu_s += spent
+        else:
+            self.restart_gpu_s += spent
+
     # --- work ------------------------------------------------------------------------------
 
-    def ran(self, job: JobId, step: int, now: int) -> None:
+    def ran(self, node: NodeId, job: JobId, step: int, now: int) -> None:
         """It makes progress from this step on."""
         life = self._lives.get(job)
         if life is None:
             return
+        bound = self._bound.get((node, job))
+        if bound is not None:
+            self._passed(bound, now)
+            bound.running = bound.ran = True
+        life.begun = True
         if life.idle_since is not None:
             self.down += now - life.idle_since
             life.idle_since = None
         self._lose(life, step)
         life.running = True
 
-    def stopped(self, job: JobId, step: int, now: int) -> None:
+    def paused(self, node: NodeId, job: JobId, duration: int) -> None:
+        """It stood still to be saved."""
+        bound = self._bound.get((node, job))
+        if bound is not None:
+            self.saving_gpu_s += duration / SECOND * bound.weight
+
+    def stopped(self, node: NodeId, job: JobId, step: int, now: int) -> None:
+        bound = self._bound.get((node, job))
+        if bound is not None:
+            self._passed(bound, now)
+            bound.running = False
         life = self._lives.get(job)
         if life is None or not life.running:
             return
@@ -140,12 +199,20 @@ class Ledger:
                 self.down += now - life.idle_since
                 self._lose(life, step)
             useful += step * life.step_s * life.gpus
+        waste = self.bound_gpu_s - useful
+        known = self.first_start_gpu_s + self.restart_gpu_s + self.leaving_gpu_s
+        known += self.saving_gpu_s + self.lost_gpu_s
         return Account(
             work_lost_gpu_h=self.lost_gpu_s / 3600,
-            waste_gpu_h=(self.bound_gpu_s - useful) / 3600,
+            waste_gpu_h=waste / 3600,
             downtime_h=self.down / HOUR,
             migrations=self.migrations,
             deadline_misses=self.deadline_misses,
             useful_gpu_h=useful / 3600,
             completed=self.completed,
+            first_start_gpu_h=self.first_start_gpu_s / 3600,
+            restart_gpu_h=self.restart_gpu_s / 3600,
+            leaving_gpu_h=self.leaving_gpu_s / 3600,
+            saving_gpu_h=self.saving_gpu_s / 3600,
+            other_gpu_h=(waste - known) / 3600,
         )

@@ -1,7 +1,5 @@
 """The campus's record store as arithmetic: compare-and-set, watchers, and nothing else."""
 
-from dataclasses import replace
-
 from reclaimnet.model.market import JobId
 from reclaimnet.model.work import JobRecord
 
@@ -17,6 +15,6 @@ class Store:
         if (current.revision if current else 0) != record.revision:
             return None
         self._revision += 1
-        stored = replace(record, revision=self._revision)
+        stored = record.but(revision=self._revision)
         self.records[record.id] = stored
         return stored

@@ -23,150 +23,229 @@ hours = 3
 state = "4G"
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.market import JobId, NodeId, Terms
 from reclaimnet.model.units import DAY, MINUTE, SECOND, parse_duration, parse_rate, parse_size
 from reclaimnet.sim.scenario import Happening, Kind, Scenario, SimJob, SimNode, in_rank
 
+_HEADER: Final = re.compile(r"\s*\[{1,2}\s*([^\[\]]+?)\s*\]{1,2}\s*(#.*)?")
+_KEY: Final = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=")
+_AT_LINE: Final = re.compile(r"\(at line (\d+), column \d+\)")
+KEYS: Final = {
+    "": ("name", "days", "buildings", "nodes", "happenings", "jobs"),
+    "building": ("uplink",),
+    "node": ("id", "provider", "building", "gpus", "speed", "uplink", "notice"),
+    "happening": ("at", "node", "kind", "gpus", "grace", "repair"),
+    "job": ("id", "at", "gpus", "hours", "state", "pause", "load"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A table of the file, and on which line each of its keys is."""
+
+    file: str
+    title: str
+    values: Mapping[str, Any]
+    line: int
+    lines: Mapping[str, int]
+
+    def bad(self, key: str, text: str) -> BadConfig:
+        title = f"{self.title}: " if self.title else ""
+        return BadConfig(f"{self.file}:{self.lines.get(key, self.line)}: {title}{text}")
+
+    def refuse_unknown(self, kind: str) -> None:
+        for key in self.values:
+            if key not in KEYS[kind]:
+                expected = ", ".join(KEYS[kind])
+                raise self.bad(key, f"unknown key {key!r}; expected {expected}")
+
+    def needed(self, key: str) -> Any:
+        if key not in self.values:
+            raise self.bad(key, f"{key} is missing; expected {key} = …")
+        return self.values[key]
+
+    def number(self, key: str, default: float | None) -> float:
+        value = self.values.get(key, default) if default is not None else self.needed(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self.bad(key, f"{key} = {value!r}; expected a number, more than 0")
+        return float(value)
+
+    def count(self, key: str, default: int) -> int:
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.bad(key, f"{key} = {value!r}; expected a whole number, 1 or more")
+        return value
+
+    def duration(self, key: str, default: int | None) -> int:
+        value = self.values.get(key) if default is not None else self.needed(key)
+        if value is None:
+            assert default is not None, "a needed key was there"
+            return default
+        try:
+            return parse_duration(str(value))
+        except ValueError as error:
+            raise self.bad(key, f"{key}: {error}") from error
+
+    def rate(self, key: str) -> int:
+        try:
+            rate = parse_rate(str(self.needed(key)))
+        except ValueError as error:
+            raise self.bad(key, f"{key}: {error}") from error
+        if rate <= 0:
+            raise self.bad(key, f"{key} is zero, so nothing could ever leave; expected > 0")
+        return rate
+
+
+class _File:
+    """A TOML file that knows where everything stands, which the parser does not tell."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.file = file
+        try:
+            self.table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            found = _AT_LINE.search(str(error))
+            where = f"{file}:{found[1]}" if found else file
+            raise BadConfig(f"{where}: {error}; expected TOML") from error
+        self._found: dict[str, list[tuple[int, dict[str, int]]]] = {"": [(1, {})]}
+        current = self._found[""][0][1]
+        for number, line in enumerate(text.splitlines(), start=1):
+            if header := _HEADER.fullmatch(line):
+                current = {}
+                name = header[1].replace('"', "").replace(" ", "")
+                self._found.setdefault(name, []).append((number, current))
+            elif key := _KEY.match(line):
+                current.setdefault(key[1], number)
+
+    def top(self) -> _Entry:
+        tables = {name.split(".")[0]: found[0][0] for name, found in self._found.items() if name}
+        lines = {**tables, **self._found[""][0][1]}
+        return _Entry(self.file, "", self.table, 1, lines)
+
+    def named(self, table: str, title: str) -> dict[str, _Entry]:
+        found = self.table.get(table, {})
+        if not isinstance(found, dict):
+            raise self.top().bad(table, f"{table} is no table; expected [{table}.NAME]")
+        return {
+            name: self._entry(f"{table}.{name}", 0, f"{title} {name}", values, table)
+            for name, values in found.items()
+        }
+
+    def listed(self, table: str, title: str) -> list[_Entry]:
+        found = self.table.get(table, [])
+        if not isinstance(found, list):
+            raise self.top().bad(table, f"{table} is no list; expected [[{table}]]")
+        return [
+            self._entry(table, index, f"{title} {index + 1}", values, table)
+            for index, values in enumerate(found)
+        ]
+
+    def _entry(self, name: str, index: int, title: str, values: Any, table: str) -> _Entry:
+        places = self._found.get(name, [])
+        top = self.top()
+        line, lines = places[index] if index < len(places) else (top.lines.get(table, 1), {})
+        entry = _Entry(self.file, title, values if isinstance(values, dict) else {}, line, lines)
+        if not isinstance(values, dict):
+            raise entry.bad("", "is no table; expected keys and values")
+        return entry
+
 
 def read_scenario(text: str, *, file: str) -> Scenario:
-    """Raises BadConfig with file, place and what was expected; impossible campuses are named."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadConfig(f"{file}: {error}; expected TOML") from error
-    unknown = set(table) - {"name", "days", "buildings", "nodes", "happenings", "jobs"}
-    if unknown:
-        raise BadConfig(
-            f"{file}: unknown key {sorted(unknown)[0]!r}; "
-            "expected name, days, buildings, nodes, happenings, jobs"
-        )
-    until = round(float(table.get("days", 1)) * DAY)
-    if until <= 0:
-        raise BadConfig(f"{file}: days = {table['days']}; expected more than 0")
-    buildings = {
-        name: _rate(f"{file}: buildings.{name}", entry, "uplink")
-        for name, entry in table.get("buildings", {}).items()
-    }
-    nodes = tuple(
-        _node(f"{file}: node {index + 1}", entry, buildings)
-        for index, entry in enumerate(table.get("nodes", []))
-    )
-    if len(nodes) < 2:
-        raise BadConfig(f"{file}: {len(nodes)} nodes; expected at least 2, a job needs another one")
-    known = {node.id: node for node in nodes}
-    if len(known) < len(nodes):
-        raise BadConfig(f"{file}: two nodes have the same id; expected each once")
-    happenings = [
-        _happening(f"{file}: happening {index + 1}", entry, known)
-        for index, entry in enumerate(table.get("happenings", []))
-    ]
-    jobs = tuple(
-        _job(f"{file}: job {index + 1}", entry, index, max(node.gpus for node in nodes))
-        for index, entry in enumerate(table.get("jobs", []))
-    )
+    """Raises BadConfig with file, line and what was expected; impossible campuses are named."""
+    source = _File(text, file)
+    top = source.top()
+    top.refuse_unknown("")
+    until = round(top.number("days", 1) * DAY)
+    buildings: dict[str, int] = {}
+    for name, entry in source.named("buildings", "building").items():
+        entry.refuse_unknown("building")
+        buildings[name] = entry.rate("uplink")
+    known: dict[NodeId, SimNode] = {}
+    for entry in source.listed("nodes", "node"):
+        node = _node(entry, buildings)
+        if node.id in known:
+            raise entry.bad("id", f"there is a node {node.id!r} already; expected each once")
+        known[node.id] = node
+    if len(known) < 2:
+        raise top.bad("nodes", f"{len(known)} nodes; expected at least 2, a job needs another one")
+    happenings = [_happening(entry, known) for entry in source.listed("happenings", "happening")]
+    if not any(happening.kind == Kind.LEND for happening in happenings):
+        raise top.bad("happenings", 'nobody ever lends anything; expected a kind = "lend"')
+    most = max(node.gpus for node in known.values())
+    jobs = [_job(entry, index, most) for index, entry in enumerate(source.listed("jobs", "job"))]
     return Scenario(
-        name=str(table.get("name", file)),
+        name=str(top.values.get("name", file)),
         start=0,
         until=until,
-        nodes=nodes,
+        nodes=tuple(known.values()),
         happenings=in_rank(happenings),
         jobs=tuple(sorted(jobs, key=lambda job: (job.submitted_at, job.id))),
         buildings=tuple(sorted(buildings.items())),
     )
 
 
-def _node(where: str, entry: Mapping[str, Any], buildings: Mapping[str, int]) -> SimNode:
-    building = str(entry.get("building", "campus"))
+def _node(entry: _Entry, buildings: Mapping[str, int]) -> SimNode:
+    entry.refuse_unknown("node")
+    building = str(entry.values.get("building", "campus"))
     if buildings and building not in buildings:
-        raise BadConfig(
-            f"{where}: building {building!r} has no link; expected one of {sorted(buildings)}"
+        raise entry.bad(
+            "building", f"building {building!r} has no link; expected one of {sorted(buildings)}"
         )
-    gpus = entry.get("gpus", 1)
-    if not isinstance(gpus, int) or gpus < 1:
-        raise BadConfig(f"{where}: gpus = {gpus!r}; expected a whole number, 1 or more")
-    speed = float(entry.get("speed", 1.0))
-    if speed <= 0:
-        raise BadConfig(f"{where}: speed = {speed}; expected more than 0")
-    name = str(_needed(where, entry, "id"))
+    name = str(entry.needed("id"))
     return SimNode(
         id=NodeId(name),
-        provider=str(entry.get("provider", name)),
+        provider=str(entry.values.get("provider", name)),
         building=building,
-        gpus=gpus,
-        speed=speed,
-        uplink_bps=_rate(where, entry, "uplink"),
-        terms=Terms(notice=_duration(where, entry, "notice", MINUTE)),
+        gpus=entry.count("gpus", 1),
+        speed=entry.number("speed", 1.0),
+        uplink_bps=entry.rate("uplink"),
+        terms=Terms(notice=entry.duration("notice", MINUTE)),
     )
 
 
-def _happening(where: str, entry: Mapping[str, Any], nodes: Mapping[NodeId, SimNode]) -> Happening:
-    node = NodeId(str(_needed(where, entry, "node")))
+def _happening(entry: _Entry, nodes: Mapping[NodeId, SimNode]) -> Happening:
+    entry.refuse_unknown("happening")
+    node = NodeId(str(entry.needed("node")))
     if node not in nodes:
-        raise BadConfig(f"{where}: no node {node!r}; expected one of {sorted(nodes)}")
-    kind = str(_needed(where, entry, "kind"))
+        raise entry.bad("node", f"no node {node!r}; expected one of {sorted(nodes)}")
+    kind = str(entry.needed("kind"))
     if kind not in list(Kind):
-        raise BadConfig(f"{where}: kind = {kind!r}; expected one of {[str(k) for k in Kind]}")
-    gpus = tuple(entry.get("gpus", ()))
-    if any(not isinstance(gpu, int) or not 0 <= gpu < nodes[node].gpus for gpu in gpus):
-        raise BadConfig(f"{where}: gpus = {list(gpus)}; {node} has 0 to {nodes[node].gpus - 1}")
+        raise entry.bad("kind", f"kind = {kind!r}; expected one of {[str(k) for k in Kind]}")
+    gpus = entry.values.get("gpus", [])
+    if not isinstance(gpus, list) or any(gpu not in range(nodes[node].gpus) for gpu in gpus):
+        raise entry.bad("gpus", f"gpus = {gpus}; {node} has 0 to {nodes[node].gpus - 1}")
     return Happening(
-        at=_duration(where, entry, "at", None),
+        at=entry.duration("at", None),
         node=node,
         kind=Kind(kind),
-        gpus=gpus,
-        grace=_duration(
-            where, entry, "grace", nodes[node].terms.notice if kind == "reclaim" else 0
-        ),
-        repair=_duration(where, entry, "repair", 20 * MINUTE if kind == "crash" else 0),
+        gpus=tuple(gpus),
+        grace=entry.duration("grace", nodes[node].terms.notice if kind == "reclaim" else 0),
+        repair=entry.duration("repair", 20 * MINUTE if kind == "crash" else 0),
     )
 
 
-def _job(where: str, entry: Mapping[str, Any], index: int, most: int) -> SimJob:
-    gpus = int(entry.get("gpus", 1))
-    if not 1 <= gpus <= most:
-        raise BadConfig(f"{where}: {gpus} GPUs on one node; the largest node has {most}")
+def _job(entry: _Entry, index: int, most: int) -> SimJob:
+    entry.refuse_unknown("job")
+    gpus = entry.count("gpus", 1)
+    if gpus > most:
+        raise entry.bad("gpus", f"{gpus} GPUs on one node; the largest node has {most}")
     try:
-        state = parse_size(str(entry.get("state", "1G")))
+        state = parse_size(str(entry.values.get("state", "1G")))
     except ValueError as error:
-        raise BadConfig(f"{where}: state: {error}") from error
+        raise entry.bad("state", f"state: {error}") from error
     return SimJob(
-        id=JobId(str(entry.get("id", f"j{index:05d}"))),
-        submitted_at=_duration(where, entry, "at", 0),
+        id=JobId(str(entry.values.get("id", f"j{index:05d}"))),
+        submitted_at=entry.duration("at", 0),
         gpus=gpus,
-        seconds=max(round(float(_needed(where, entry, "hours")) * 3600), 1),
+        seconds=max(round(entry.number("hours", None) * 3600), 1),
         state_bytes=state,
-        save_time=_duration(where, entry, "pause", SECOND),
-        load_time=_duration(where, entry, "load", 30 * SECOND),
+        save_time=entry.duration("pause", SECOND),
+        load_time=entry.duration("load", 30 * SECOND),
     )
-
-
-def _needed(where: str, entry: Mapping[str, Any], key: str) -> Any:
-    if key not in entry:
-        raise BadConfig(f"{where}: {key} is missing; expected {key} = …")
-    return entry[key]
-
-
-def _duration(where: str, entry: Mapping[str, Any], key: str, default: int | None) -> int:
-    value = entry.get(key) if default is not None else _needed(where, entry, key)
-    if value is None:
-        assert default is not None, "a needed key was there"
-        return default
-    try:
-        return parse_duration(str(value))
-    except ValueError as error:
-        raise BadConfig(f"{where}: {key}: {error}") from error
-
-
-def _rate(where: str, entry: Mapping[str, Any], key: str) -> int:
-    try:
-        rate = parse_rate(str(_needed(where, entry, key)))
-    except ValueError as error:
-        raise BadConfig(f"{where}: {key}: {error}") from error
-    if rate <= 0:
-        raise BadConfig(f"{where}: {key} is zero, so nothing could ever leave; expected > 0")
-    return rate

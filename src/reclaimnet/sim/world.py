@@ -268,7 +268,7 @@ class SimWorld:
         self.crash_agent(node)
         self.links.break_off(node)
         for process in list(machine.processes.values()):
-            self.ledger.stopped(process.job, process.step(self.now), self.now)
+            self.ledger.stopped(node, process.job, process.step(self.now), self.now)
             process.halt(Mode.DEAD, self.now)
         machine.processes.clear()
         if self.quiet and node in self._board:
@@ -330,11 +330,19 @@ class SimWorld:
             if machine.incarnation != incarnation or machine.wake_at != wake:
                 return
             machine.wake_at = None
+            due = self._next_wake(machine)
+            if due is not None and due > self.now:
+                # It was put off meanwhile.
+                self._schedule_wake(machine)
+                return
             self._deliver(machine.body.node, ev.Woke())
-            again = self._next_wake(machine)
-            assert again is None or again > self.now, "a mind woke and left undone what it woke for"
+            self._must_sleep(machine)
 
         self.kernel.at(wake, wake_up)
+
+    def _must_sleep(self, machine: Machine) -> None:
+        later = machine.wake_at is None or machine.wake_at > self.now
+        assert later, "a mind woke and left undone what it woke for"
 
     def _next_wake(self, machine: Machine) -> int | None:
         wake = None if machine.mind is None else machine.mind.next_wake()
@@ -377,6 +385,9 @@ class SimWorld:
 
     def _send(self, source: NodeId | None, target: NodeId, event: ev.Event) -> None:
         if source is not None and self.machines[source].mute:
+            return
+        if self.quiet:
+            self.kernel.after(MILLISECOND, lambda: self._arrive(target, event))
             return
         copies = 1
         if self.rng.random() < self.faults.loss:
@@ -453,10 +464,20 @@ class SimWorld:
         match order:
             case od.Tell():
                 self._send(machine.body.node, order.to, order.event)
-            case od.Answer():
-                self.answers.append(order)
             case od.Write():
                 self._write(machine, order)
+            case od.Forget():
+                for manifest, saved in list(machine.vault.items()):
+                    if saved.job == order.job and manifest not in order.keep:
+                        del machine.vault[manifest]
+            case od.Pull():
+                self._pull(machine, order)
+            case od.Save():
+                self._save(machine, order)
+            case od.Warn() | od.Explain() | ExplainLink():
+                pass
+            case od.Answer():
+                self.answers.append(order)
             case od.Read():
                 if self._reaches_store(machine):
                     seen = ev.RecordSeen(job=order.job, record=self.store.records.get(order.job))
@@ -473,13 +494,12 @@ class SimWorld:
                 self._process(machine, order.job, order.epoch, order.gpus)
             case od.Start():
                 self._start(machine, order)
-            case od.Save():
-                self._save(machine, order)
             case od.Resume():
                 process = machine.processes.get((order.job, order.epoch))
                 if process is not None and process.mode == Mode.WAITING:
                     process.go_on(self.now)
-                    self.ledger.ran(order.job, process.step(self.now), self.now)
+                    step = process.step(self.now)
+                    self.ledger.ran(machine.body.node, order.job, step, self.now)
             case od.Suspend() | od.Unsuspend():
                 process = machine.processes.get((order.job, order.epoch))
                 if process is not None:
@@ -493,12 +513,6 @@ class SimWorld:
                 process = machine.processes.get((order.job, order.epoch))
                 if process is not None:
                     self._end(machine, process, code=-9, killed=True)
-            case od.Pull():
-                self._pull(machine, order)
-            case od.Forget():
-                for manifest, saved in list(machine.vault.items()):
-                    if saved.job == order.job and manifest not in order.keep:
-                        del machine.vault[manifest]
             case od.SetPace():
                 if order.transfer in self._sending:
                     self.links.set_pace(self._sending[order.transfer], order.rate)
@@ -508,8 +522,6 @@ class SimWorld:
                 band = self.bands.get((order.job, order.epoch))
                 if band is not None:
                     band.rotation = (order.anchor, order.period, order.bound)
-            case od.Warn() | od.Explain() | ExplainLink():
-                pass
             case _:
                 assert_never(order)
 
@@ -646,7 +658,7 @@ class SimWorld:
                 self._end(machine, process, code=1, killed=False, reason="the state is gone")
                 return
             process.run(saved.step if saved else 0, self.now)
-            self.ledger.ran(order.job, process.step(self.now), self.now)
+            self.ledger.ran(machine.body.node, order.job, process.step(self.now), self.now)
             self._report(machine, ev.ProcessStarted(job=order.job, epoch=order.epoch))
 
         # A process that was started ahead has loaded for a while already, perhaps not long enough.
@@ -761,11 +773,12 @@ class SimWorld:
             if self.report_every is not None:
                 self._report_step(machine, process)
             step = process.step(self.now)
+            self.ledger.paused(machine.body.node, order.job, work.save_time)
             manifest = ManifestId(self._mint("m"))
             machine.vault[manifest] = Saved(job=order.job, step=step, size=work.state_bytes)
             if order.final:
                 process.halt(Mode.WAITING, self.now)
-                self.ledger.stopped(order.job, step, self.now)
+                self.ledger.stopped(machine.body.node, order.job, step, self.now)
             taken = ev.SnapshotTaken(
                 job=order.job,
                 epoch=order.epoch,
@@ -829,7 +842,7 @@ class SimWorld:
         if process.mode == Mode.DEAD:
             return
         if process.mode == Mode.RUNNING:
-            self.ledger.stopped(process.job, process.step(self.now), self.now)
+            self.ledger.stopped(machine.body.node, process.job, process.step(self.now), self.now)
             if not killed:
                 self._report_step(machine, process)
             if not killed and code == process.work.exit_code:
@@ -893,6 +906,9 @@ class SimWorld:
 
         def done() -> None:
             nonlocal finished
+            if not self._serves(self.machines[source]):
+                # Its last packets were dropped at the deadline; `watch` finds out.
+                return
             finished = True
             self._sent(source, transfer)
             if machine.incarnation != incarnation:

@@ -1,5 +1,6 @@
 """`rn bench loss`: what a campus's reclaims cost under each contender, on the same input."""
 
+import gc
 import math
 import os
 import sys
@@ -16,10 +17,12 @@ from rich.table import Table
 from reclaimnet.model.units import DAY
 from reclaimnet.sim.baselines import ASSUMPTIONS, CONTENDERS, SENSITIVITY
 from reclaimnet.sim.campus import PRESETS, Demand, Habits
+from reclaimnet.sim.ledger import CAUSES
 from reclaimnet.sim.scenario import Scenario
 from reclaimnet.sim.traces import NODE_JOBS, Which, helios
 
 PRESET: Final = "campus54"
+GC_SELDOM: Final = 100_000
 HEAVY: Final = ("young_daly", "reclaimnet", "oracle_blind", "oracle")
 KEYS: Final = ("work_lost_gpu_h", "waste_gpu_h", "downtime_h", "migrations", "deadline_misses")
 BARS: Final = (
@@ -34,12 +37,17 @@ T_95: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
-    days, seeds = (2.0, 3) if quick else (30.0, 10)
-    orders: tuple[Which | None, ...] = (None,)
-    if trace is not None:
-        orders = tuple(Which)
-        # What is learned on the way is judged on the way: nothing is fitted on the trace before.
+    if trace is None:
+        days, seeds = (2.0, 3) if quick else (30.0, 10)
+    else:
         days, seeds = (2.0, 1) if quick else (31.0, 10)
+    return measure(seed=seed, days=days, seeds=seeds, trace=trace)
+
+
+def measure(*, seed: int, days: float, seeds: int, trace: Path | None) -> dict[str, Any]:
+    """All contenders on the same input. What is learned on the way is judged on the way: nothing
+    is fitted on a trace before."""
+    orders: tuple[Which | None, ...] = (None,) if trace is None else tuple(Which)
     contenders = {**CONTENDERS, **SENSITIVITY}
     tasks = [
         (name, which, seed + index, days, trace)
@@ -83,6 +91,7 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
             "assumptions": ASSUMPTIONS,
         },
         "results": {name: pooled[name] for name in CONTENDERS},
+        "waste_by_cause": {name: _causes(pooled[name]) for name in contenders},
         "sensitivity": {name: pooled[name] for name in SENSITIVITY},
         "by_order": {
             order: {name: by_order[order][name] for name in CONTENDERS} for order in by_order
@@ -95,6 +104,8 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
 def _one(task: tuple[str, Which | None, int, float, Path | None]) -> dict[str, float]:
     name, which, seed, days, trace = task
     contender = {**CONTENDERS, **SENSITIVITY}[name]
+    # Of the many small objects of a long run hardly any are garbage that only this would find.
+    gc.set_threshold(GC_SELDOM)
     return asdict(contender(_scenario(which, seed, days, trace), seed))
 
 
@@ -104,9 +115,13 @@ def _scenario(which: Which | None, seed: int, days: float, trace: Path | None) -
     return helios(trace, seed=seed, which=which, days=days, first_day=0 if days > 20 else 3)
 
 
+def _causes(row: dict[str, float]) -> dict[str, float]:
+    return {title: row[key] for title, key in CAUSES.items()}
+
+
 def _summary(accounts: Sequence[dict[str, float]]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for key in (*KEYS, "useful_gpu_h", "completed"):
+    for key in (*KEYS, "useful_gpu_h", "completed", *CAUSES.values()):
         values = [float(account[key]) for account in accounts]
         mean = sum(values) / len(values)
         found[key] = round(mean, 4)
@@ -142,6 +157,13 @@ def render(result: dict[str, Any]) -> None:
     for name, row in {**result["results"], **result["sensitivity"]}.items():
         table.add_row(name, *(f"{row[key]:.1f} ± {row[f'{key}_ci']:.1f}" for key in KEYS))
     console.print(table)
+    where = Table(title="where the waste goes, GPU-h")
+    where.add_column("contender")
+    for title in CAUSES:
+        where.add_column(title, justify="right")
+    for name, causes in result["waste_by_cause"].items():
+        where.add_row(name, *(f"{causes[title]:.1f}" for title in CAUSES))
+    console.print(where)
     for order, ratios in result["ratios"].items():
         for key, other, bar in BARS:
             ratio = ratios[f"{key}/{other}"]

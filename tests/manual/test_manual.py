@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
-from tests.live.campus import LiveCampus, until
+from tests.live.campus import LiveCampus
 
 from reclaimnet.apps import cli as all_commands
 from reclaimnet.apps import config, notify
@@ -80,7 +80,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveCampus
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_the_manual_runs(place: tuple[LiveCampus, Path], page: Path) -> None:
     campus, work = place
-    until(lambda: all(len(campus[name].card().gpus) == 2 for name in campus.agents), "all lend")
+    for agent in campus.agents.values():
+        agent.lend()
     for command in commands(page):
         if not command.is_run:
             continue

@@ -1,4 +1,4 @@
-"""Seat: on which nodes of a cluster would a pod's rhythm fit beside those that are there?
+"""Lodging: on which nodes of a cluster would a pod's rhythm fit beside those that are there?
 
 Who talks when is left to `rotate`; here it is asked, for every set of links that nodes hang on, how
 all would live together if the pod came.
@@ -19,11 +19,11 @@ MAX_SLOWDOWN: Final = 1.10
 """Beyond this the links of a node count as full. Rotating pads iterations by one per cent anyway,
 and by a few where bursts fill the round; 1.1 is where jobs would be better off elsewhere."""
 KEPT_ANSWERS: Final = 4096
-"""Pods come in numbers with the same rhythm, and one that was seated changes few links."""
+"""Pods come in numbers with the same rhythm, and one that was lodged changes few links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sitter:
+class Lodger:
     """A pod with a rhythm, and the node it is on."""
 
     job: JobId
@@ -33,7 +33,7 @@ class Sitter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Lodging:
     """A node as a place for the pod."""
 
     node: str
@@ -45,42 +45,42 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seating:
+class Lodge:
     max_slowdown: float = MAX_SLOWDOWN
     policy: Rotate = rotate
 
     def __call__(
         self,
-        sitter: Sitter,
+        lodger: Lodger,
         nodes: Iterable[str],
         *,
-        present: Iterable[Sitter],
+        present: Iterable[Lodger],
         reach: Mapping[str, tuple[LinkId, ...]],
         links: Collection[Link],
-    ) -> tuple[Seat, ...]:
-        """A seat for each of the nodes, in the same rank; `sitter.node` does not matter."""
-        sitters = tuple(present)
+    ) -> tuple[Lodging, ...]:
+        """A lodging for each of the nodes, in the same rank; `lodger.node` does not matter."""
+        lodgers = tuple(present)
         found: dict[tuple[LinkId, ...], tuple[float, str, tuple[str, ...]]] = {}
-        seats = []
+        lodgings = []
         for node in nodes:
             here = reach.get(node, ())
             if here not in found:
-                found[here] = self._judge(replace(sitter, node=node), sitters, reach, links)
+                found[here] = self._judge(replace(lodger, node=node), lodgers, reach, links)
             slowdown, refused, reasons = found[here]
-            seats.append(Seat(node=node, slowdown=slowdown, refused=refused, reasons=reasons))
-        return tuple(seats)
+            lodgings.append(Lodging(node=node, slowdown=slowdown, refused=refused, reasons=reasons))
+        return tuple(lodgings)
 
     def _judge(
         self,
-        sitter: Sitter,
-        sitters: tuple[Sitter, ...],
+        lodger: Lodger,
+        lodgers: tuple[Lodger, ...],
         reach: Mapping[str, tuple[LinkId, ...]],
         links: Collection[Link],
     ) -> tuple[float, str, tuple[str, ...]]:
-        if not reach.get(sitter.node) or not sitter.tune.bursts:
+        if not reach.get(lodger.node) or not lodger.tune.bursts:
             return 1.0, "", ()
-        everybody = together((*sitters, sitter), reach)
-        ours = next(rhythm for rhythm in everybody if rhythm.job == sitter.job)
+        everybody = together((*lodgers, lodger), reach)
+        ours = next(rhythm for rhythm in everybody if rhythm.job == lodger.job)
         others = _connected(ours, everybody)
         needed = {link for rhythm in (ours, *others) for link in rhythm.links}
         shared = tuple(sorted((x for x in links if x.id in needed), key=lambda link: link.id))
@@ -100,20 +100,20 @@ class Seating:
         return whole.slowdown, refused, binding.decision.reasons
 
 
-seating: Final = Seating()
+lodge: Final = Lodge()
 
 
 def together(
-    sitters: Iterable[Sitter], reach: Mapping[str, tuple[LinkId, ...]]
+    lodgers: Iterable[Lodger], reach: Mapping[str, tuple[LinkId, ...]]
 ) -> tuple[Rhythm, ...]:
     """One rhythm for each job, over all links of its pods, by job.
 
     Pods of one job burst at the same moment, so on a link that several of them share they want so
     many times as much. Of several priorities or tunes within a job the highest and the first count.
     """
-    members: dict[JobId, list[Sitter]] = {}
-    for sitter in sitters:
-        members.setdefault(sitter.job, []).append(sitter)
+    members: dict[JobId, list[Lodger]] = {}
+    for lodger in lodgers:
+        members.setdefault(lodger.job, []).append(lodger)
     found = []
     for job in sorted(members):
         pods = members[job]

@@ -1,0 +1,90 @@
+"""The contract on a live campus: which GPUs, to whom, when, and notices that change."""
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.live.campus import LiveCampus, live_campus, until
+
+from reclaimnet.model.units import MINUTE
+
+pytestmark = pytest.mark.needs("nats")
+
+TOPOLOGY = """
+[buildings.physics]
+uplink = "10G"
+[nodes.a]
+building = "physics"
+uplink = "1G"
+[nodes.b]
+building = "physics"
+uplink = "1G"
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCampus]:
+    with live_campus(tmp_path_factory.mktemp("contract")) as campus:
+        campus.start("a", gpus=2)
+        yield campus
+
+
+def test_owners_say_which_gpus_to_whom_and_when(shared: LiveCampus) -> None:
+    second = next(gpu for gpu in shared["a"].card().gpus if gpu.index == 1)
+    hours = "mon-sun 00:00-24:00"
+    shared.rn("lend", "--node", "a", "--gpu", second.id, "--user", "ada", "--hours", hours)
+    card = shared["a"].card()
+    assert [gpu.id for gpu in card.gpus] == [second.id]
+    assert card.terms.users == ("ada",)
+    assert len(card.terms.hours) == 1
+
+
+def test_maintenance_announced_ahead_ends_the_loan_by_itself(shared: LiveCampus) -> None:
+    begins = datetime.now(UTC) + timedelta(seconds=3)
+    window = f"{begins.isoformat()}/{(begins + timedelta(hours=1)).isoformat()}"
+    shared.rn("lend", "--node", "a", "--notice", "1s", "--maintenance", window)
+    assert shared["a"].card().gpus
+    until(lambda: not shared["a"].card().gpus, "the loan ends when maintenance begins")
+    assert time.time() >= begins.timestamp() - 1.5
+    shared.rn("lend", "--node", "a")
+    assert len(shared["a"].card().gpus) == 2
+
+
+def test_a_running_notice_is_moved_both_ways_and_taken_back(shared: LiveCampus) -> None:
+    shared.rn("lend", "--node", "a")
+    refused = shared.rn("reclaim", "--node", "a", "--change", "--notice", "5m", check=False)
+    assert refused.returncode != 0
+    assert "no notice is running" in refused.stderr.lower()
+    job = shared.train(steps=100_000)
+    shared.await_running(job)
+
+    def deadline() -> int:
+        found = shared["a"].card().deadline
+        assert found is not None
+        return found
+
+    shared.rn("reclaim", "--node", "a", "--notice", "5m")
+    given = deadline()
+    shared.rn("reclaim", "--node", "a", "--change", "--notice", "20m")
+    later = deadline()
+    assert later > given + 10 * MINUTE
+    shared.rn("reclaim", "--node", "a", "--change", "--notice", "3m")
+    assert deadline() < given
+    shared.rn("reclaim", "--node", "a", "--cancel")
+    assert shared["a"].card().deadline is None
+    assert "every" in shared.rn("why", job).stdout
+    shared.rn("cancel", job)
+
+
+def test_a_topology_with_a_mistake_is_refused_before_anything_starts(
+    shared: LiveCampus, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(TOPOLOGY.replace('building = "physics"\nuplink', 'building = "x"\nuplink'))
+    arguments = ("agent", "--name", "z", "--gpus", "1", "--topology", str(plan))
+    refused = shared.rn(*arguments, check=False)
+    assert refused.returncode != 0
+    assert "plan.toml" in refused.stderr
+    assert "expected one of ['physics']" in refused.stderr

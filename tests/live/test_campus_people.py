@@ -174,6 +174,33 @@ def test_an_invited_machine_joins_and_a_revoked_one_is_put_out(tmp_path: Path) -
             campus.rn("--state", str(tmp_path / "far"), "down")
 
 
+def test_a_person_is_taken_in_refused_what_is_anothers_and_removed(shared: LiveCampus) -> None:
+    job = shared.rn("run", "-d", "--name", "operators-own", "--", "sleep", "300").stdout.split()[-1]
+    token = shared.rn("person", "add", "ada").stdout.strip()
+    env = {**shared.env, "RECLAIMNET_GATEWAY__TOKEN": token}
+
+    def as_ada(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        argv = [sys.executable, "-m", "reclaimnet.apps.cli", *arguments]
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+
+    assert "operators-own" in as_ada("ps", "-a").stdout
+    for command in (("logs", job), ("why", job), ("cancel", job)):
+        done = as_ada(*command)
+        assert done.returncode == 77, (command, done.stderr)
+        assert "and you are ada" in done.stderr
+    listed = msgspec.json.decode(shared.rn("person", "list", "--json").stdout)["people"]
+    assert listed == [{"name": "ada", "role": "user", "owns": []}]
+    shared.rn("cancel", job)
+    shared.rn("person", "remove", "ada")
+    assert as_ada("ps").returncode == 77
+    state = shared.config.state
+    for log in [state / "up.log", *state.rglob("*.log")]:
+        assert token not in log.read_text(errors="replace"), log
+    for path in state.rglob("*"):
+        if path.is_file() and path.stat().st_mode & 0o044:
+            assert shared.config.gateway_token not in path.read_text(errors="replace"), path
+
+
 def test_down_ends_guests_whose_agent_was_killed(tmp_path: Path) -> None:
     with live_campus(tmp_path) as campus:
         campus.start("a")

@@ -500,6 +500,7 @@ class FakeApp:
                     "gateway_port": 7460,
                     "foreground": True,
                     "read_only": False,
+                    "plain_http": False,
                 },
             ),
         ),

@@ -42,8 +42,13 @@ from reclaimnet.model.work import JobRecord
     help="0 takes any free one.",
 )
 @click.option("--read-only", is_flag=True, help="Let everybody look, and nobody change anything.")
+@click.option(
+    "--plain-http",
+    is_flag=True,
+    help="Speak HTTP without TLS also beyond this machine, as for a proxy that adds it.",
+)
 @click.option("--foreground", is_flag=True, help="Stay here and log, as under systemd.")
-def up(listen: str, gateway_port: int, read_only: bool, foreground: bool) -> Any:
+def up(listen: str, gateway_port: int, read_only: bool, plain_http: bool, foreground: bool) -> Any:
     """Start the campus here: NATS and the gateway.
 
     The address and the token are written into your configuration, so that every other command
@@ -55,6 +60,7 @@ def up(listen: str, gateway_port: int, read_only: bool, foreground: bool) -> Any
         gateway_port=gateway_port,
         foreground=foreground,
         read_only=read_only,
+        plain_http=plain_http,
     )
 
 
@@ -128,6 +134,7 @@ def config(as_json: bool) -> None:
     values = {
         "gateway.url": loaded.gateway_url,
         "gateway.token": "(set)" if loaded.gateway_token else None,
+        "gateway.ca": "(set)" if loaded.gateway_ca else None,
         "nats.url": loaded.nats_url,
         "nats.token": "(set)" if loaded.nats_token else None,
         "notify.webhook": "(set)" if loaded.notify_webhook else None,

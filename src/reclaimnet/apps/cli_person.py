@@ -1,11 +1,15 @@
-"""What operators type about people: person add, list, remove."""
+"""What operators type about people (person add, list, remove), and people about themselves."""
 
+import getpass
+import sys
 from typing import Any, Final
 
 import click
 
-from reclaimnet.apps.cli_base import app, cli, configured, json_option, print_json, say
+from reclaimnet.apps.cli_base import app, cli, command, configured, json_option, print_json, say
+from reclaimnet.apps.config import remember_gateway
 
+MAX_READ: Final = 1 << 16
 _EXAMPLE: Final = (
     "\b\nExample:\n  rn person add ada > ada.token\n"
     "  rn person add ben --owns lab1 --owns lab2 > ben.token\n  rn person remove ada"
@@ -34,16 +38,36 @@ def person() -> None:
     multiple=True,
     help="A node that is theirs to lend and reclaim (repeatable).",
 )
-def add(name: str, role: str, owns: tuple[str, ...]) -> None:
+@click.option(
+    "--login",
+    is_flag=True,
+    help="Print it with the campus's address and authority, as one word for `rn login`.",
+)
+def add(name: str, role: str, owns: tuple[str, ...], login: bool) -> None:
     """Take a person in, and print their token.
 
     It is printed this once, and not kept: hand it over privately. They put it into their
-    configuration as gateway.token.
+    configuration as gateway.token; with --login, `rn login` does that for them.
     """
     kind = app("people", "Role")(role)
-    click.echo(_register().add_person(name, role=kind, owns=owns))
+    url, authority = app("login", "gateway_here")(configured().state) if login else ("", None)
+    token = _register().add_person(name, role=kind, owns=owns)
+    click.echo(app("login", "Login")(url=url, token=token, ca=authority) if login else token)
     theirs = f", and owns {', '.join(owns)}" if owns else ""
     say(f"{name} is taken in as {role}{theirs}; this token is not shown again.")
+
+
+@command("rn login < ada.login")
+def login() -> None:
+    """Let your commands act for you on a campus.
+
+    What an operator gave you (`rn person add --login`) is read from standard input, where it is
+    not shown, and written into your configuration, where only you can read it.
+    """
+    given = getpass.getpass("Login: ") if sys.stdin.isatty() else sys.stdin.read(MAX_READ)
+    known = app("login", "read_login")(given)
+    path = remember_gateway(url=known.url, token=known.token, ca=known.ca)
+    say(f"you are logged in at {known.url}; {path} remembers it.")
 
 
 @person.command("list", epilog="\b\nExample:\n  rn person list --json")

@@ -35,6 +35,7 @@ from litestar.types import ControllerRouterHandler, Guard
 from msgspec import Meta
 
 from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus
+from reclaimnet.adapters.tls.ca import Credentials
 from reclaimnet.apps.gateway_access import (
     Access,
     Keys,
@@ -325,6 +326,7 @@ async def serve(
     look_token: str = "",
     read_only: bool = False,
     people: Callable[[], Mapping[str, Person]] = dict,
+    tls: Credentials | None = None,
     on_ready: Callable[[int], None] = lambda _port: None,
     fetcher: Fetcher | None = None,
     more: Sequence[ControllerRouterHandler] = (),
@@ -344,7 +346,7 @@ async def serve(
         watchers=watchers,
     )
     # First those who listen hang up by themselves; else each shutdown waits for them.
-    await run(app, host, port, stop, on_ready=on_ready, on_stop=view.close)
+    await run(app, host, port, stop, tls=tls, on_ready=on_ready, on_stop=view.close)
 
 
 async def run(
@@ -353,6 +355,7 @@ async def run(
     port: int,
     stop: asyncio.Event,
     *,
+    tls: Credentials | None = None,
     on_ready: Callable[[int], None],
     on_stop: Callable[[], None] = lambda: None,
 ) -> None:
@@ -366,6 +369,8 @@ async def run(
             ws="none",
             timeout_graceful_shutdown=SHUTDOWN_S,
             limit_concurrency=MAX_CONNECTIONS,
+            ssl_certfile=None if tls is None else tls.certificate,
+            ssl_keyfile=None if tls is None else tls.key,
         )
         server = _Server(config, on_started=lambda: on_ready(listener.getsockname()[1]))
 

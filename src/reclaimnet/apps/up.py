@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from reclaimnet.adapters.linux.runner import Exited, Runner
 from reclaimnet.adapters.nats.access import CAMPUS_HOST, Key, new_key
@@ -33,7 +34,7 @@ from reclaimnet.adapters.nats.server import (
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps import daemon, gateway, gateway_page
-from reclaimnet.apps.client import Gateway
+from reclaimnet.apps.client import Gateway, connection_to
 from reclaimnet.apps.config import Config, remember_gateway
 from reclaimnet.apps.gateway_output import Fetcher
 from reclaimnet.apps.notify import Notifier
@@ -50,14 +51,22 @@ READY_S: Final = 30.0
 FETCH_QUOTA: Final = 64 * GIB
 """Output on its way from a node to its user passes through the gateway's disk."""
 END_S: Final = 10.0
+HEALTH_TIMEOUT_S: Final = 2.0
 LOOK_AGAIN_S: Final = 0.5
 """How soon a NATS server that died is noticed, and started again."""
 AGENT_END_S: Final = 15.0
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _log = logging.getLogger("reclaimnet.up")
 
 
 def up(
-    *, config: Config, listen: str, gateway_port: int, foreground: bool, read_only: bool = False
+    *,
+    config: Config,
+    listen: str,
+    gateway_port: int,
+    foreground: bool,
+    read_only: bool = False,
+    plain_http: bool = False,
 ) -> int:
     config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     pid_file = config.state / "up.pid"
@@ -70,10 +79,18 @@ def up(
         )
     if foreground:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        return asyncio.run(_serve(config, listen, gateway_port, read_only=read_only))
+        serving = _serve(
+            config,
+            listen,
+            gateway_port,
+            read_only=read_only,
+            secure=not plain_http and listen not in LOOPBACK,
+        )
+        return asyncio.run(serving)
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "up"]
     argv += ["--foreground", "--listen", listen, "--gateway-port", str(gateway_port)]
     argv += ["--read-only"] if read_only else []
+    argv += ["--plain-http"] if plain_http else []
     daemon.spawn(
         argv,
         log=config.state / "up.log",
@@ -89,7 +106,7 @@ def up(
         f"Lend this machine:     rn agent --detach && rn lend\n"
         + (
             "Lend another machine:  start the campus with `rn up --listen ADDRESS` instead\n"
-            if listen in ("127.0.0.1", "::1", "localhost")
+            if listen in LOOPBACK
             else "Lend another machine:  rn invite > lab1.token, and there: "
             "rn agent --token-file lab1.token\n"
         )
@@ -177,7 +194,9 @@ def _end_guests(run: Path) -> bool:
     return bool(left)
 
 
-async def _serve(config: Config, listen: str, gateway_port: int, *, read_only: bool) -> int:
+async def _serve(
+    config: Config, listen: str, gateway_port: int, *, read_only: bool, secure: bool
+) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -211,9 +230,10 @@ async def _serve(config: Config, listen: str, gateway_port: int, *, read_only: b
             fetcher = Fetcher(vault=vault, context=_own_context(config, authority))
 
             def ready(port: int) -> None:
-                url = f"http://{listen if listen != '0.0.0.0' else '127.0.0.1'}:{port}"
+                host = listen if listen != "0.0.0.0" else "127.0.0.1"
+                url = f"{'https' if secure else 'http'}://{host}:{port}"
                 _leave(config, gateway_url=url, server=server, nats_token=nats_token)
-                remember_gateway(url=url, token=token)
+                remember_gateway(url=url, token=token, ca=authority_text if secure else None)
                 _log.info("the gateway serves at %s, %s", url, server.binary)
 
             await gateway.serve(
@@ -224,6 +244,7 @@ async def _serve(config: Config, listen: str, gateway_port: int, *, read_only: b
                 stop,
                 look_token=look_token,
                 people=register.people,
+                tls=_gateway_tls(config, authority, listen) if secure else None,
                 read_only=read_only,
                 on_ready=ready,
                 fetcher=fetcher,
@@ -329,6 +350,20 @@ def _own_context(config: Config, authority: ca.Authority) -> ssl.SSLContext:
     return ca.client_context(credentials)
 
 
+def _gateway_tls(config: Config, authority: ca.Authority, listen: str) -> ca.Credentials:
+    """Our own commands know it by one name; the others are for browsers that trust the campus."""
+    key = ca.new_key()
+    names = dict.fromkeys([CAMPUS_HOST, socket.gethostname(), "127.0.0.1", listen])
+    return ca.keep(
+        config.state / "https",
+        certificate=ca.issue(
+            authority, CAMPUS_HOST, key, [each for each in names if each != "0.0.0.0"]
+        ),
+        key=key,
+        authority=authority.pem,
+    )
+
+
 class _Porter:
     """Takes newcomers in, from any thread."""
 
@@ -392,13 +427,18 @@ def _free_port(host: str) -> int:
 
 
 def _healthy(config: Config) -> bool:
-    url = _left(config).get("gateway_url")
-    if not url:
+    url = urlsplit(_left(config).get("gateway_url", ""))
+    if not url.hostname:
         return False
     try:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=2)
-        connection.request("GET", "/api/v1/health")
-        return bool(json.loads(connection.getresponse().read())["ok"])
+        secure = url.scheme == "https"
+        authority = ca.load_ca(config.state / "ca").pem.decode() if secure else None
+        connection = connection_to(
+            url.hostname, url.port, ca=authority, secure=secure, timeout=HEALTH_TIMEOUT_S
+        )
+        with contextlib.closing(connection):
+            connection.request("GET", "/api/v1/health")
+            return bool(json.loads(connection.getresponse().read())["ok"])
     except (OSError, ValueError, KeyError, http.client.HTTPException):
         return False
 

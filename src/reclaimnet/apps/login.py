@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+import socket
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -48,8 +49,10 @@ def gateway_here(state: Path) -> tuple[str, str | None]:
         raise UsageError(
             "no campus runs here: make logins on the machine where `rn up` runs, as the same user"
         ) from error
-    # With --listen 0.0.0.0 our own commands go by loopback, which leads others nowhere.
-    host = nats.hostname or gateway.hostname or ""
+    host = nats.hostname or ""
+    if host in ("0.0.0.0", "::"):
+        # Our own commands go by loopback then, which leads others nowhere.
+        host = socket.gethostname()
     url = f"{gateway.scheme}://{f'[{host}]' if ':' in host else host}:{gateway.port}"
     is_secure = gateway.scheme == "https"
     return url, ca.load_ca(state / "ca").pem.decode() if is_secure else None

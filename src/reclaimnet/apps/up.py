@@ -230,7 +230,8 @@ async def _serve(
             fetcher = Fetcher(vault=vault, context=_own_context(config, authority))
 
             def ready(port: int) -> None:
-                host = listen if listen != "0.0.0.0" else "127.0.0.1"
+                host = _own_address(listen)
+                host = f"[{host}]" if ":" in host else host
                 url = f"{'https' if secure else 'http'}://{host}:{port}"
                 _leave(config, gateway_url=url, server=server, nats_token=nats_token)
                 remember_gateway(url=url, token=token, ca=authority_text if secure else None)
@@ -252,6 +253,11 @@ async def _serve(
                 watchers=[notifier.run] if notifier.is_wanted else [],
             )
     return 0
+
+
+def _own_address(listen: str) -> str:
+    """Where our own commands find what listens there."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)
 
 
 def page_link(url: str, token: str) -> str:
@@ -353,12 +359,10 @@ def _own_context(config: Config, authority: ca.Authority) -> ssl.SSLContext:
 def _gateway_tls(config: Config, authority: ca.Authority, listen: str) -> ca.Credentials:
     """Our own commands know it by one name; the others are for browsers that trust the campus."""
     key = ca.new_key()
-    names = dict.fromkeys([CAMPUS_HOST, socket.gethostname(), "127.0.0.1", listen])
+    names = dict.fromkeys([CAMPUS_HOST, socket.gethostname(), _own_address(listen)])
     return ca.keep(
         config.state / "https",
-        certificate=ca.issue(
-            authority, CAMPUS_HOST, key, [each for each in names if each != "0.0.0.0"]
-        ),
+        certificate=ca.issue(authority, CAMPUS_HOST, key, list(names)),
         key=key,
         authority=authority.pem,
     )

@@ -303,8 +303,8 @@ class Gateway:
         if status == 401:
             given = "the token is not valid there" if self._token else "no token was given"
             return Forbidden(
-                f"the gateway {self.url} refused: {given}; set RECLAIMNET_GATEWAY__TOKEN, or run "
-                "`rn up` where it was started to have your configuration written again"
+                f"the gateway {self.url} refused: {given}; ask its operator for a login "
+                "(`rn person add --login`) and say `rn login`, or set RECLAIMNET_GATEWAY__TOKEN"
             )
         kind = _ERRORS.get(status, Unavailable)
         return kind(text or f"the gateway {self.url} answered with HTTP {status} and no reason")

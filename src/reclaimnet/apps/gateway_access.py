@@ -76,10 +76,10 @@ class Keys:
 
     def knows_still(self, caller: Caller) -> bool:
         """Whether what they were told they may is still so."""
+        if not caller.name:
+            return True
         person = self.people().get(caller.name)
-        return not caller.name or (
-            person is not None and self._caller(caller.name, person) == caller
-        )
+        return person is not None and self._caller(caller.name, person) == caller
 
     def session(self, token: str, now_s: float) -> str:
         """What a browser that has shown this token, which is valid, keeps instead of it."""

@@ -280,7 +280,7 @@ def test_a_vault_that_is_too_small_is_told_and_the_job_runs_on(tmp_path: Path) -
         record = campus.await_job(job, lambda r: "save failed" in r.reason, "the user is told")
         assert record.state is JobState.RUNNING
         assert "full" in record.reason
-        assert "full" in campus.why(job)
+        until(lambda: "full" in campus.why(job), "the journal says so as well")
         assert "full" in campus.rn("ps").stdout
         campus.await_steps(5, epoch=1)
         assert campus.job(job).checkpoints == ()

@@ -133,7 +133,7 @@ def counted(text: str) -> list[int]:
 
 def test_a_counter_that_knows_nothing_goes_on_elsewhere_without_losing_a_number(nodes):
     source, target = nodes
-    source.start(1, (sys.executable, "count.py", "120"))
+    source.start(1, (sys.executable, "count.py", "400"))
     source.first(Started)
     source.until_said("10")
     source.runner.save(JOB, 1, final=False)
@@ -147,12 +147,12 @@ def test_a_counter_that_knows_nothing_goes_on_elsewhere_without_losing_a_number(
     source.runner.end(JOB, 1)
     source.first(Exited)
 
-    target.start(2, (sys.executable, "count.py", "120"), resume=last.path)
+    target.start(2, (sys.executable, "count.py", "400"), resume=last.path)
     over = target.first(Exited)
     assert (over.code, over.killed) == (0, False), over
-    assert counted(source.said() + target.said()) == list(range(120))
+    assert counted(source.said() + target.said()) == list(range(400))
     assert target.said().endswith("done\n")
-    assert (target.runner.output_of(JOB, 2) / "result").read_text().startswith("120 ")
+    assert (target.runner.output_of(JOB, 2) / "result").read_text().startswith("400 ")
     assert not (target.work / "spare.txt").exists()
     # The file it had deleted was there when the move began: the job's own view moved with it.
     assert (source.work / "count.py").read_text() == (target.work / "count.py").read_text()
@@ -160,18 +160,18 @@ def test_a_counter_that_knows_nothing_goes_on_elsewhere_without_losing_a_number(
 
 def test_a_job_that_was_stopped_for_its_last_save_goes_on_in_place(nodes):
     node, _ = nodes
-    node.start(1, (sys.executable, "count.py", "60"))
+    node.start(1, (sys.executable, "count.py", "300"))
     node.until_said("5")
     node.runner.save(JOB, 1, final=True)
     node.first(Snapshot)
     node.runner.resume(JOB, 1)
     assert node.first(Exited).code == 0
-    assert counted(node.said()) == list(range(60))
+    assert counted(node.said()) == list(range(300))
 
 
 def test_an_agent_that_died_while_a_job_was_stopped_leaves_it_to_the_next(nodes, tmp_path):
     node, _ = nodes
-    node.start(1, (sys.executable, "count.py", "60"))
+    node.start(1, (sys.executable, "count.py", "300"))
     node.until_said("5")
     node.runner.save(JOB, 1, final=True)
     node.first(Snapshot)
@@ -182,7 +182,7 @@ def test_an_agent_that_died_while_a_job_was_stopped_leaves_it_to_the_next(nodes,
     assert (found.saving, found.waiting) == (Saving.CRIU, True)
     node.runner.resume(JOB, 1)
     assert node.first(Exited).code == 0
-    assert counted(node.said()) == list(range(60))
+    assert counted(node.said()) == list(range(300))
 
 
 def test_who_keeps_a_connection_open_is_told_why_it_cannot_be_saved(nodes):
@@ -263,7 +263,7 @@ def test_a_reclaim_moves_a_program_that_knows_nothing_and_it_counts_on(campus) -
     campus.start("alpha", "beta")
     (campus.work / "count.py").write_text(COUNTER)
     (campus.work / "spare.txt").write_text("not needed")
-    job = campus.submit(["count.py", "300"], saving="criu")
+    job = campus.submit(["count.py", "1200"], saving="criu")
     first = campus.await_job(job, lambda record: record.state is JobState.RUNNING, "it runs")
     assert first.holder is not None
     until(lambda: "20\n" in campus.log(job), "it has counted to 20")
@@ -276,7 +276,7 @@ def test_a_reclaim_moves_a_program_that_knows_nothing_and_it_counts_on(campus) -
     assert moved.moves == 1
     campus.await_job(job, lambda record: record.state.terminal, "it is done")
     lines = [line for line in campus.log(job).splitlines() if not line.startswith("---")]
-    assert lines == [*(str(number) for number in range(300)), "done"]
+    assert lines == [*(str(number) for number in range(1200)), "done"]
     assert campus.job(job).state is JobState.COMPLETED
     until(lambda: not campus[first.holder].leftovers(), "nothing of it is left")
 

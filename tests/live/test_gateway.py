@@ -14,7 +14,7 @@ from tests.live.embedded import embedded, joined, until
 
 from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus, Heard
 from reclaimnet.adapters.nats.server import Server, stop_server
-from reclaimnet.apps.gateway import MAX_BODY_BYTES, LendBody, ReclaimBody, serve
+from reclaimnet.apps.gateway import MAX_BODY_BYTES, serve
 from reclaimnet.apps.gateway_desk import Desk
 from reclaimnet.apps.gateway_view import UNREACHABLE_AFTER, NodeState, View, state_of
 from reclaimnet.errors import BadConfig
@@ -539,10 +539,3 @@ async def test_how_long_a_list_of_200_jobs_takes(running: Running) -> None:
         f"\nGET /jobs with 200 jobs ({len(answer.content)} bytes): "
         f"p50 {durations[15] * 1e3:.1f} ms, worst {durations[-1] * 1e3:.1f} ms"
     )
-
-
-@pytest.mark.parametrize(
-    ("body", "request_"), [(LendBody, LendRequest), (ReclaimBody, ReclaimRequest)]
-)
-def test_what_an_owner_can_ask_the_gateway_can_pass_on(body: type, request_: type) -> None:
-    assert set(body.__struct_fields__) == {field.name for field in dataclasses.fields(request_)}

@@ -161,6 +161,21 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True):
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
+class HoursBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    days: Annotated[list[Annotated[int, Meta(ge=0, le=6)]], Meta(max_length=7)]
+    """0 is Monday."""
+    opens: Annotated[int, Meta(ge=0, le=DAY)]
+    """Nanoseconds since midnight."""
+    closes: Annotated[int, Meta(ge=0, le=DAY)]
+
+
+class MaintenanceBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """In nanoseconds since 1970."""
+
+    begins: Annotated[int, Meta(ge=0, le=MAX_TIME)]
+    ends: Annotated[int, Meta(ge=0, le=MAX_TIME)]
+
+
 class LendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gpus: Annotated[int, Meta(ge=0, le=MAX_ASKED)] | None = None
     """How many; null means all that the machine has."""
@@ -170,6 +185,14 @@ class LendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=MAX_ASKED)
     ] = []
     """Who may borrow; empty means everyone."""
+    which: Annotated[list[Name], Meta(max_length=MAX_ASKED)] = []
+    """Indices or UUIDs of the GPUs to lend; empty means the first ones."""
+    hours: Annotated[list[HoursBody], Meta(max_length=MAX_ASKED)] = []
+    """When GPUs are lent; empty means always."""
+    utc_offset: Annotated[int, Meta(ge=-DAY, le=DAY)] = 0
+    """What local time is ahead of UTC, in nanoseconds."""
+    maintenance: Annotated[list[MaintenanceBody], Meta(max_length=MAX_ASKED)] = []
+    """When the machine is needed, as far as that is known."""
     ends: Annotated[int, Meta(ge=0, le=MAX_TIME)] | None = None
     """When the loan is over for good, in nanoseconds since 1970, if that is known."""
 
@@ -182,6 +205,8 @@ class ReclaimBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     grace: Annotated[int, Meta(ge=0, le=MAX_NOTICE)] | None = None
     """Nanoseconds; null means as the terms say, 0 means now."""
     reason: Annotated[str, Meta(max_length=MAX_REASON)] = ""
+    change: bool = False
+    """Give the notice that is running another deadline instead of a new one."""
 
 
 def build(
@@ -304,7 +329,7 @@ def _tell_bounds(app: Litestar) -> None:
     """The framework does not tell the schema that unknown fields are refused, nor the bounds of
     what may also be null."""
     schemas = app.openapi_schema.components.schemas or {}
-    for body in (Submission, LendBody, ReclaimBody):
+    for body in (Submission, LendBody, HoursBody, MaintenanceBody, ReclaimBody):
         schemas[body.__name__].additional_properties = False
     for body, field, most in (
         (LendBody, "gpus", MAX_ASKED),
@@ -590,7 +615,7 @@ async def node_deeds(state: State, node: FromPath[str]) -> Deeds:
 async def lend(state: State, request: Req, node: FromPath[str], data: JSONBody[LendBody]) -> Reply:
     caller_of(request).check_node(NodeId(node), "lend")
     await _refuse_guesses(request, LendBody)
-    asked = msgspec.convert(msgspec.structs.asdict(data), LendRequest)
+    asked = msgspec.convert(msgspec.to_builtins(data), LendRequest)
     return await _asked(state, node, asked)
 
 
@@ -604,7 +629,7 @@ async def reclaim(
 ) -> Reply:
     caller_of(request).check_node(NodeId(node), "reclaim")
     await _refuse_guesses(request, ReclaimBody)
-    asked = msgspec.convert(msgspec.structs.asdict(data), ReclaimRequest)
+    asked = msgspec.convert(msgspec.to_builtins(data), ReclaimRequest)
     return await _asked(state, node, asked)
 
 

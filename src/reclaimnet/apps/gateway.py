@@ -75,7 +75,7 @@ MAX_ASKED: Final = 1024
 """GPUs or users in one request."""
 MAX_NOTICE: Final = 30 * DAY
 MAX_TIME: Final = 1 << 62
-"""In the year 2116. A schema tells bounds as floating point numbers, which have this one exactly."""
+"""In the year 2116; a schema tells bounds as floating point numbers, and this is one."""
 MAX_REASON: Final = 1000
 BACKLOG: Final = 256
 MAX_CONNECTIONS: Final = 2048

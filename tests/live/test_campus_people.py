@@ -12,6 +12,8 @@ import msgspec
 import pytest
 from tests.live.campus import LiveCampus, live_campus, until
 
+from reclaimnet.adapters.tls import ca
+from reclaimnet.apps.login import Login, read_login
 from reclaimnet.apps.register import read_invitation
 from reclaimnet.model.work import JobState
 
@@ -172,6 +174,65 @@ def test_an_invited_machine_joins_and_a_revoked_one_is_put_out(tmp_path: Path) -
             until(lambda: "UNREACHABLE" in campus.rn("nodes").stdout, f"it is put out; see {log}")
         finally:
             campus.rn("--state", str(tmp_path / "far"), "down")
+
+
+def test_a_person_is_taken_in_refused_what_is_anothers_and_removed(shared: LiveCampus) -> None:
+    job = shared.rn("run", "-d", "--name", "operators-own", "--", "sleep", "300").stdout.split()[-1]
+    token = shared.rn("person", "add", "ada").stdout.strip()
+    env = {**shared.env, "RECLAIMNET_GATEWAY__TOKEN": token}
+
+    def as_ada(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        argv = [sys.executable, "-m", "reclaimnet.apps.cli", *arguments]
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+
+    assert "operators-own" in as_ada("ps", "-a").stdout
+    for command in (("logs", job), ("why", job), ("cancel", job)):
+        done = as_ada(*command)
+        assert done.returncode == 77, (command, done.stderr)
+        assert "and you are ada" in done.stderr
+    listed = msgspec.json.decode(shared.rn("person", "list", "--json").stdout)["people"]
+    assert listed == [{"name": "ada", "role": "user", "owns": []}]
+    shared.rn("cancel", job)
+    shared.rn("person", "remove", "ada")
+    assert as_ada("ps").returncode == 77
+    state = shared.config.state
+    for log in [state / "up.log", *state.rglob("*.log")]:
+        assert token not in log.read_text(errors="replace"), log
+    for path in state.rglob("*"):
+        if path.is_file() and path.stat().st_mode & 0o044:
+            assert shared.config.gateway_token not in path.read_text(errors="replace"), path
+
+
+def test_beyond_this_machine_the_gateway_proves_to_be_the_campus(tmp_path: Path) -> None:
+    """127.0.0.2 is as good as another machine's address: it is not where a campus hides by default.
+    Ada logs in from a home of her own, and then somebody else's authority is not believed."""
+    with live_campus(tmp_path) as campus:
+        campus.rn("up", "--gateway-port", "0", "--listen", "127.0.0.2")
+        try:
+            url = campus.config.gateway_url
+            assert url is not None
+            assert url.startswith("https://127.0.0.2:")
+            given = campus.rn("person", "add", "ada", "--login").stdout
+            home = tmp_path / "ada"
+            env = {**campus.env, "XDG_CONFIG_HOME": str(home), "XDG_STATE_HOME": str(home)}
+
+            def as_ada(*arguments: str, given: str = "") -> "subprocess.CompletedProcess[str]":
+                argv = [sys.executable, "-m", "reclaimnet.apps.cli", *arguments]
+                return subprocess.run(
+                    argv, env=env, input=given, capture_output=True, text=True, timeout=60
+                )
+
+            assert as_ada("login", given=given).returncode == 0
+            assert (home / "reclaimnet" / "config.toml").stat().st_mode & 0o077 == 0
+            assert as_ada("ps").returncode == 0
+            stranger = ca.make_ca(tmp_path / "stranger").pem.decode()
+            posing = Login(url=url, token=read_login(given).token, ca=stranger)
+            assert as_ada("login", given=str(posing)).returncode == 0
+            refused = as_ada("ps")
+            assert refused.returncode == 69
+            assert "certificate" in refused.stderr.lower()
+        finally:
+            campus.rn("down", "-y")
 
 
 def test_down_ends_guests_whose_agent_was_killed(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from tests.live.embedded import embedded, joined, until
 from reclaimnet.adapters.nats.campus import Campus, Heard
 from reclaimnet.apps import gateway_view
 from reclaimnet.apps.gateway import LendBody, ReclaimBody, serve
-from reclaimnet.apps.gateway_access import Access, Keys
+from reclaimnet.apps.gateway_access import Keys
 from reclaimnet.apps.gateway_view import Change, View
+from reclaimnet.apps.people import Caller
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
 from reclaimnet.model.work import JobRecord, JobSpec
@@ -136,10 +137,10 @@ async def test_who_may_only_look_changes_nothing(tmp_path: Path, read_only: bool
 def test_a_session_ends_with_its_time_and_with_its_token() -> None:
     from reclaimnet.apps.gateway_access import SESSION_S, session_cookie
 
-    value = session_cookie(ACT, port=1, secure=False, now_s=1000.0).value
-    assert value is not None
     keys = Keys(act=ACT, look=LOOK)
-    assert keys.of_session(value, 1001.0) is Access.ACT
+    value = session_cookie(keys.session(ACT, 1000.0), port=1, secure=False).value
+    assert value is not None
+    assert keys.of_session(value, 1001.0) == Caller()
     assert keys.of_session(value, 1002.0 + SESSION_S) is None
     assert Keys(act="new", look=LOOK).of_session(value, 1001.0) is None
     longer = f"{int(value.partition('.')[0]) + 1}.{value.partition('.')[2]}"

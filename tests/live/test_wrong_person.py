@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.live.embedded import until
 
 from reclaimnet.adapters.nats import streams
 from reclaimnet.adapters.nats.access import CAMPUS_HOST, NEWCOMER, Access, Key, inbox, new_key
-from reclaimnet.adapters.nats.campus import Campus
+from reclaimnet.adapters.nats.campus import Campus, Enrolment, EnrolmentAsked, Refused
 from reclaimnet.adapters.nats.server import (
     Server,
     Tls,
@@ -28,7 +29,8 @@ from reclaimnet.model.asking import ReclaimRequest, Reply
 from reclaimnet.model.events import CancelAsked, Event, ReclaimAsked, VacancyTold
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.units import MINUTE, SECOND
-from reclaimnet.wire import GATEWAY, encode_card, encode_event, encode_request
+from reclaimnet.model.work import JobRecord, JobSpec
+from reclaimnet.wire import GATEWAY, encode_card, encode_event, encode_reply, encode_request
 
 HONEST, ROGUE = NodeId("honest"), NodeId("rogue")
 
@@ -267,6 +269,100 @@ async def test_a_node_cannot_pose_as_the_campus(ward: Ward, tmp_path: Path) -> N
             )
     finally:
         stop_server(posing)
+
+
+# --- the same again, and too much ----------------------------------------------------------------
+
+
+def _record() -> JobRecord:
+    spec = JobSpec(name="x", user="ada", command=("true",))
+    return JobRecord(id=JobId("j-1"), spec=spec, submitted_at=1)
+
+
+async def test_a_replayed_write_does_not_bring_an_old_record_back(ward: Ward) -> None:
+    """Each write says which one it follows, and that one is not the newest any more."""
+    gateway, rogue = await ward.join(GATEWAY), await ward.join(ROGUE)
+    first = await gateway.write(_record())
+    assert isinstance(first, JobRecord)
+    held = await rogue.write(dataclasses.replace(first, holder=ROGUE, epoch=1))
+    assert isinstance(held, JobRecord)
+    cancelled = await gateway.write(dataclasses.replace(held, cancel=True))
+    assert isinstance(cancelled, JobRecord)
+    for _ in range(2):
+        again = await rogue.write(dataclasses.replace(first, holder=ROGUE, epoch=1))
+        assert isinstance(again, Refused)
+    assert await gateway.read(first.id) == cancelled
+
+
+async def test_what_one_node_said_cannot_be_passed_on_as_its_word(ward: Ward) -> None:
+    await ward.join(GATEWAY)
+    honest, rogue = await ward.join(HONEST), await ward.join(ROGUE)
+    overheard: list[bytes] = []
+    heard: list[Event] = []
+
+    async def keep(message) -> None:
+        overheard.append(message.data)
+
+    await rogue._link.client.subscribe(f"node.{ROGUE}.tell.*", cb=keep)
+    await rogue._link.client.flush()
+    await honest.listen(HONEST, heard.append)
+    await honest.tell(ROGUE, VacancyTold(node=HONEST, vacant=8, at=1))
+    await until(lambda: bool(overheard), "the honest word")
+    await assert_cannot_publish(rogue, f"node.{HONEST}.tell.{HONEST}", overheard[0])
+    await rogue._link.client.publish(f"node.{HONEST}.tell.{ROGUE}", overheard[0])
+    await until(lambda: honest.bad_messages == 1, "it is dropped")
+    assert heard == []
+
+
+async def test_an_answer_is_given_once(ward: Ward) -> None:
+    """A node that keeps the address of an answer cannot use it again: not with the same answer,
+    not with another one for somebody who asked later."""
+    gateway, rogue = await ward.join(GATEWAY), await ward.join(ROGUE)
+    addresses: list[str] = []
+
+    async def answer(message) -> None:
+        addresses.append(message.reply)
+        await message.respond(encode_reply(Reply(ok=True, text="once")))
+
+    await rogue._link.client.subscribe(f"node.{ROGUE}.ask", cb=answer)
+    await rogue._link.client.flush()
+    assert (await gateway.ask(ROGUE, ReclaimRequest(), 20)).text == "once"
+    await assert_cannot_publish(rogue, addresses[0], encode_reply(Reply(ok=True, text="twice")))
+
+
+async def test_a_replayed_request_to_be_taken_in_is_refused(ward: Ward, tmp_path: Path) -> None:
+    gateway, newcomer = await ward.join(GATEWAY), await ward.join(NEWCOMER, "")
+    register = Register(tmp_path / "state")
+
+    def porter(asked: EnrolmentAsked) -> Enrolment:
+        node = NodeId("lab9")
+        register.take_in(
+            secret=asked.invitation, node=node, public_key=asked.public_key, lives=False
+        )
+        return Enrolment(certificate="c", ca="a")
+
+    await gateway.serve_enrol(porter)
+    asked = EnrolmentAsked(
+        invitation=register.invite(valid=MINUTE),
+        public_key=new_key(ROGUE).public,
+        certificate_request="",
+    )
+    assert await newcomer.enrol(asked) == Enrolment(certificate="c", ca="a")
+    with pytest.raises(Forbidden, match="not valid any more"):
+        await newcomer.enrol(asked)
+
+
+async def test_a_frame_of_10_gb_cuts_its_sender_off_and_nobody_else(ward: Ward) -> None:
+    gateway, honest = await ward.join(GATEWAY), await ward.join(HONEST)
+    ups: list[bool] = []
+    rogue = await ward.join(ROGUE, on_state=ups.append)
+    rogue._link.client._transport.write(f"PUB node.{HONEST}.tell.{ROGUE} 10000000000\r\n".encode())
+    await rogue._link.client._transport.drain()
+    await until(lambda: False in ups, "the sender is cut off")
+    await honest.beat(Card(node=HONEST, beat=7))
+    card = await gateway.read_card(HONEST)
+    assert card is not None
+    assert card.beat == 7
 
 
 # --- invitations -------------------------------------------------------------------------------

@@ -501,6 +501,7 @@ class FakeApp:
                     "foreground": True,
                     "read_only": False,
                     "servers": None,
+                    "plain_http": False,
                 },
             ),
         ),

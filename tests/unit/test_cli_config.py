@@ -93,3 +93,17 @@ def test_a_directory_cannot_have_my_token_sent_elsewhere(person: Person) -> None
     assert person.load().gateway_token == "secret"
     person.project.write_text('[gateway]\nurl = "http://theirs"\ntoken = "theirs"\n')
     assert person.load().gateway_token == "theirs"
+
+
+def test_a_directory_cannot_say_by_whom_my_gateway_is_known(person: Person) -> None:
+    config.remember_gateway(url="https://mine", token="secret", ca="MINE", env=person.env)
+    assert person.load().gateway_ca == "MINE"
+    person.project.write_text('[gateway]\nca = "THEIRS"\n')
+    with pytest.raises(BadConfig, match="not its own"):
+        person.load()
+
+
+def test_a_new_gateway_does_not_inherit_the_authority_of_the_old(person: Person) -> None:
+    config.remember_gateway(url="https://one", token="secret", ca="ONE", env=person.env)
+    config.remember_gateway(url="http://two", token="secret", env=person.env)
+    assert person.load().gateway_ca is None

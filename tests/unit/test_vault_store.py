@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from blake3 import blake3
@@ -15,6 +16,7 @@ from tests.vault_files import is_empty, rot
 
 from reclaimnet import wire
 from reclaimnet.adapters.vault import store
+from reclaimnet.adapters.vault.assembly import Assembly
 from reclaimnet.adapters.vault.store import CHUNK_BYTES, Source, Vault, manifest_id
 from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable, VaultFull
 from reclaimnet.model.market import JobId
@@ -256,6 +258,20 @@ def test_a_huge_manifest_is_refused_unread(vault: Vault) -> None:
     data = b"[" * (store.MAX_MANIFEST_BYTES + 1)
     with pytest.raises(Damaged, match="too large"):
         vault.put_manifest(data, manifest_id(data))
+
+
+def test_a_manifest_that_would_grow_beyond_the_disk_is_not_laid_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bomb: one chunk that is named again and again. The disk is said to be small, so that the
+    test is harmless even where the bomb is not noticed."""
+    chunk = ChunkId(blake3(bytes(CHUNK_BYTES)).hexdigest())
+    bomb = hostile(part={"size": 4 * CHUNK_BYTES, "chunks": (chunk,) * 4})
+    small = SimpleNamespace(f_bavail=4 * CHUNK_BYTES // 4096 - 1, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _path: small)
+    with pytest.raises(VaultFull, match="would take"):
+        Assembly(tmp_path / "laid-out").begin(bomb)
+    assert list((tmp_path / "laid-out").iterdir()) == []
 
 
 def test_jobs_whose_names_look_like_paths_stay_inside(vault: Vault, tmp_path: Path) -> None:

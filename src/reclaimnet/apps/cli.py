@@ -20,6 +20,7 @@ from reclaimnet.apps import (  # noqa: F401
     cli_lab,
     cli_operator,
     cli_owner,
+    cli_person,
     cli_watch,
 )
 from reclaimnet.apps.cli_base import cli, complain, sentence

@@ -137,7 +137,7 @@ def configured(ctx: click.Context | None = None, *, state: str | None = None) ->
 
 
 SECTIONS: Final = {
-    "Borrowers": ("run", "ps", "watch", "logs", "why", "rehearse", "fetch", "cancel"),
+    "Borrowers": ("login", "run", "ps", "watch", "logs", "why", "rehearse", "fetch", "cancel"),
     "Owners": ("lend", "reclaim", "nodes", "top", "links", "agent", "guard"),
     "Operators": (
         "up",
@@ -145,6 +145,7 @@ SECTIONS: Final = {
         "down",
         "invite",
         "revoke",
+        "person",
         "backup",
         "restore",
         "borrow",

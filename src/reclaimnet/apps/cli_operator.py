@@ -47,9 +47,19 @@ from reclaimnet.model.work import JobRecord
     type=click.Choice([1, 3]),
     help="Keep the campus's store three times: with 3, any server may die.  [default: 1]",
 )
+@click.option(
+    "--plain-http",
+    is_flag=True,
+    help="Speak HTTP without TLS also beyond this machine, as for a proxy that adds it.",
+)
 @click.option("--foreground", is_flag=True, help="Stay here and log, as under systemd.")
 def up(
-    listen: str, gateway_port: int, read_only: bool, servers: int | None, foreground: bool
+    listen: str,
+    gateway_port: int,
+    read_only: bool,
+    servers: int | None,
+    plain_http: bool,
+    foreground: bool,
 ) -> Any:
     """Start the campus here: NATS and the gateway.
 
@@ -63,6 +73,7 @@ def up(
         foreground=foreground,
         read_only=read_only,
         servers=servers,
+        plain_http=plain_http,
     )
 
 
@@ -136,6 +147,7 @@ def config(as_json: bool) -> None:
     values = {
         "gateway.url": loaded.gateway_url,
         "gateway.token": "(set)" if loaded.gateway_token else None,
+        "gateway.ca": "(set)" if loaded.gateway_ca else None,
         "nats.url": loaded.nats_url,
         "nats.token": "(set)" if loaded.nats_token else None,
         "notify.webhook": "(set)" if loaded.notify_webhook else None,

@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -40,6 +41,9 @@ from reclaimnet.model.market import Card
 from reclaimnet.model.work import JobRecord
 
 API: Final = "/api/v1"
+CAMPUS_NAME: Final = "campus.reclaimnet"
+"""What a campus's gateway proves to be. Said again here because a command must start quickly, and
+what agents need for it is slow to import."""
 ANSWER_TIMEOUT_S: Final = 10.0
 FETCH_TIMEOUT_S: Final = 600.0
 FOLLOW_TIMEOUT_S: Final = 60.0
@@ -128,6 +132,7 @@ class Gateway:
             )
         self._host, self._port, self._path = parts.hostname, port, parts.path
         self._secure = parts.scheme == "https"
+        self._ca = config.gateway_ca
         self._token = config.gateway_token
         if self._token and not (self._token.isascii() and self._token.isprintable()):
             raise BadConfig(
@@ -269,8 +274,9 @@ class Gateway:
             raise Quiet(f"nothing was written for {FOLLOW_TIMEOUT_S:.0f} s") from error
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        return kind(self._host, self._port, timeout=timeout)
+        return connection_to(
+            self._host, self._port, ca=self._ca, secure=self._secure, timeout=timeout
+        )
 
     def _answer(
         self,
@@ -297,8 +303,8 @@ class Gateway:
         if status == 401:
             given = "the token is not valid there" if self._token else "no token was given"
             return Forbidden(
-                f"the gateway {self.url} refused: {given}; set RECLAIMNET_GATEWAY__TOKEN, or run "
-                "`rn up` where it was started to have your configuration written again"
+                f"the gateway {self.url} refused: {given}; ask its operator for a login "
+                "(`rn person add --login`) and say `rn login`, or set RECLAIMNET_GATEWAY__TOKEN"
             )
         kind = _ERRORS.get(status, Unavailable)
         return kind(text or f"the gateway {self.url} answered with HTTP {status} and no reason")
@@ -318,6 +324,41 @@ class Gateway:
                 f"the answer of {self.url} is not one of a ReclaimNet gateway ({error}); "
                 "check the address, and that both sides have the same version"
             ) from error
+
+
+class _Pinned(http.client.HTTPSConnection):
+    """To the campus itself, whatever its address: it must prove to be that by its authority."""
+
+    def __init__(self, host: str, port: int | None, *, ca: str, timeout: float) -> None:
+        super().__init__(host, port, timeout=timeout)
+        self._pinned = known_by(ca)
+
+    def connect(self) -> None:
+        http.client.HTTPConnection.connect(self)
+        self.sock = self._pinned.wrap_socket(self.sock, server_hostname=CAMPUS_NAME)
+
+
+def connection_to(
+    host: str, port: int | None, *, ca: str | None, secure: bool, timeout: float
+) -> http.client.HTTPConnection:
+    if not secure:
+        return http.client.HTTPConnection(host, port, timeout=timeout)
+    if ca is None:
+        return http.client.HTTPSConnection(host, port, timeout=timeout)
+    return _Pinned(host, port, ca=ca, timeout=timeout)
+
+
+def known_by(ca: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_verify_locations(cadata=ca)
+    except (ssl.SSLError, ValueError) as error:
+        raise BadConfig(
+            "the campus's authority in gateway.ca cannot be read; have a new login made: "
+            "rn person add --login"
+        ) from error
+    return context
 
 
 class Quiet(Unavailable):

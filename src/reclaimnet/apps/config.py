@@ -22,6 +22,7 @@ DEFAULT_GUEST_DISK: Final = 100 * GIB
 KEYS: Final = (
     "gateway.url",
     "gateway.token",
+    "gateway.ca",
     "nats.url",
     "nats.token",
     "notify.webhook",
@@ -41,6 +42,8 @@ SYSTEM_FILE: Final = Path("/etc/reclaimnet/config.toml")
 class Config:
     gateway_url: str | None
     gateway_token: str | None
+    gateway_ca: str | None = None
+    """PEM: the authority by which a gateway with https proves to be the campus's, and no other."""
     nats_url: str | None
     nats_token: str | None
     state: Path
@@ -85,6 +88,7 @@ def load(
     return Config(
         gateway_url=values.get("gateway.url"),
         gateway_token=values.get("gateway.token"),
+        gateway_ca=values.get("gateway.ca"),
         nats_url=values.get("nats.url"),
         nats_token=values.get("nats.token"),
         notify_webhook=values.get("notify.webhook"),
@@ -99,11 +103,14 @@ def user_file(env: Mapping[str, str] = os.environ) -> Path:
     return _xdg(env, "XDG_CONFIG_HOME", ".config") / "config.toml"
 
 
-def remember_gateway(*, url: str, token: str, env: Mapping[str, str] = os.environ) -> Path:
-    """Write url and token into the user's file, readable by no one else; other keys stay."""
+def remember_gateway(
+    *, url: str, token: str, ca: str | None = None, env: Mapping[str, str] = os.environ
+) -> Path:
+    """Write them into the user's file, readable by no one else; keys of other things stay."""
     path = user_file(env)
     values = {key: value for _, key, value in _from_file(path)}
-    values |= {"gateway.url": url, "gateway.token": token}
+    values.pop("gateway.ca", None)
+    values |= {"gateway.url": url, "gateway.token": token} | ({"gateway.ca": ca} if ca else {})
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # mkstemp makes the file 0600, and the rename keeps a reader from ever seeing half of it.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".config-")
@@ -172,6 +179,11 @@ def _refuse_borrowed_token(
     system: Path,
 ) -> None:
     """A directory someone else wrote must not have our token sent to a server of its choice."""
+    if origins.get("gateway.ca") == str(project) != origins.get("gateway.url"):
+        raise BadConfig(
+            f"{project} says by which authority to know a gateway that is not its own; put "
+            "gateway.url beside gateway.ca, or take it out"
+        )
     for service in ("gateway", "nats"):
         url, token = f"{service}.url", f"{service}.token"
         if origins.get(url) != str(project) or origins.get(token) not in (str(user), str(system)):

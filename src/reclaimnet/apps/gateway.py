@@ -12,6 +12,7 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterator,
+    Mapping,
     Sequence,
 )
 from http import HTTPStatus
@@ -34,18 +35,22 @@ from litestar.types import ControllerRouterHandler, Guard
 from msgspec import Meta
 
 from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus
+from reclaimnet.adapters.tls.ca import Credentials
 from reclaimnet.apps.gateway_access import (
     Access,
     Keys,
     bearer,
+    caller_of,
     cookie_name,
     guard,
     session_cookie,
+    while_known,
 )
 from reclaimnet.apps.gateway_desk import CURSOR, MAX_NAME, MAX_PAGE, Desk, Page, Story, Submission
 from reclaimnet.apps.gateway_output import Fetcher, Outputs
 from reclaimnet.apps.gateway_view import NodeSeen, View
 from reclaimnet.apps.history import Deeds
+from reclaimnet.apps.people import Caller, Person, Role
 from reclaimnet.errors import (
     BadConfig,
     Forbidden,
@@ -60,6 +65,7 @@ from reclaimnet.model.asking import Request as Asked
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.units import DAY, MIB, MINUTE
 from reclaimnet.model.work import JobRecord
+from reclaimnet.wire import encode_json
 
 MAX_BODY_BYTES: Final = MIB
 SHUTDOWN_S: Final = 2
@@ -68,7 +74,8 @@ PAGE: Final = 100
 MAX_ASKED: Final = 1024
 """GPUs or users in one request."""
 MAX_NOTICE: Final = 30 * DAY
-MAX_TIME: Final = (1 << 63) - 1
+MAX_TIME: Final = 1 << 62
+"""In the year 2116; a schema tells bounds as floating point numbers, and this is one."""
 MAX_REASON: Final = 1000
 BACKLOG: Final = 256
 MAX_CONNECTIONS: Final = 2048
@@ -137,6 +144,11 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """The clock here, in nanoseconds since 1970: deadlines are told by it."""
     recording: bool = False
     """Whether there is a recording to look at instead of a campus."""
+    name: str = ""
+    """Of the person; empty with a token of the campus itself."""
+    role: Role = Role.OPERATOR
+    owns: tuple[str, ...] = ()
+    """The nodes that a user may lend and reclaim; operators may all."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,18 +216,20 @@ def build(
     *,
     look_token: str = "",
     read_only: bool = False,
+    people: Callable[[], Mapping[str, Person]] = dict,
     view: View | None = None,
     fetcher: Fetcher | None = None,
     more: Sequence[ControllerRouterHandler] = (),
     watchers: Sequence[Watcher] = (),
 ) -> Litestar:
-    """The application. `look_token` may only look, and with `read_only` so may everybody.
+    """The application. `look_token` may only look, and with `read_only` so may everybody. `people`
+    are asked for with each request.
     `fetcher` is what output is fetched with. `more` are further handlers, such as the web page's;
     one that carries `opt={"public": True}` needs no token. `watchers` run beside it and may listen
     to what it knows."""
     kept_view = view or View()
     desk = Desk(campus, kept_view, version())
-    keys = Keys(act=token, look=look_token, read_only=read_only)
+    keys = Keys(act=token, look=look_token, read_only=read_only, people=people)
     api = Router(
         path="/api/v1",
         route_handlers=[
@@ -337,6 +351,8 @@ async def serve(
     *,
     look_token: str = "",
     read_only: bool = False,
+    people: Callable[[], Mapping[str, Person]] = dict,
+    tls: Credentials | None = None,
     on_ready: Callable[[int], None] = lambda _port: None,
     fetcher: Fetcher | None = None,
     more: Sequence[ControllerRouterHandler] = (),
@@ -349,13 +365,14 @@ async def serve(
         token,
         look_token=look_token,
         read_only=read_only,
+        people=people,
         view=view,
         fetcher=fetcher,
         more=more,
         watchers=watchers,
     )
     # First those who listen hang up by themselves; else each shutdown waits for them.
-    await run(app, host, port, stop, on_ready=on_ready, on_stop=view.close)
+    await run(app, host, port, stop, tls=tls, on_ready=on_ready, on_stop=view.close)
 
 
 async def run(
@@ -364,6 +381,7 @@ async def run(
     port: int,
     stop: asyncio.Event,
     *,
+    tls: Credentials | None = None,
     on_ready: Callable[[int], None],
     on_stop: Callable[[], None] = lambda: None,
 ) -> None:
@@ -377,6 +395,8 @@ async def run(
             ws="none",
             timeout_graceful_shutdown=SHUTDOWN_S,
             limit_concurrency=MAX_CONNECTIONS,
+            ssl_certfile=None if tls is None else tls.certificate,
+            ssl_keyfile=None if tls is None else tls.key,
         )
         server = _Server(config, on_started=lambda: on_ready(listener.getsockname()[1]))
 
@@ -424,27 +444,26 @@ async def health(state: State) -> Health:
 @get("/session", responses=_may_fail())
 async def session(state: State, request: Req) -> Session:
     """Who asks here, and what the gateway is."""
-    return _session(state, _access(state, request))
+    return _session(state, caller_of(request))
 
 
 @post("/session", status_code=200, opt={"public": True}, responses=_may_fail())
 async def begin_session(state: State, request: Req) -> Response[Session]:
     """Exchange the token for a cookie, so that a browser need not keep the token."""
     token = bearer(request.headers)
-    access = state.access.of_token(token) if token else None
-    if access is None:
+    caller = state.access.of_token(token) if token else None
+    if caller is None:
         raise HTTPException(
             detail="the token is missing or wrong; take the link that `rn page` prints",
             status_code=HTTPStatus.UNAUTHORIZED,
             headers={"WWW-Authenticate": "Bearer"},
         )
     cookie = session_cookie(
-        token,
+        state.access.session(token, time.time()),
         port=request.url.port,
         secure=request.url.scheme == "https",
-        now_s=time.time(),
     )
-    return Response(_session(state, access), cookies=[cookie])
+    return Response(_session(state, caller), cookies=[cookie])
 
 
 @delete("/session", status_code=200, opt={"public": True}, security=[{}])
@@ -470,24 +489,17 @@ def _allowed(methods: str) -> Response[None]:
     return Response(None, status_code=HTTPStatus.NO_CONTENT, headers={"Allow": methods})
 
 
-def _session(state: State, access: Access) -> Session:
+def _session(state: State, caller: Caller) -> Session:
     return Session(
-        access=access,
+        access=Access.ACT if caller.may_act else Access.LOOK,
         read_only=state.access.read_only,
         version=state.version,
         now=time.time_ns(),
         recording=state.recording,
+        name=caller.name,
+        role=caller.role,
+        owns=tuple(sorted(caller.owns)),
     )
-
-
-def _access(state: State, request: Req) -> Access:
-    token = bearer(request.headers)
-    cookie = request.cookies.get(cookie_name(request.url.port), "")
-    found: Access | None = (
-        state.access.of_token(token) if token else state.access.of_session(cookie, time.time())
-    )
-    # The guard has let it pass.
-    return found or Access.LOOK
 
 
 @post("/jobs", responses={200: ResponseSpec(JobRecord), **_may_fail(400, 403, 413)})
@@ -499,7 +511,7 @@ async def submit(
 ) -> Response[JobRecord]:
     """With an `Idempotency-Key`, sending the same job again gives the same job."""
     await _refuse_guesses(request, Submission)
-    record, is_new = await state.desk.submit(data, key)
+    record, is_new = await state.desk.submit(data, key, caller_of(request))
     status = HTTPStatus.CREATED if is_new else HTTPStatus.OK
     return Response(record, status_code=status, headers={"Location": f"/api/v1/jobs/{record.id}"})
 
@@ -513,7 +525,7 @@ async def list_jobs(
     cursor: Annotated[str | None, QueryParameter(pattern=CURSOR)] = None,
 ) -> Response[Any]:
     """Newest first. With `If-None-Match`, an unchanged list is not sent again."""
-    page: Page = state.desk.page(ended_too=all, limit=limit, cursor=cursor)
+    page: Page = state.desk.page(caller_of(request), ended_too=all, limit=limit, cursor=cursor)
     body = msgspec.json.encode(page)
     tag = f'"{blake3.blake3(body).hexdigest(12)}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
@@ -524,41 +536,52 @@ async def list_jobs(
 
 
 @get("/jobs/{job:str}", responses=_may_fail(404))
-async def show_job(state: State, job: FromPath[str]) -> JobRecord:
+async def show_job(state: State, request: Req, job: FromPath[str]) -> JobRecord:
+    """What it runs and was told is shown to its user and to operators only."""
+    return caller_of(request).shown(await state.desk.record(JobId(job)))
+
+
+async def _theirs(state: State, request: Req, job: str, to_do: str) -> JobRecord:
     record: JobRecord = await state.desk.record(JobId(job))
+    caller_of(request).check_job(record, to_do)
     return record
 
 
 @post("/jobs/{job:str}/cancel", status_code=200, responses=_may_fail(403, 404))
-async def cancel_job(state: State, job: FromPath[str]) -> JobRecord:
+async def cancel_job(state: State, request: Req, job: FromPath[str]) -> JobRecord:
+    await _theirs(state, request, job, "cancel it")
     record: JobRecord = await state.desk.cancel(JobId(job))
     return record
 
 
-@get("/jobs/{job:str}/logs", media_type="text/plain", responses=_may_fail(400, 404))
-async def job_logs(state: State, job: FromPath[str], follow: FromQuery[bool] = False) -> Stream:
-    record = await state.desk.record(JobId(job))
-    return Stream(state.desk.log(record.id, follow=follow), media_type="text/plain; charset=utf-8")
+@get("/jobs/{job:str}/logs", media_type="text/plain", responses=_may_fail(400, 403, 404))
+async def job_logs(
+    state: State, request: Req, job: FromPath[str], follow: FromQuery[bool] = False
+) -> Stream:
+    record = await _theirs(state, request, job, "read what it writes")
+    log = while_known(state.access, caller_of(request), state.desk.log(record.id, follow=follow))
+    return Stream(log, media_type="text/plain; charset=utf-8")
 
 
-@get("/jobs/{job:str}/output", media_type="application/x-tar", responses=_may_fail(404))
-async def job_output(state: State, job: FromPath[str]) -> Stream:
+@get("/jobs/{job:str}/output", media_type="application/x-tar", responses=_may_fail(403, 404))
+async def job_output(state: State, request: Req, job: FromPath[str]) -> Stream:
     """What a completed job left in its output directory, as a tar."""
-    record = await state.desk.record(JobId(job))
+    record = await _theirs(state, request, job, "fetch its output")
     if state.outputs is None:
         raise Unavailable("this gateway cannot fetch output; ask another one")
     return Stream(await state.outputs.fetch(record), media_type="application/x-tar")
 
 
-@get("/jobs/{job:str}/why", responses=_may_fail(404))
-async def job_why(state: State, job: FromPath[str]) -> Why:
-    record = await state.desk.record(JobId(job))
+@get("/jobs/{job:str}/why", responses=_may_fail(403, 404))
+async def job_why(state: State, request: Req, job: FromPath[str]) -> Why:
+    record = await _theirs(state, request, job, "read its journal")
     return Why(entries=await state.campus.read_journal(record.id))
 
 
-@get("/jobs/{job:str}/story", responses=_may_fail(404))
-async def job_story(state: State, job: FromPath[str]) -> Story:
+@get("/jobs/{job:str}/story", responses=_may_fail(403, 404))
+async def job_story(state: State, request: Req, job: FromPath[str]) -> Story:
     """The same in words, as `rn why` tells it, and the numbers that a plot of it needs."""
+    await _theirs(state, request, job, "read its journal")
     story: Story = await state.desk.story(JobId(job))
     return story
 
@@ -566,7 +589,8 @@ async def job_story(state: State, job: FromPath[str]) -> Story:
 @put("/bundles", request_max_body_size=MAX_BUNDLE_BYTES, responses=_may_fail(403, 413))
 async def put_bundle(state: State, request: Req) -> BundleStored:
     """The body is the tar itself."""
-    return BundleStored(id=await state.campus.put_bundle(await request.body()))
+    stored = await state.desk.put_bundle(await request.body(), caller_of(request))
+    return BundleStored(id=stored)
 
 
 # --- nodes -----------------------------------------------------------------------------------
@@ -590,6 +614,7 @@ async def node_deeds(state: State, node: FromPath[str]) -> Deeds:
     responses=_may_fail(400, 403, 404, 409, 413),
 )
 async def lend(state: State, request: Req, node: FromPath[str], data: JSONBody[LendBody]) -> Reply:
+    caller_of(request).check_node(NodeId(node), "lend")
     await _refuse_guesses(request, LendBody)
     asked = msgspec.convert(msgspec.to_builtins(data), LendRequest)
     return await _asked(state, node, asked)
@@ -603,13 +628,15 @@ async def lend(state: State, request: Req, node: FromPath[str], data: JSONBody[L
 async def reclaim(
     state: State, request: Req, node: FromPath[str], data: JSONBody[ReclaimBody]
 ) -> Reply:
+    caller_of(request).check_node(NodeId(node), "reclaim")
     await _refuse_guesses(request, ReclaimBody)
     asked = msgspec.convert(msgspec.to_builtins(data), ReclaimRequest)
     return await _asked(state, node, asked)
 
 
 @post("/nodes/{node:str}/withdraw", status_code=200, responses=_may_fail(403, 404, 409))
-async def withdraw(state: State, node: FromPath[str]) -> Reply:
+async def withdraw(state: State, request: Req, node: FromPath[str]) -> Reply:
+    caller_of(request).check_node(NodeId(node), "withdraw")
     return await _asked(state, node, WithdrawRequest())
 
 
@@ -647,25 +674,32 @@ def _whole(value: Any) -> Any:
 @get("/events", responses=_may_fail())
 async def events(
     state: State,
+    request: Req,
     last: Annotated[str | None, HeaderParameter(name="Last-Event-ID")] = None,
 ) -> ServerSentEvent:
     """All records and nodes as they are, then every change. Who comes back with the id of the last
     event is told only what has changed since then, and misses nothing."""
+    caller = caller_of(request)
 
     async def messages() -> AsyncGenerator[ServerSentEventMessage, None]:
-        async with contextlib.aclosing(state.view.changes(last)) as changes:
+        changes = while_known(state.access, caller, state.view.changes(last))
+        async with contextlib.aclosing(changes):
             async for change in changes:
                 if change is None:
                     yield ServerSentEventMessage(comment="still here", data=None)
-                else:
-                    yield ServerSentEventMessage(event=change.event, data=change.data, id=change.id)
+                    continue
+                data = change.data
+                if change.event == "record" and caller.role is not Role.OPERATOR:
+                    data = encode_json(caller.shown(msgspec.json.decode(data, type=JobRecord)))
+                yield ServerSentEventMessage(event=change.event, data=data, id=change.id)
 
     return ServerSentEvent(messages())
 
 
-@get("/journal", media_type="application/x-ndjson", responses=_may_fail())
-async def journal(state: State) -> Stream:
+@get("/journal", media_type="application/x-ndjson", responses=_may_fail(403))
+async def journal(state: State, request: Req) -> Stream:
     """What every node was told and ordered, one JSON object a line: what `rn replay` plays."""
+    caller_of(request).check_operator("read the journal, which tells of everybody's jobs")
 
     async def lines() -> AsyncGenerator[bytes, None]:
         for entry in await state.campus.read_whole_journal():

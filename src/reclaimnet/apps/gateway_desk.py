@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from base64 import b32encode
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from pathlib import PurePath
@@ -25,6 +26,7 @@ from reclaimnet.apps import cli_story, history
 from reclaimnet.apps.client import Entry
 from reclaimnet.apps.gateway_view import NodeState, View
 from reclaimnet.apps.history import Deeds, History
+from reclaimnet.apps.people import Caller, Role
 from reclaimnet.errors import NotFound, Unavailable, UsageError
 from reclaimnet.model.asking import Reply, Request
 from reclaimnet.model.events import CancelAsked
@@ -52,6 +54,7 @@ MAX_SPEC_BYTES: Final = 256 * KIB
 """A record grows with its checkpoints and must still fit into a message."""
 LEAST_ROOM: Final = 0.1
 """Of the records' store: what is accepted must be able to go on changing."""
+MAX_SENT: Final = 4096
 MINT_TRIES: Final = 8
 WRITE_TRIES: Final = 16
 """How often a cancel is tried again when others write the record at the same time."""
@@ -72,7 +75,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     command: Annotated[list[Word], Meta(min_length=1, max_length=MAX_WORDS)]
     name: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
-    user: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] = "campus"
+    user: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | None = None
+    """Only an operator's word counts; otherwise it is whoever submits the job."""
     gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS)] = 1
     nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)] = 1
     lasts_s: Annotated[float, Meta(gt=0, le=MAX_LASTS_S)] | None = None
@@ -102,10 +106,16 @@ class Desk:
         self._campus = campus
         self._view = view
         self._version = version
+        self._sent: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """Who has sent which bundle; what was forgotten is sent again."""
 
-    async def submit(self, submission: Submission, key: str | None) -> tuple[JobRecord, bool]:
+    async def submit(
+        self, submission: Submission, key: str | None, caller: Caller
+    ) -> tuple[JobRecord, bool]:
         """The job's record, and whether it is new: the same key and words give the same job."""
-        spec = await self._checked(submission, key)
+        user = caller.user_of(submission.user)
+        spec = await self._checked(submission, key, user)
+        self._check_bundle(spec, caller)
         for _ in range(MINT_TRIES):
             record = JobRecord(
                 id=_minted(spec.user, key) if key else _minted_at_random(),
@@ -135,7 +145,7 @@ class Desk:
             self._view.see_record(record)
         return record
 
-    def page(self, *, ended_too: bool, limit: int, cursor: str | None) -> Page:
+    def page(self, caller: Caller, *, ended_too: bool, limit: int, cursor: str | None) -> Page:
         """Newest first."""
         records = self._view.records()
         if not ended_too:
@@ -145,7 +155,10 @@ class Desk:
             records = [each for each in records if (each.submitted_at, each.id) < place]
         chosen = records[:limit]
         more = len(records) > len(chosen)
-        return Page(jobs=chosen, next=_cursor(chosen[-1]) if more and chosen else None)
+        return Page(
+            jobs=[caller.shown(each) for each in chosen],
+            next=_cursor(chosen[-1]) if more and chosen else None,
+        )
 
     async def cancel(self, job: JobId) -> JobRecord:
         """A job that nobody holds ends at once; otherwise its holder is asked to end it."""
@@ -244,10 +257,29 @@ class Desk:
         registry.register(_Measured(self._campus, self._view, self._version))
         return generate_latest(registry)
 
-    async def _checked(self, submission: Submission, key: str | None) -> JobSpec:
+    async def put_bundle(self, data: bytes, caller: Caller) -> str:
+        bundle = await self._campus.put_bundle(data)
+        self._sent[caller.name, bundle] = None
+        self._sent.move_to_end((caller.name, bundle))
+        while len(self._sent) > MAX_SENT:
+            self._sent.popitem(last=False)
+        return bundle
+
+    def _check_bundle(self, spec: JobSpec, caller: Caller) -> None:
+        """To know what others' files are called must not be enough to have them run, and shown."""
+        if spec.bundle is None or caller.role is Role.OPERATOR:
+            return
+        if (caller.name, spec.bundle) in self._sent or any(
+            each.spec.bundle == spec.bundle and each.spec.user == caller.name
+            for each in self._view.records()
+        ):
+            return
+        raise UsageError(f"there is no bundle {spec.bundle} of yours; send it first")
+
+    async def _checked(self, submission: Submission, key: str | None, user: str) -> JobSpec:
         if not submission.command[0].strip():
             raise UsageError("the command is empty; say what to run")
-        texts = (*submission.command, *submission.env.values(), submission.user)
+        texts = (*submission.command, *submission.env.values(), user)
         if any("\0" in text for text in texts):
             raise UsageError("commands and variables cannot hold a zero byte")
         if key is not None and len(key) > MAX_KEY:
@@ -262,7 +294,7 @@ class Desk:
             raise UsageError(f"there is no bundle {bundle}; send it first")
         spec = JobSpec(
             name=submission.name or _name_of(tuple(submission.command)),
-            user=submission.user,
+            user=user,
             command=tuple(submission.command),
             gpus=submission.gpus,
             nodes=submission.nodes,

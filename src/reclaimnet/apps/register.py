@@ -1,7 +1,7 @@
-"""The campus's register: which nodes were taken in, under which keys, and who is invited.
+"""The campus's register: nodes that were taken in, who is invited, and the people of the campus.
 
-It is one file in the state directory of `rn up`. The gateway reads it, and so do `rn invite` and
-`rn revoke`: whoever may write there is the operator.
+It is one file in the state directory of `rn up`. The gateway reads it, and `rn invite`, `rn revoke`
+and `rn person` write it: whoever may write there is the operator.
 """
 
 import base64
@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ import msgspec
 
 from reclaimnet.adapters.nats.access import Access, check_public_key
 from reclaimnet.adapters.tls import ca
+from reclaimnet.apps.people import Person, Role, new_token
 from reclaimnet.errors import BadConfig, Forbidden, NotFound, UsageError
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.units import DAY
@@ -30,6 +31,7 @@ from reclaimnet.model.units import DAY
 NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 MAX_NODES: Final = 10_000
 MAX_INVITATIONS: Final = 1000
+MAX_PEOPLE: Final = 10_000
 MAX_INVITATION_CHARS: Final = 8192
 STANDING: Final = 365 * DAY
 """How long the invitation for agents beside the campus stands; each `rn up` makes a new one."""
@@ -74,6 +76,7 @@ class _Open(msgspec.Struct, kw_only=True):
 class _Book(msgspec.Struct, kw_only=True):
     nodes: dict[str, str] = {}
     invitations: list[_Open] = []
+    people: dict[str, Person] = {}
 
 
 class Register:
@@ -81,13 +84,16 @@ class Register:
 
     def __init__(self, state: Path) -> None:
         self._path = state / "register.json"
+        self._people: tuple[int, Mapping[str, Person]] = (-1, {})
 
     def stamp(self) -> int:
         """Changes whenever the register does."""
         try:
-            return self._path.stat().st_mtime_ns
+            status = self._path.stat()
         except FileNotFoundError:
             return 0
+        # A file's time moves in ticks of some milliseconds; a replaced file is another file.
+        return hash((status.st_mtime_ns, status.st_ino, status.st_size))
 
     def access(self, gateway: str) -> Access:
         nodes = {NodeId(node): key for node, key in self._read().nodes.items()}
@@ -144,6 +150,35 @@ class Register:
             if book.nodes.pop(node, None) is None:
                 raise NotFound(f"no node called {node} was ever taken in")
             book.invitations = [known for known in book.invitations if known.node != node]
+
+    def people(self) -> Mapping[str, Person]:
+        """As they are now; the file is read only when it has changed."""
+        stamp = self.stamp()
+        if self._people[0] != stamp:
+            self._people = (stamp, self._read().people)
+        return self._people[1]
+
+    def add_person(self, name: str, *, role: Role, owns: tuple[str, ...]) -> str:
+        """The person's token, which is told only now: its hash is what is kept."""
+        token, digest = new_token(name)
+        wrong = [node for node in owns if not NODE_NAME.fullmatch(node)]
+        if wrong:
+            raise UsageError(f"{wrong[0]!r} cannot be the name of a node; `rn nodes` lists them")
+        with self._changing() as book:
+            if name in book.people:
+                raise UsageError(
+                    f"there is a person called {name} already; for a new token or another role, "
+                    f"`rn person remove {name}` first: their jobs stay theirs"
+                )
+            if len(book.people) >= MAX_PEOPLE:
+                raise UsageError(f"the campus has {MAX_PEOPLE} people, and takes no more")
+            book.people[name] = Person(digest=digest, role=role, owns=tuple(sorted(set(owns))))
+        return token
+
+    def remove_person(self, name: str) -> None:
+        with self._changing() as book:
+            if book.people.pop(name, None) is None:
+                raise NotFound(f"there is no person called {name}; `rn person list` lists them")
 
     def _read(self) -> _Book:
         try:

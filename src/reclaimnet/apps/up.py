@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from reclaimnet.adapters.linux.runner import Exited, Runner
 from reclaimnet.adapters.nats.access import CAMPUS_HOST, Key, new_key
@@ -34,7 +35,7 @@ from reclaimnet.adapters.nats.server import (
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps import daemon, gateway, gateway_page
-from reclaimnet.apps.client import Gateway
+from reclaimnet.apps.client import Gateway, connection_to
 from reclaimnet.apps.config import Config, remember_gateway
 from reclaimnet.apps.gateway_output import Fetcher
 from reclaimnet.apps.notify import Notifier
@@ -51,9 +52,11 @@ READY_S: Final = 30.0
 FETCH_QUOTA: Final = 64 * GIB
 """Output on its way from a node to its user passes through the gateway's disk."""
 END_S: Final = 10.0
+HEALTH_TIMEOUT_S: Final = 2.0
 LOOK_AGAIN_S: Final = 0.5
 """How soon a NATS server that died is noticed, and started again."""
 AGENT_END_S: Final = 15.0
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _log = logging.getLogger("reclaimnet.up")
 
 
@@ -65,6 +68,7 @@ def up(
     foreground: bool,
     read_only: bool = False,
     servers: int | None = None,
+    plain_http: bool = False,
 ) -> int:
     config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     pid_file = config.state / "up.pid"
@@ -78,12 +82,20 @@ def up(
     count = _server_count(config, servers)
     if foreground:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        serving = _serve(config, listen, gateway_port, read_only=read_only, servers=count)
+        serving = _serve(
+            config,
+            listen,
+            gateway_port,
+            read_only=read_only,
+            servers=count,
+            secure=not plain_http and listen not in LOOPBACK,
+        )
         return asyncio.run(serving)
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "up"]
     argv += ["--foreground", "--listen", listen, "--gateway-port", str(gateway_port)]
     argv += ["--read-only"] if read_only else []
     argv += ["--servers", str(count)]
+    argv += ["--plain-http"] if plain_http else []
     daemon.spawn(
         argv,
         log=config.state / "up.log",
@@ -99,7 +111,7 @@ def up(
         f"Lend this machine:     rn agent --detach && rn lend\n"
         + (
             "Lend another machine:  start the campus with `rn up --listen ADDRESS` instead\n"
-            if listen in ("127.0.0.1", "::1", "localhost")
+            if listen in LOOPBACK
             else "Lend another machine:  rn invite > lab1.token, and there: "
             "rn agent --token-file lab1.token\n"
         )
@@ -189,7 +201,13 @@ def _end_guests(run: Path) -> bool:
 
 
 async def _serve(
-    config: Config, listen: str, gateway_port: int, *, read_only: bool, servers: int
+    config: Config,
+    listen: str,
+    gateway_port: int,
+    *,
+    read_only: bool,
+    servers: int,
+    secure: bool,
 ) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -222,9 +240,12 @@ async def _serve(
             fetcher = Fetcher(vault=vault, context=_own_context(config, authority))
 
             def ready(port: int) -> None:
-                gateway_url = f"http://{listen if listen != '0.0.0.0' else '127.0.0.1'}:{port}"
+                host = _own_address(listen)
+                host = f"[{host}]" if ":" in host else host
+                gateway_url = f"{'https' if secure else 'http'}://{host}:{port}"
                 _leave(config, gateway_url=gateway_url, nats_url=url, nats_token=nats_token)
-                remember_gateway(url=gateway_url, token=token)
+                ca_text = authority_text if secure else None
+                remember_gateway(url=gateway_url, token=token, ca=ca_text)
                 _log.info("the gateway serves at %s, NATS at %s", gateway_url, url)
 
             await gateway.serve(
@@ -234,6 +255,8 @@ async def _serve(
                 token,
                 stop,
                 look_token=look_token,
+                people=register.people,
+                tls=_gateway_tls(config, authority, listen) if secure else None,
                 read_only=read_only,
                 on_ready=ready,
                 fetcher=fetcher,
@@ -241,6 +264,11 @@ async def _serve(
                 watchers=[notifier.run] if notifier.is_wanted else [],
             )
     return 0
+
+
+def _own_address(listen: str) -> str:
+    """Where our own commands find what listens there."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)
 
 
 def page_link(url: str, token: str) -> str:
@@ -402,6 +430,18 @@ def _own_context(config: Config, authority: ca.Authority) -> ssl.SSLContext:
     return ca.client_context(credentials)
 
 
+def _gateway_tls(config: Config, authority: ca.Authority, listen: str) -> ca.Credentials:
+    """Our own commands know it by one name; the others are for browsers that trust the campus."""
+    key = ca.new_key()
+    names = dict.fromkeys([CAMPUS_HOST, socket.gethostname(), _own_address(listen)])
+    return ca.keep(
+        config.state / "https",
+        certificate=ca.issue(authority, CAMPUS_HOST, key, list(names)),
+        key=key,
+        authority=authority.pem,
+    )
+
+
 class _Porter:
     """Takes newcomers in, from any thread."""
 
@@ -466,13 +506,18 @@ def _free_port(host: str) -> int:
 
 
 def _healthy(config: Config) -> bool:
-    url = _left(config).get("gateway_url")
-    if not url:
+    url = urlsplit(_left(config).get("gateway_url", ""))
+    if not url.hostname:
         return False
     try:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=2)
-        connection.request("GET", "/api/v1/health")
-        return bool(json.loads(connection.getresponse().read())["ok"])
+        secure = url.scheme == "https"
+        authority = ca.load_ca(config.state / "ca").pem.decode() if secure else None
+        connection = connection_to(
+            url.hostname, url.port, ca=authority, secure=secure, timeout=HEALTH_TIMEOUT_S
+        )
+        with contextlib.closing(connection):
+            connection.request("GET", "/api/v1/health")
+            return bool(json.loads(connection.getresponse().read())["ok"])
     except (OSError, ValueError, KeyError, http.client.HTTPException):
         return False
 

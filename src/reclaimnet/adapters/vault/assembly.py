@@ -21,7 +21,8 @@ from reclaimnet.adapters.vault.slots import (
     open_direct,
     write_fully,
 )
-from reclaimnet.errors import Damaged
+from reclaimnet.errors import Damaged, VaultFull
+from reclaimnet.model.units import show_size
 from reclaimnet.model.work import ChunkId, Manifest, Part
 
 LANES: Final = max(2, min(4, os.cpu_count() or 1))
@@ -59,6 +60,7 @@ class Assembly:
         self._coming = manifest
         self._written = set()
         self.into.mkdir(parents=True, exist_ok=True)
+        self._check_room(manifest)
         root = os.open(self.into, os.O_RDONLY | os.O_DIRECTORY)
         try:
             for name in sorted(self._before.keys() - {part.name for part in manifest.parts}):
@@ -102,6 +104,23 @@ class Assembly:
     def abandon(self) -> None:
         """What was begun is not going to be finished."""
         self._close()
+
+    def _check_room(self, manifest: Manifest) -> None:
+        """A small manifest can name one chunk a hundred thousand times: what it would grow to must
+        not fill the provider's disk before anybody notices."""
+        grows = sum(
+            max(
+                0, part.size - before.size if (before := self._before.get(part.name)) else part.size
+            )
+            for part in manifest.parts
+        )
+        disk = os.statvfs(self.into)
+        free = disk.f_bavail * disk.f_frsize
+        if grows > free:
+            raise VaultFull(
+                f"the checkpoint would take {show_size(grows)} in {self.into}, and the disk has "
+                f"{show_size(free)} left; make room on it"
+            )
 
     def _finish_part(self, part: Part, root: int, read: Read, pool: ThreadPoolExecutor) -> None:
         opened = self._open.pop(part.name, None)

@@ -33,6 +33,19 @@ export class Campus {
     return this.at === null && this.session !== null && this.session.access === "act";
   }
 
+  get isOperator() {
+    return this.session === null || this.session.role !== "user";
+  }
+
+  /** The gateway refuses the rest anyway; here it only saves people the refusal. */
+  mayRead(record) {
+    return this.isOperator || record.spec.user === this.session.name;
+  }
+
+  mayLend(node) {
+    return this.mayAct && (this.isOperator || this.session.owns.includes(node));
+  }
+
   onChange(listener) {
     this.listeners.add(listener);
   }

@@ -21,6 +21,16 @@ export function jobView(campus, { id }) {
   if (!record) {
     return h("div", null, h("h1", null, "Job"), h("p", { class: "empty" }, `There is no job ${id}.`));
   }
+  if (!campus.mayRead(record)) {
+    return h(
+      "div",
+      { class: "job", key: id },
+      h("h1", null, record.spec.name),
+      h("p", { class: "lead" }, state(record), " ", where(record)),
+      facts(campus, record),
+      h("p", { class: "empty" }, `What it runs, did and wrote is for ${record.spec.user} and operators.`),
+    );
+  }
   if (!shown || shown.id !== id) enter(campus, id);
   if (shown.revision !== record.revision) loadStory(campus, record);
   const story = upTo(shown.story, campus);

@@ -69,7 +69,7 @@ function machine(campus, seen) {
         leaving
           ? h(
               "button",
-              { disabled: !campus.mayAct, onclick: () => act(campus, card.node, "withdraw") },
+              { disabled: !campus.mayLend(card.node), onclick: () => act(campus, card.node, "withdraw") },
               "Keep lending",
             )
           : null,
@@ -78,7 +78,7 @@ function machine(campus, seen) {
               "button",
               {
                 class: "take",
-                disabled: !campus.mayAct,
+                disabled: !campus.mayLend(card.node),
                 onclick: () => takeBack(campus, card.node, null),
               },
               "Take it back",
@@ -89,7 +89,7 @@ function machine(campus, seen) {
               "button",
               {
                 class: "primary",
-                disabled: !campus.mayAct,
+                disabled: !campus.mayLend(card.node),
                 onclick: () => act(campus, card.node, "lend", { notice: card.terms.notice }),
               },
               "Lend it again",
@@ -128,7 +128,7 @@ function machine(campus, seen) {
                 h(
                   "button",
                   {
-                    disabled: !campus.mayAct || use === "leaving",
+                    disabled: !campus.mayLend(card.node) || use === "leaving",
                     "aria-label": `Take GPU ${gpu.index} of ${card.node} back`,
                     onclick: () => takeBack(campus, card.node, gpu),
                   },

@@ -74,8 +74,8 @@ PAGE: Final = 100
 MAX_ASKED: Final = 1024
 """GPUs or users in one request."""
 MAX_NOTICE: Final = 30 * DAY
-MAX_TIME: Final = 1 << 62
-"""In the year 2116; a schema tells bounds as floating point numbers, and this is one."""
+MAX_TIME: Final = 9 * 10**18
+"""In the year 2255; a schema tells bounds in few decimal digits, and this one needs no more."""
 MAX_REASON: Final = 1000
 BACKLOG: Final = 256
 MAX_CONNECTIONS: Final = 2048

@@ -340,6 +340,9 @@ def _tell_bounds(app: Litestar) -> None:
         number = Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=most)
         either = Schema(one_of=[number, Schema(type=OpenAPIType.NULL)])
         (schemas[body.__name__].properties or {})[field] = either
+    day = Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=6)
+    days = Schema(type=OpenAPIType.ARRAY, items=day, max_items=7)
+    (schemas[HoursBody.__name__].properties or {})["days"] = days
 
 
 async def serve(

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -214,7 +215,8 @@ def invitation_for(state: Path, *, node: NodeId | None, valid: int) -> Invitatio
     """For another machine, to be used once. Raises if no campus runs here that others can reach."""
     try:
         left = json.loads((state / "campus.json").read_text())
-        url = str(left["nats_url"])
+        # On all addresses means on none that others could use.
+        url = str(left["nats_url"]).replace("//0.0.0.0:", f"//{socket.gethostname()}:")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             "no campus runs here: invite from the machine where `rn up` runs, as the same user"

@@ -358,7 +358,7 @@ def test_of_several_processes_the_first_reports_and_saves_for_all(plain, tmp_pat
                 time.sleep(0.002)
                 job.step(step + 1000 * rank, {"by": rank})
     """
-    spec = script(tmp_path, text, limit=400)
+    spec = script(tmp_path, text, limit=50_000)
     plain.start(spec, epoch=1)
     plain.wait_step(1)
     plain.runner.save(JOB, 1, False)

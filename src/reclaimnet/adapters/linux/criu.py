@@ -186,10 +186,24 @@ def unpack(image: Path, folders: Mapping[str, Path]) -> Meta:
             for member in tar:
                 name, _, inner = member.name.partition("/")
                 member.name = inner
-                tar.extract(member, folders[name], filter="tar")
+                _check_member(member, folders[name])
+                tar.extract(member, folders[name], **_EXTRACT)
     except (ValueError, KeyError, TypeError, tarfile.TarError) as error:
         raise Damaged(f"the image in {image} cannot be read: {error}") from error
     return meta
+
+
+_EXTRACT: Final[dict[str, Any]] = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
+"""Python knows filters from 3.11.4 on only; `_check_member` refuses what they would."""
+
+
+def _check_member(member: tarfile.TarInfo, folder: Path) -> None:
+    _below(folder, member.name)
+    if member.islnk():
+        _below(folder, member.linkname.partition("/")[2])
+    if member.ischr() or member.isblk():
+        raise ValueError(f"{member.name!r} is a device")
+    member.mode &= 0o755
 
 
 def _below(folder: Path, name: str) -> Path:

@@ -23,6 +23,9 @@ FIRST_GUEST: Final = 2
 GONE: Final = 255
 FOREIGN: Final = 0xFFFFFFFF
 NEVER: Final = (1 << 64) - 1
+CLOSES_AHEAD: Final = 5_000_000
+"""Nanoseconds before a deadline at which no more passes: what passed needs a moment to be out, and
+a deadline of the wall is known on the kernel's clock only to within a preemption."""
 
 SOURCE: Final = Path(__file__).parent / "bpf" / "killswitch.bpf.c"
 DEFAULT_CACHE: Final = Path("/var/cache/reclaimnet")
@@ -126,7 +129,8 @@ class KillSwitch:
         self._cells[2 * slot] = until
 
     def set_deadline(self, slot: int, at: int) -> None:
-        self._cells[2 * slot + 1] = at
+        """Nothing of this slot is on the wire any more at that moment."""
+        self._cells[2 * slot + 1] = at if at == NEVER else max(0, at - CLOSES_AHEAD)
 
     def stop(self, slot: int) -> None:
         """No packet of this slot (or, for ALL, of any guest) passes from now on."""
@@ -138,7 +142,8 @@ class KillSwitch:
         return int(self._cells[2 * slot])
 
     def deadline(self, slot: int) -> int:
-        return int(self._cells[2 * slot + 1])
+        stored = int(self._cells[2 * slot + 1])
+        return stored if stored == NEVER else stored + CLOSES_AHEAD
 
     def counts(self, slot: int) -> Counts:
         values = []

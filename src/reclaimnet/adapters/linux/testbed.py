@@ -279,7 +279,8 @@ def _make_bridge(ports: tuple[tuple[str, Path, str], ...]) -> None:
     """A bridge in this namespace, each port the near end of a veth into another one."""
     _quieten()
     with IPRoute() as route:
-        route.link("add", ifname="br0", kind="bridge", group=_LINK_GROUP)
+        # One that snoops says so to everybody for its first seconds: packets that nobody sent.
+        route.link("add", ifname="br0", kind="bridge", br_mcast_snooping=0, group=_LINK_GROUP)
         bridge = route.link_lookup(ifname="br0")[0]
         route.link("set", index=bridge, state="up")
         for near, far_netns, far in ports:

@@ -131,8 +131,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 # --- properties ------------------------------------------------------------------------------
 
-# How long an example takes says more of the machine than of the code.
-hypothesis.settings.register_profile("unhurried", deadline=None)
+# How long an example takes says more of the machine than of the code. What is tried is the same in
+# every run, so that a change is judged by what it changed; RN_EXPLORE=1 looks further.
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, derandomize=os.environ.get("RN_EXPLORE") != "1"
+)
 hypothesis.settings.load_profile("unhurried")
 
 # --- Ctrl-C ----------------------------------------------------------------------------------

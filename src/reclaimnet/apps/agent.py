@@ -23,6 +23,7 @@ import msgspec
 from reclaimnet import wire
 from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.linux import criu, sandbox
+from reclaimnet.adapters.linux.runner import boot_id
 from reclaimnet.adapters.linux.sandbox import Sandbox
 from reclaimnet.adapters.nats.access import NEWCOMER, Key, new_key
 from reclaimnet.adapters.nats.campus import Campus, EnrolmentAsked
@@ -618,7 +619,7 @@ class Agent:
         provider = mind.provider
         state = msgspec.to_builtins(
             {
-                "boot": _boot_id(),
+                "boot": boot_id(),
                 # What stands is lent again by itself when its hours begin.
                 "offer": provider.offer or provider.standing,
                 "notices": [
@@ -655,7 +656,7 @@ class Agent:
             known = {gpu.id for gpu in self.settings.gpus}
             if not {gpu.id for gpu in offer.gpus} <= known:
                 raise Damaged("GPUs that were lent are gone")
-            same_boot = state.get("boot") == _boot_id()
+            same_boot = state.get("boot") == boot_id()
             notices = [
                 ev.ReclaimAsked(
                     request=self._mint(),
@@ -974,7 +975,3 @@ def _answers(config: Config, node: NodeId) -> bool:
         return ask_local(config, node, StatusRequest()).ok
     except ReclaimNetError:
         return False
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

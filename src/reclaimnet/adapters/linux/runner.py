@@ -705,7 +705,7 @@ class Runner:
                 "sandbox": placed,
                 "nice": self._nice,
                 "oom_score": _oom_score(spec.priority),
-                "boot": _boot_id(),
+                "boot": boot_id(),
                 "words": {word.name: int(word) for word in Word},
                 "at_once": AT_ONCE,
             }
@@ -1434,7 +1434,7 @@ class Runner:
             with self._ending:
                 self._ends[attempt.job, attempt.epoch] = words[Word.END_AT]
                 self._attempts[attempt.job, attempt.epoch] = attempt
-            found.append(self._find(attempt, same_boot=text["boot"] == _boot_id()))
+            found.append(self._find(attempt, same_boot=text["boot"] == boot_id()))
         return found
 
     def _find(self, attempt: _Attempt, *, same_boot: bool) -> Found:
@@ -1506,7 +1506,7 @@ def _kept_environment() -> dict[str, str]:
     return {key: os.environ[key] for key in KEPT_ENVIRONMENT if key in os.environ}
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     return _text(Path("/proc/sys/kernel/random/boot_id")).strip()
 
 

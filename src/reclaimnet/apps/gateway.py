@@ -526,9 +526,13 @@ async def list_jobs(
     all: FromQuery[bool] = False,
     limit: Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)] = PAGE,
     cursor: Annotated[str | None, QueryParameter(pattern=CURSOR)] = None,
+    named: Annotated[str, QueryParameter(max_length=MAX_NAME)] = "",
 ) -> Response[Any]:
-    """Newest first. With `If-None-Match`, an unchanged list is not sent again."""
-    page: Page = state.desk.page(caller_of(request), ended_too=all, limit=limit, cursor=cursor)
+    """Newest first; with `named`, those of this name or whose id begins so. With `If-None-Match`,
+    an unchanged list is not sent again."""
+    page: Page = state.desk.page(
+        caller_of(request), ended_too=all, limit=limit, cursor=cursor, named=named
+    )
     body = msgspec.json.encode(page)
     tag = f'"{blake3.blake3(body).hexdigest(12)}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}

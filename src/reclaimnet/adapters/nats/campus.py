@@ -167,6 +167,11 @@ class Campus:
         return self._link.is_up
 
     @property
+    def journal_added(self) -> int:
+        """Lines given to the journal so far; all of them are stored but those that were dropped."""
+        return self._journal.added
+
+    @property
     def journal_dropped(self) -> int:
         return self._journal.dropped
 

@@ -147,8 +147,9 @@ class Gateway:
         value = json.loads(self._call("GET", "/health"))
         return value if isinstance(value, dict) else {}
 
-    def submit(self, fields: Mapping[str, Any]) -> JobRecord:
-        return self._decode(self._call("POST", "/jobs", fields=fields), JobRecord)
+    def submit(self, fields: Mapping[str, Any], *, key: str | None = None) -> JobRecord:
+        """Who is left in doubt may submit it again: the same key and words give the same job."""
+        return self._decode(self._call("POST", "/jobs", fields=fields, key=key), JobRecord)
 
     def ship(self, bundle: bytes) -> str:
         """The id under which the gateway keeps the bundle."""
@@ -251,11 +252,12 @@ class Gateway:
         *,
         fields: Mapping[str, Any] | None = None,
         body: bytes | None = None,
+        key: str | None = None,
     ) -> bytes:
         headers = {"Accept": "application/json", "Content-Type": "application/octet-stream"}
         if method == "POST":
             # So that a proxy's retry does not submit a job twice.
-            headers["Idempotency-Key"] = os.urandom(16).hex()
+            headers["Idempotency-Key"] = key or os.urandom(16).hex()
             headers["Content-Type"] = "application/json"
             body = msgspec.json.encode(fields or {})
         with closing(self._connection(ANSWER_TIMEOUT_S)) as connection:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import secrets
 import shutil
 import signal
 import statistics
@@ -36,6 +37,7 @@ from reclaimnet.adapters.tls import ca
 from reclaimnet.apps import daemon, up
 from reclaimnet.apps.bench import load_minds
 from reclaimnet.apps.bench.load_minds import Count
+from reclaimnet.apps.cli_jobs import LISTED
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import Config, load
 from reclaimnet.apps.register import STANDING, Register
@@ -47,6 +49,7 @@ from reclaimnet.wire import GATEWAY
 READY_S: Final = 300.0
 END_S: Final = 30.0
 SUBMITTERS: Final = 8
+SUBMIT_TRIES: Final = 10
 STARTING: Final = 4
 """Agents started at once."""
 PROCESSES: Final = 2
@@ -110,7 +113,9 @@ class Site:
         self._pipes: list[Connection] = []
         self._workers: list[Any] = []
         self.submitted: set[JobId] = set()
-        self.refused: list[str] = []
+        self.refused = 0
+        self.unanswered: list[str] = []
+        """What the gateway did not answer in time; it was asked again."""
 
     @property
     def config(self) -> Config:
@@ -203,22 +208,29 @@ class Site:
             "lasts_s": self.size.job_s,
         }
 
-        def one(_number: int) -> JobId | str:
-            try:
-                return gateway.submit(fields).id
-            except ReclaimNetError as error:
-                return f"! {error}"
+        def one(_number: int) -> JobId | None:
+            key = secrets.token_hex(16)
+            for _ in range(SUBMIT_TRIES):
+                try:
+                    return gateway.submit(fields, key=key).id
+                except ReclaimNetError as error:
+                    self.unanswered.append(str(error))
+            return None
 
         with ThreadPoolExecutor(SUBMITTERS) as pool:
-            for answer in pool.map(one, range(many)):
-                if answer.startswith("! "):
-                    self.refused.append(answer)
-                else:
-                    self.submitted.add(JobId(answer))
+            answers = list(pool.map(one, range(many)))
+        self.submitted.update(job for job in answers if job is not None)
+        self.refused += answers.count(None)
         return (time.process_time() - began) / many
 
     def states(self) -> Counter[str]:
-        return Counter(Gateway(self.config).listed(ended=True, most=1)[1])
+        """Of the jobs that are not over."""
+        for _ in range(SUBMIT_TRIES):
+            try:
+                return Counter(Gateway(self.config).listed(ended=False, most=LISTED)[1])
+            except Unavailable as error:
+                self.unanswered.append(str(error))
+        raise Unavailable(f"the gateway does not answer any more: {self.unanswered[-1]}")
 
     # --- looking -----------------------------------------------------------------------------
 
@@ -232,7 +244,7 @@ class Site:
         memory["agents"] = sum(agents)
         wall, cpu = self.ps()
         began = time.monotonic()
-        states = Counter(Gateway(self.config).listed(ended=False, most=200)[1])
+        states = self.states()
         return Look(
             at_s=round(at_s, 1),
             memory=memory,
@@ -490,7 +502,7 @@ def _losses(place: Site, counts: list[Count], stored: Stored) -> dict[str, Any]:
         "jobs_twice": sum(times > 1 for times in found.values()),
         "double_lives": sum(times > 1 for times in lived.values()),
         "jobs_failed": sum(record.state is JobState.FAILED for record in stored.records),
-        "submissions_refused": len(place.refused),
+        "submissions_refused": place.refused,
         "beats_unacknowledged": sum(count.beats - count.beats_acked for count in counts),
         "journal_lines_lost": missing_lines,
         "journal_lines_dropped": sum(count.dropped for count in counts),
@@ -500,6 +512,7 @@ def _losses(place: Site, counts: list[Count], stored: Stored) -> dict[str, Any]:
     }
     return {
         **lost,
+        "unanswered": len(place.unanswered),
         "started_again": sum(record.epoch > 1 for record in stored.records),
         "beats": sum(count.beats for count in counts),
         "probes_answered": sum(count.probes for count in counts),

@@ -1,9 +1,9 @@
 """The simulated agents of `rn bench load`: many real minds in one process.
 
-Each has its own connection, key and name; beats, probes, tickets, claims, records and journal are an
-agent's own, on the wire. A guest is a timer, and there is no vault. Of the cards of others a mind is
-told only those of dispatchers (one reader for the whole process), and it wants no role: so that
-dispatching is left to the real agents, which are what is measured.
+Each has its own connection, key and name; beats, probes, tickets, claims, records and journal are
+an agent's own, on the wire. A guest is a timer, and there is no vault. Of the cards of others a
+mind is told only those of dispatchers (one reader for the whole process), and it wants no role: so
+that dispatching is left to the real agents, which are what is measured.
 """
 
 import asyncio

@@ -22,8 +22,8 @@ from reclaimnet import wire
 from reclaimnet.adapters.nats import access
 from reclaimnet.adapters.slurm import words
 from reclaimnet.adapters.tls import ca
-from reclaimnet.adapters.vault.stream import Stream
 from reclaimnet.adapters.vault.store import CHUNK_BYTES, Source, Vault, manifest_id, parse_manifest
+from reclaimnet.adapters.vault.stream import Stream
 from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import bundle, calendar, chain_job, gateway, guard, guard_config, replay
 from reclaimnet.apps import testbed as beds
@@ -318,7 +318,9 @@ def doors(folder: Path) -> Iterator[Door]:
         seeds=(ca.request_certificate(ca.new_key(), ca.node_name(NodeId("n1"))),),
     )
     yield Door(name="bundle", enter=_bundle, seeds=(_tar(),))
-    yield Door(name="journal", enter=_journal, seeds=(b'{"at":5,"node":"n1","event":{"kind":"Woke"}}',))
+    yield Door(
+        name="journal", enter=_journal, seeds=(b'{"at":5,"node":"n1","event":{"kind":"Woke"}}',)
+    )
     yield Door(
         name="http",
         enter=lambda data: [

@@ -1,8 +1,8 @@
 """Run the doors with atheris: `python -m tests.fuzz.fuzz RUNS [DOOR...]`.
 
 Every door is fuzzed in a process of its own, for so many executions and no longer: what is tried
-depends on RUNS alone, so that it is the same in every run. What breaks a door is written to standard
-error with the bytes that did it, and belongs among the seeds of doors.py from then on.
+depends on RUNS alone, so that it is the same in every run. What breaks a door is told with the
+bytes that did it, and belongs among the seeds of doors.py from then on.
 """
 
 import os

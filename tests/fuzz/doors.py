@@ -19,11 +19,12 @@ from typing import Any, Final
 import msgspec
 
 from reclaimnet import wire
+from reclaimnet.adapters.linux.bpf_killswitch import NoSwitch
 from reclaimnet.adapters.nats import access
 from reclaimnet.adapters.slurm import words
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import CHUNK_BYTES, Source, Vault, manifest_id, parse_manifest
-from reclaimnet.adapters.vault.stream import Stream
+from reclaimnet.adapters.vault.stream import HEADER, Stream
 from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import bundle, calendar, chain_job, gateway, guard, guard_config, replay
 from reclaimnet.apps import testbed as beds
@@ -129,7 +130,7 @@ def chunk_server(folder: Path) -> Iterator[tuple[ChunkServer, tuple[bytes, ...]]
             step=1,
             taken_at=1,
             saving=Saving.SDK,
-            sources=[Source(name="state", path=folder / "state")],
+            parts=[Source(name="state", path=folder / "state")],
         )
         server = ChunkServer(vault, None, host="127.0.0.1", may_read=lambda *_: True)  # type: ignore[arg-type]
         yield server, (_opening("j1", saved.manifest), _opening("j1", "../../etc/passwd"))
@@ -137,8 +138,8 @@ def chunk_server(folder: Path) -> Iterator[tuple[ChunkServer, tuple[bytes, ...]]
 
 def _opening(job: str, manifest: str) -> bytes:
     said = json.dumps({"job": job, "manifest": manifest, "send": True, "base": None}).encode()
-    want = (3).to_bytes(1) + (5).to_bytes(4) + bytes(5)
-    return (1).to_bytes(1) + len(said).to_bytes(4) + said + want
+    want = HEADER.pack(2, 5) + bytes(5)
+    return HEADER.pack(1, len(said)) + said + want
 
 
 # --- on one machine --------------------------------------------------------------------------
@@ -168,9 +169,10 @@ def _guard(folder: Path) -> Callable[[bytes], object]:
     made.terms = made.config.terms
     made.guests, made.transfers, made.gone = {}, {}, deque()
     made.lane_deadline, made.halted, made.ended = guard.NEVER, False, deque()
-    made.switch = guard.NoSwitch()
+    made.switch = NoSwitch()
     made._shaper = None
-    made._cgroups = None
+    made._cgroups = folder / "cgroup"
+    made._cgroups.mkdir(exist_ok=True)
 
     def enter(data: bytes) -> None:
         for uid in (STRANGER, STRANGER + 1):
@@ -332,8 +334,8 @@ def doors(folder: Path) -> Iterator[Door]:
 
 
 def _spared(parse: Callable[[bytes], object], data: bytes) -> None:
-    """The framework answers 400 to these."""
-    with contextlib.suppress(msgspec.DecodeError):
+    """The gateway answers 400 to these."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         parse(data)
 
 
@@ -361,5 +363,5 @@ def of_chunks(server: ChunkServer, seeds: tuple[bytes, ...]) -> Door:
         enter=lambda data: server._answer(_Heard(data)),
         seeds=seeds,
         # As ChunkServer._serve: a peer that breaks the rules ends its connection.
-        refusals=(OSError, ReclaimNetError, msgspec.DecodeError),
+        refusals=(OSError, ReclaimNetError),
     )

@@ -6,9 +6,10 @@ bytes that did it, and belongs among the seeds of doors.py from then on.
 """
 
 import os
+import shutil
 import sys
 import tempfile
-from contextlib import ExitStack
+import traceback
 from pathlib import Path
 
 import atheris
@@ -33,26 +34,37 @@ def _fuzz(door: Door, runs: int, folder: Path) -> None:
 
 def main() -> int:
     runs, wanted = int(sys.argv[1]), sys.argv[2:]
-    broken = []
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        server, seeds = stack.enter_context(chunk_server(folder))
-        for door in (*doors(folder), of_chunks(server, seeds)):
-            if wanted and door.name not in wanted:
-                continue
-            child = os.fork()
-            if child == 0:
-                # libFuzzer ends the process itself, with a code.
-                _fuzz(door, runs, folder)
-                os._exit(0)
-            _, status = os.waitpid(child, 0)
-            code = os.waitstatus_to_exitcode(status)
-            print(f"{'ok  ' if code == 0 else 'FAIL'} {door.name}", flush=True)
-            if code != 0:
-                broken.append(door.name)
-                for found in folder.glob(f"{door.name}-*"):
-                    print(f"{found.name}: {found.read_bytes()!r}", file=sys.stderr)
+    # Not a TemporaryDirectory: the first child to exit would remove it for all.
+    folder = Path(tempfile.mkdtemp(prefix="rn-fuzz-"))
+    try:
+        with chunk_server(folder) as (server, seeds):
+            found = (*doors(folder), of_chunks(server, seeds))
+            broken = [door for door in found if not wanted or door.name in wanted]
+            broken = [door for door in broken if not _holds(door, runs, folder)]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return 1 if broken else 0
+
+
+def _holds(door: Door, runs: int, folder: Path) -> bool:
+    child = os.fork()
+    if child == 0:
+        # libFuzzer ends the process itself; whatever happens, a child does not go on as its parent.
+        try:
+            _fuzz(door, runs, folder)
+        except SystemExit as end:
+            os._exit(end.code if isinstance(end.code, int) else 0)
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    print(f"{'ok  ' if code == 0 else 'FAIL'} {door.name}", flush=True)
+    if code != 0:
+        for found in folder.glob(f"{door.name}-*"):
+            print(f"{found.name}: {found.read_bytes()!r}", file=sys.stderr)
+    return code == 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tests.fuzz.doors import Door, chunk_server, doors, of_chunks
 ROOT = Path(__file__).resolve().parents[2]
 BENT = 60
 """Bent copies of each seed."""
-RUNS = 1500
+RUNS = 300
 """Executions of the fuzzer at each door; `python -m tests.fuzz.fuzz 1000000 wire` looks further."""
 NAMES = (
     "wire", "manifest", "subject", "guard", "slurm", "trace", "toml", "files", "words", "units",

@@ -376,16 +376,17 @@ class _Sender:
         return delta if len(delta) < WORTHWHILE * len(data) else None
 
     def _pays(self) -> bool:
-        """It pays if the link is spared more time than the codec takes. To be the faster of the two
-        is not enough: the receiver has to unpack, too, and on a busy machine it is the codec itself
-        that makes the link look slow. Chunks go plain until the link has shown what it does; later
-        on, one now and then goes the other way, to see whether things have changed."""
+        """It pays if the link is spared more time than the codec takes at both ends. To be the
+        faster of the two is not enough: on a busy machine it is the codec itself that makes the
+        link look slow. Chunks go plain until the link has shown what it does; later on, one now and
+        then goes the other way, to see whether things have changed."""
         self._asked += 1
+        codec = 2 * self._codec_cost
         if self._share is None:
-            return self._codec_cost < self._link_cost
-        pays = self._codec_cost < self._link_cost * (1 - self._share)
+            return codec < self._link_cost
+        pays = codec < self._link_cost * (1 - self._share)
         if self._asked % LOOK_AGAIN_EVERY == 0:
-            return not pays and self._codec_cost < self._link_cost
+            return not pays and codec < self._link_cost
         return pays
 
 

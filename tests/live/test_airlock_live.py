@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from reclaimnet.adapters.linux import memory
+from reclaimnet.adapters.linux.attempts.reports import Exited, Stepped
 from reclaimnet.adapters.linux.memory import MemoryGroup, Sensor
 from reclaimnet.adapters.linux.pressure import Watch
-from reclaimnet.adapters.linux.runner import Exited, Runner, Stepped
+from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.apps.bench import airlock as bench
 from reclaimnet.model.market import JobId
 from reclaimnet.model.page import FOREVER, Word
@@ -99,7 +100,7 @@ class Guests:
             self.runner.scrub(job, epoch)
         eventually(lambda: not self.runner._attempts, "nothing is left")
         self.runner.close()
-        assert not self.runner._image_root.exists()
+        assert not self.runner._places.image_root.exists()
 
 
 @pytest.fixture

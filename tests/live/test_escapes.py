@@ -19,15 +19,15 @@ from pathlib import Path
 import pytest
 
 from reclaimnet.adapters.linux import minder
-from reclaimnet.adapters.linux.runner import (
+from reclaimnet.adapters.linux.attempts.reports import (
     Exited,
     LogLines,
-    Runner,
     SaveFailed,
     Snapshot,
     Started,
     Stepped,
 )
+from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.linux.sandbox import Network, Sandbox
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps.world import _parts
@@ -456,7 +456,8 @@ def test_escape_leaving_the_campus(tmp_path, listener):
     told.bind(("127.0.0.2", 0))
     machine = Machine(tmp_path, Network.CAMPUS, campus=(ip_network("127.0.0.1/32"),))
     try:
-        if machine.runner._parent is None or "freezer" in machine.runner._parent.parts:
+        parent = machine.runner._places.parent
+        if parent is None or "freezer" in parent.parts:
             pytest.skip("there are no control groups of version 2 here")
         got = machine.tries(f"""
             def reach(address):

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 
 from reclaimnet.adapters.linux import cgroup, minder
-from reclaimnet.adapters.linux import runner as runner_module
-from reclaimnet.adapters.linux.page import open_page
-from reclaimnet.adapters.linux.runner import (
+from reclaimnet.adapters.linux.attempts import sdk_saves, signal_saves
+from reclaimnet.adapters.linux.attempts.reports import (
     Exited,
     LogLines,
     Ready,
-    Runner,
     SaveFailed,
     Snapshot,
     Started,
     Stepped,
 )
+from reclaimnet.adapters.linux.page import open_page
+from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.errors import Unavailable
 from reclaimnet.model.market import Cause, GpuId, JobId, Notice, NoticeId
 from reclaimnet.model.page import FOREVER, Word
@@ -107,13 +107,13 @@ class Bench:
         eventually(lambda: not self.runner._attempts, "the end of all attempts")
         self.runner.close()
         assert not list(self.root.glob("*/attempt.json"))
-        assert not self.runner._image_root.exists()
+        assert not self.runner._places.image_root.exists()
 
 
 @pytest.fixture(params=["cgroup", "tree"])
 def bench(tmp_path, request):
     made = Bench(tmp_path / "runs", cgroups=request.param == "cgroup")
-    if request.param == "cgroup" and made.runner._parent is None:
+    if request.param == "cgroup" and made.runner._places.parent is None:
         made.close()
         pytest.skip("no control group can be made here")
     yield made
@@ -516,7 +516,7 @@ def test_the_freezer_of_version_1_does_when_version_2_is_not_there(tmp_path, mon
     )
     bench = Bench(tmp_path / "runs")
     try:
-        if bench.runner._parent is None:
+        if bench.runner._places.parent is None:
             pytest.skip("no freezer of version 1 here")
         bench.start(script(tmp_path, BROOD))
         pids = brood_of(bench.log)
@@ -816,7 +816,7 @@ def test_exit_85_is_a_checkpoint_and_a_wish_to_run_again(plain, tmp_path):
 
 
 def test_a_script_that_only_knows_sigterm_leaves_with_its_checkpoint(plain, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner_module, "TERM_AFTER", SECOND // 5)
+    monkeypatch.setattr(signal_saves, "TERM_AFTER", SECOND // 5)
     text = """
         import os, signal, sys, time
         from pathlib import Path
@@ -837,7 +837,7 @@ def test_a_script_that_only_knows_sigterm_leaves_with_its_checkpoint(plain, tmp_
 
 
 def test_a_script_that_handles_no_signal_is_not_killed_by_one(plain, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner_module, "CATCH_PATIENCE", SECOND // 5)
+    monkeypatch.setattr(signal_saves, "CATCH_PATIENCE", SECOND // 5)
     text = "import time\nwhile True:\n    print('.', flush=True); time.sleep(0.01)"
     plain.start(script(tmp_path, text, saving=Saving.SIGNAL))
     plain.wait(Started)
@@ -864,7 +864,7 @@ def test_a_job_that_cannot_be_saved_says_so(plain, tmp_path):
 
 
 def test_a_save_that_nobody_answers_fails_in_the_end(plain, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner_module, "SAVE_PATIENCE", SECOND // 5)
+    monkeypatch.setattr(sdk_saves, "SAVE_PATIENCE", SECOND // 5)
     text = """
         import time
         from reclaimnet import sdk
@@ -907,7 +907,7 @@ def test_a_limit_stands_when_it_has_been_asked_for_however_busy_the_runner_is(be
     bench.start(script(tmp_path, COUNTER))
     bench.wait_step(1)
     busy, go_on = threading.Event(), threading.Event()
-    bench.runner._do(lambda: (busy.set(), go_on.wait(PATIENCE_S)))
+    bench.runner._loop.do(lambda: (busy.set(), go_on.wait(PATIENCE_S)))
     assert busy.wait(PATIENCE_S)
     try:
         at = time.monotonic_ns() + 3600 * SECOND

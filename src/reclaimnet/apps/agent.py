@@ -23,7 +23,7 @@ import msgspec
 from reclaimnet import wire
 from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.linux import criu, sandbox
-from reclaimnet.adapters.linux.runner import boot_id
+from reclaimnet.adapters.linux.boot import boot_id
 from reclaimnet.adapters.linux.sandbox import Sandbox
 from reclaimnet.adapters.nats.access import NEWCOMER, Key, new_key
 from reclaimnet.adapters.nats.campus import Campus, EnrolmentAsked

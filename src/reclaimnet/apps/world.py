@@ -21,7 +21,7 @@ from typing import Any, Final, assert_never
 
 from reclaimnet import journal
 from reclaimnet.adapters.gpu.memory import Meter
-from reclaimnet.adapters.linux import runner as rn
+from reclaimnet.adapters.linux.attempts import reports as rn
 from reclaimnet.adapters.linux.counters import Samples, listen
 from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
 from reclaimnet.adapters.linux.minder import NICE, hurry

@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.live.campus import SOURCES, until
+from tests.live.campus import SOURCES
+from tests.live.waiting import until
 
 from reclaimnet.adapters.linux import cgroup
 from reclaimnet.apps.demo import AGENTS

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from tests.live.campus import live_campus, until
+from tests.live.campus import live_campus
+from tests.live.waiting import until
 
 from reclaimnet.adapters.linux import criu, memory
 from reclaimnet.adapters.linux.attempts.reports import (

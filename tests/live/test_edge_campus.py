@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.live.waiting import until
 
 from reclaimnet.apps import bundle, testbed, up
 from reclaimnet.apps.client import Gateway
@@ -53,14 +54,6 @@ while True:
     with open(sys.argv[1], "a") as file:
         file.write(f"{time.time_ns()} {source}\\n")
 """
-
-
-def until(condition: Callable[[], object], what: str) -> object:
-    give_up = time.monotonic() + PATIENCE_S
-    while not (value := condition()):
-        assert time.monotonic() < give_up, f"{what} did not happen"
-        time.sleep(0.05)
-    return value
 
 
 class Campus:

@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.live.waiting import until
 
 from reclaimnet.apps import bundle, testbed, up
 from reclaimnet.apps.client import Gateway
@@ -44,14 +44,6 @@ with sdk.job() as job:
         job.step(state["step"], state)
         time.sleep(0.1)
 """
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    give_up = time.monotonic() + PATIENCE_S
-    while not (value := condition()):
-        assert time.monotonic() < give_up, f"{what} did not happen"
-        time.sleep(0.05)
-    return value
 
 
 class Campus:

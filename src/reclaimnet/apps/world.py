@@ -93,7 +93,7 @@ class Clock:
 
 
 class LiveWorld:
-    """Satisfies the port World."""
+    """What came of an order is delivered to the mind as an event."""
 
     def __init__(
         self,

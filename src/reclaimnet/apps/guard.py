@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from reclaimnet.adapters.linux import bpfload, tc
-from reclaimnet.adapters.linux.boot import boot_id
 from reclaimnet.adapters.linux.bpf_killswitch import (
     ALL,
     FIRST_GUEST,
@@ -130,7 +129,7 @@ class Guard:
         self.lane_deadline = NEVER
         self.halted = False
         self.ended: deque[str] = deque(maxlen=KEPT_ENDED)
-        self._boot = boot_id()
+        self._boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._renewed = 0
         self._checked = 0
         config.state.mkdir(parents=True, exist_ok=True, mode=0o700)

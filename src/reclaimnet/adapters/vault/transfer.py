@@ -28,7 +28,7 @@ from typing import Final
 
 import msgspec
 
-from reclaimnet.adapters.vault.assembly import Assembly
+from reclaimnet.adapters.vault.assembly import LANES, Assembly
 from reclaimnet.adapters.vault.delta import Codec
 from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.adapters.vault.sending import Sendings
@@ -61,6 +61,8 @@ HANDSHAKE_S: Final = 10.0
 CONNECT_S: Final = 5.0
 IDLE_S: Final = 60.0
 """A puller that asks for nothing for so long is sent away."""
+CONNECTIONS: Final = 4
+"""While one thread waits for the disk, others decrypt and hash."""
 WINDOW: Final = 6
 """Chunks asked for ahead on one connection: what a fast campus link holds in flight."""
 TRIES: Final = 4
@@ -406,7 +408,7 @@ def pull(
     job: JobId,
     sources: Sequence[Address],
     context: ssl.SSLContext,
-    connections: int = 2,
+    connections: int = CONNECTIONS,
     on_progress: Callable[[int, int], None] | None = None,
     stop: threading.Event | None = None,
     pace: Pace | None = None,
@@ -583,6 +585,10 @@ class _Puller:
         self, stream: Stream, origin: _Origin, hold: Hold, connections: int
     ) -> None:
         first = self._origins.index(origin)
+        if self._bases:
+            # Deltas are work for the cores; more threads than cores would only make the link look
+            # slow, and a slow link asks for more deltas.
+            connections = min(connections, LANES)
         count = min(connections, len(self._todo))
         opened: Stream | None = stream
         # A chunk that turns out damaged is left to do again after the connections have ended; each

@@ -74,8 +74,8 @@ MAX_ABSENT: Final = 64
 PROGRESS_S: Final = 0.25
 WORTHWHILE: Final = 0.95
 """A delta above this share of the chunk is not worth the work of unpacking it."""
-RETRY_DELTA_EVERY: Final = 16
-"""Where deltas did not pay, every so many chunks one is tried again."""
+LOOK_AGAIN_EVERY: Final = 16
+"""Where deltas pay, one of so many chunks goes whole; where they do not, one goes as a delta."""
 ASSUMED_CODEC_COST: Final = 1 / 300e6
 """Seconds for a byte, until the codec has been measured: a slow core."""
 SMOOTHING: Final = 0.25
@@ -354,8 +354,10 @@ class _Sender:
         kind, payload = (_CHUNK, data) if delta is None else (_DELTA, memoryview(delta))
         before = self._stream.sending_s
         self._stream.send(kind, payload)
-        cost = (self._stream.sending_s - before) / max(1, len(payload))
-        self._link_cost = _smoothed(self._link_cost, cost)
+        if delta is None:
+            # Only whole chunks tell: while a delta is made, the link goes on with the one before.
+            cost = (self._stream.sending_s - before) / max(1, len(payload))
+            self._link_cost = _smoothed(self._link_cost, cost)
 
     def _delta(self, chunk: ChunkId, data: memoryview) -> bytes | None:
         base = self._bases.get(chunk)
@@ -376,11 +378,15 @@ class _Sender:
     def _pays(self) -> bool:
         """It pays if the link is spared more time than the codec takes. To be the faster of the two
         is not enough: the receiver has to unpack, too, and on a busy machine it is the codec itself
-        that makes the link look slow. Chunks go plain until the link has shown what it does."""
+        that makes the link look slow. Chunks go plain until the link has shown what it does; later
+        on, one now and then goes the other way, to see whether things have changed."""
         self._asked += 1
-        if self._share is None or self._asked % RETRY_DELTA_EVERY == 0:
+        if self._share is None:
             return self._codec_cost < self._link_cost
-        return self._codec_cost < self._link_cost * (1 - self._share)
+        pays = self._codec_cost < self._link_cost * (1 - self._share)
+        if self._asked % LOOK_AGAIN_EVERY == 0:
+            return not pays and self._codec_cost < self._link_cost
+        return pays
 
 
 def _smoothed(value: float, sample: float) -> float:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.campus import LiveCampus, until
+from tests.live.campus import LiveCampus
+from tests.live.waiting import until
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.needs("playwright")]
 

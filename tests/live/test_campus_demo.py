@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.live.campus import SOURCES, until
+from tests.live.campus import SOURCES
+from tests.live.waiting import until
 
 from reclaimnet.adapters.linux import cgroup
 from reclaimnet.apps.demo import AGENTS

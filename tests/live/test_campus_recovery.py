@@ -11,7 +11,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tests.live.campus import live_campus, until
+from tests.live.campus import live_campus
+from tests.live.waiting import until
 
 from reclaimnet.apps import backup
 from reclaimnet.errors import Damaged, NotFound, UsageError

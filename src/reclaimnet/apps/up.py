@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from reclaimnet.adapters.linux.runner import Exited, Runner
+from reclaimnet.adapters.linux.attempts.reports import Exited
+from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.access import CAMPUS_HOST, Key, new_key
 from reclaimnet.adapters.nats.campus import Campus, Enrolment, EnrolmentAsked
 from reclaimnet.adapters.nats.server import (

@@ -40,6 +40,10 @@ from reclaimnet.policy.survive import Resident, Scene, Verdict
 
 SUSPEND_FOR: Final = 10 * SECOND
 """How long a job waits for room in place."""
+SUSPEND_AT_MOST: Final = 2 * SUSPEND_FOR
+"""And how long if others leave meanwhile, so that there may be room for it in a moment."""
+LOOK_AGAIN: Final = SECOND
+"""Then it is looked so often whether they are gone."""
 READDRESS_FOR: Final = 20 * SECOND
 """How long finding another place and moving there may take."""
 RELEASE_FOR: Final = 10 * SECOND
@@ -50,9 +54,9 @@ PROBES: Final = 5
 """Nodes asked to take a suspended job before it is released."""
 SEEK_FOR: Final = 2 * SECOND
 """How long they are looked for."""
-EPISODE: Final = SUSPEND_FOR + READDRESS_FOR + RELEASE_FOR
-"""No job is in the airlock for longer than this and what its state takes to write, unless a save
-of it fails."""
+EPISODE: Final = SUSPEND_AT_MOST + READDRESS_FOR + RELEASE_FOR
+"""No job is in the airlock for longer than this and what its state takes to write, unless it cannot
+be saved or a save of it fails."""
 FAILED_SAVES: Final = 2
 """A job whose last save fails this often is ended without it; until then it is stopped again."""
 EXTENSIONS: Final = 3
@@ -233,7 +237,7 @@ class Airlock:
             if reading.swap_free > hold.bytes and now - hold.since < SUSPEND_FOR // 2:
                 # It is being pushed out to swap; only if that does not help must it leave.
                 continue
-            if self._going() >= LEAVING_AT_ONCE:
+            if self._going() >= LEAVING_AT_ONCE and not self._mates_leave(attempts[job], attempts):
                 break
             orders += self._free(hold, attempts[job], now)
         for job, room in verdict.resume:
@@ -267,6 +271,20 @@ class Airlock:
 
     def _going(self) -> int:
         return sum(hold.rung != Rung.SUSPENDED for hold in self.holds.values())
+
+    def _mates_leave(self, attempt: Attempt, attempts: Mapping[JobId, Attempt]) -> bool:
+        """Others of its group are on their way: then it goes as well, however many they are."""
+        return any(
+            self.holds[mate.job].rung != Rung.SUSPENDED for mate in self._mates(attempt, attempts)
+        )
+
+    def _mates(self, attempt: Attempt, attempts: Mapping[JobId, Attempt]) -> list[Attempt]:
+        """Those of its group that stand still here, itself included."""
+        spec = attempt.record.spec
+        if not spec.group:
+            return [attempt]
+        specs = ((job, attempts[job].record.spec) for job in sorted(self.holds) if job in attempts)
+        return [attempts[job] for job, s in specs if (s.user, s.group) == (spec.user, spec.group)]
 
     def _held(self, attempt: Attempt, size: int, why: str, now: int) -> Hold:
         return Hold(
@@ -501,6 +519,10 @@ class Airlock:
                 hold.until = attempt.departure.notice.deadline
             elif hold.rung == Rung.READDRESSED and attempt.departure is None:
                 orders += self._called_off(hold, attempt, now)
+            elif hold.seek_until and attempt.departure is not None and attempt.departure.in_vain:
+                # Everybody who was asked has refused: others wait for what this one holds.
+                hold.seek_until = 0
+                orders += self._if_sought_in_vain(hold, attempt, now)
         self._ending = {job for job in self._ending if job in attempts}
         self._went_on = {job: at for job, at in self._went_on.items() if job in attempts}
         return orders
@@ -534,9 +556,35 @@ class Airlock:
             if hold.seek_until and now >= hold.seek_until:
                 hold.seek_until = 0
                 orders += self._if_sought_in_vain(hold, attempts[job], now)
-            if hold.rung == Rung.SUSPENDED and now >= hold.until:
-                orders += self._instead(hold, attempts, now) or self._free(hold, attempts[job], now)
+        return orders + self._time_is_up(attempts, now)
+
+    def _time_is_up(self, attempts: Mapping[JobId, Attempt], now: int) -> list[Order]:
+        """Those who were stopped together have waited long enough together. Not all of them leave:
+        the first by rank do, and what they leave behind may be enough for the others."""
+        orders: list[Order] = []
+        over = [h for h in self.holds.values() if h.rung == Rung.SUSPENDED and now >= h.until]
+        for hold in sorted(over, key=lambda h: _gives_way(attempts[h.job])):
+            attempt = attempts[hold.job]
+            if hold.rung != Rung.SUSPENDED:
+                # It has gone with its group.
+                continue
+            if now < hold.since + SUSPEND_AT_MOST and self._makes_room(attempt, attempts):
+                hold.until = min(now + LOOK_AGAIN, hold.since + SUSPEND_AT_MOST)
+                continue
+            instead = self._instead(hold, attempts, now)
+            if instead:
+                orders += instead
+                continue
+            for mate in self._mates(attempt, attempts):
+                orders += self._free(self.holds[mate.job], mate, now)
         return orders
+
+    def _makes_room(self, attempt: Attempt, attempts: Mapping[JobId, Attempt]) -> bool:
+        """Others leave who give way before this one, or as many as may at a time."""
+        going = [h.job for h in self.holds.values() if h.rung != Rung.SUSPENDED]
+        mine = attempt.record.spec.priority
+        below = any(attempts[job].record.spec.priority < mine for job in going if job in attempts)
+        return below or len(going) >= LEAVING_AT_ONCE
 
     def _if_sought_in_vain(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
         departure, notice = attempt.departure, attempt.notice
@@ -563,7 +611,7 @@ class Airlock:
         ]
         if not others:
             return []
-        other = min(others, key=lambda a: (a.record.spec.priority, -a.saved_at, a.job))
+        other = min(others, key=_gives_way)
         hold.extensions += 1
         hold.until = now + SUSPEND_FOR
         orders: list[Order] = [
@@ -602,6 +650,11 @@ class Airlock:
             )
             for _, hold in sorted(self.holds.items())
         )
+
+
+def _gives_way(attempt: Attempt) -> tuple[int, int, JobId]:
+    """The least comes first: of the lowest priority, and with the least to do again."""
+    return (attempt.record.spec.priority, -attempt.saved_at, attempt.job)
 
 
 def _job_of(order: Order) -> JobId:

@@ -218,11 +218,16 @@ class PriorityLadder:
         going: list[_Unit],
     ) -> list[_Unit]:
         still_running = [unit for unit in running if unit not in chosen]
+        waiting = [*held, *chosen]
         demand = self._demand(scene, still_running)
+        if demand == 0 and scene.used < scene.limit * self.critical:
+            # Nothing gets worse, so only those who wait for others below them need room. Without
+            # this, a node on which everybody was stopped would stand still until time is up.
+            _, shortfall = self._resumed(scene, waiting, scene.used)
+            idle = not still_running
+            return self._freed_for_those_above(scene, waiting, going, shortfall, idle=idle)
         need = scene.used + demand - scene.limit * self.high - sum(u.bytes for u in going)
-        if need <= 0 or (demand == 0 and scene.used < scene.limit * self.critical):
-            return []
-        return self._enough(scene, [*held, *chosen], need)
+        return self._enough(scene, waiting, need)
 
     def _enough(self, scene: Scene, units: list[_Unit], need: float) -> list[_Unit]:
         """The first by rank that hold so much; of several worth the same, whoever fits best."""

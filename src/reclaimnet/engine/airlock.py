@@ -11,7 +11,7 @@ how long each rung may last is decided here, so that every episode ends within E
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -124,6 +124,8 @@ class Airlock:
         self.holds: dict[JobId, Hold] = {}
         self.reading: Pressure | None = None
         self.verdict = Verdict()
+        self._seen: tuple[Scene, Pressure] | None = None
+        """What was decided on last, and the reading it was made of."""
         self._used: deque[tuple[int, int]] = deque(maxlen=HISTORY)
         self._history: dict[JobId, deque[tuple[int, int]]] = {}
         self._went_on: dict[JobId, int] = {}
@@ -161,12 +163,39 @@ class Airlock:
             growth_bps=_slope(self._used, reading.at),
             lag=lag,
         )
+        self._seen = (scene, reading)
         self.verdict = self.suite.survive(scene)
         if self.verdict.closed:
             self.short, self._closed_at = True, now
         elif now - self._closed_at >= REOPEN:
             self.short = False
         return self._carry_out(self.verdict, reading, attempts, now)
+
+    def reflex(self, reading: Pressure) -> list[tuple[JobId, int]]:
+        """Who is to stand still if this reading is all that has changed, with their epochs. It only
+        looks at what never changes, so that a thread that sees memory run out may ask, and stop
+        them, before anybody finds the time to tell us; what stands is decided by `read`."""
+        seen = self._seen
+        if seen is None or reading.at <= seen[1].at:
+            return []
+        scene, before = seen
+        held = {usage.job: usage.bytes for usage in before.jobs}
+        holds = {usage.job: usage for usage in reading.jobs}
+        took = max(reading.at - before.at, GROWTH_AT_LEAST)
+        residents = []
+        for resident in scene.residents:
+            if (usage := holds.get(resident.job)) is not None:
+                grown = (usage.bytes - held.get(resident.job, usage.bytes)) * SECOND // took
+                growth = max(resident.growth_bps, grown)
+                residents.append(replace(resident, bytes=usage.bytes, growth_bps=growth))
+        verdict = self.suite.survive(
+            replace(scene, limit=reading.limit, used=reading.used, residents=tuple(residents))
+        )
+        return [(job, holds[job].epoch) for job in verdict.suspend]
+
+    def stands_still(self, job: JobId, epoch: int) -> bool:
+        hold = self.holds.get(job)
+        return hold is not None and hold.epoch == epoch and hold.still
 
     def _remember(self, reading: Pressure) -> None:
         self._used.append((reading.at, reading.used))
@@ -519,10 +548,6 @@ class Airlock:
                 hold.until = attempt.departure.notice.deadline
             elif hold.rung == Rung.READDRESSED and attempt.departure is None:
                 orders += self._called_off(hold, attempt, now)
-            elif hold.seek_until and attempt.departure is not None and attempt.departure.in_vain:
-                # Everybody who was asked has refused: others wait for what this one holds.
-                hold.seek_until = 0
-                orders += self._if_sought_in_vain(hold, attempt, now)
         self._ending = {job for job in self._ending if job in attempts}
         self._went_on = {job: at for job, at in self._went_on.items() if job in attempts}
         return orders

@@ -143,11 +143,6 @@ class Departure:
         orders += self._prober.ask_next(now)
         return orders + self._if_sought(now)
 
-    @property
-    def in_vain(self) -> bool:
-        """All who were asked have refused, and nobody is being asked."""
-        return self._prober is None and self.destination is None and self._seek_at is not None
-
     def expects(self, event: ProbeAnswered) -> bool:
         return self._prober is not None and self._prober.expects(event.probe)
 

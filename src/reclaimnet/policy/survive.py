@@ -69,43 +69,36 @@ class Verdict:
 Survive = Callable[[Scene], Verdict]
 
 
-@dataclass(frozen=True, slots=True)
 class _Unit:
-    """Residents that share one fate."""
+    """Residents that share one fate. Added up once: readings come often."""
 
-    members: tuple[Resident, ...]
+    __slots__ = (
+        "bytes",
+        "growth_bps",
+        "held",
+        "leaving",
+        "members",
+        "name",
+        "priority",
+        "redo",
+        "residency",
+    )
 
-    @property
-    def priority(self) -> int:
-        return max(member.priority for member in self.members)
-
-    @property
-    def bytes(self) -> int:
-        return sum(member.bytes for member in self.members)
-
-    @property
-    def growth_bps(self) -> int:
-        return sum(member.growth_bps for member in self.members)
-
-    @property
-    def redo(self) -> int:
-        return sum(member.redo for member in self.members)
-
-    @property
-    def residency(self) -> int:
-        return max(member.residency for member in self.members)
-
-    @property
-    def held(self) -> bool:
-        return any(member.held for member in self.members)
-
-    @property
-    def leaving(self) -> bool:
-        return any(member.leaving for member in self.members)
-
-    @property
-    def name(self) -> JobId:
-        return self.members[0].job
+    def __init__(self, members: Sequence[Resident]) -> None:
+        first = members[0]
+        self.members = members
+        self.name = first.job
+        self.priority, self.residency = first.priority, first.residency
+        self.bytes, self.growth_bps, self.redo = first.bytes, first.growth_bps, first.redo
+        self.held, self.leaving = first.held, first.leaving
+        for member in members[1:]:
+            self.priority = max(self.priority, member.priority)
+            self.residency = max(self.residency, member.residency)
+            self.bytes += member.bytes
+            self.growth_bps += member.growth_bps
+            self.redo += member.redo
+            self.held = self.held or member.held
+            self.leaving = self.leaving or member.leaving
 
     @property
     def jobs(self) -> tuple[JobId, ...]:
@@ -153,7 +146,8 @@ class PriorityLadder:
         if forecast <= scene.limit * self.high and scene.used <= scene.limit * self.high:
             chosen: list[_Unit] = []
             resumed, shortfall = self._resumed(scene, held, forecast)
-            waiting = [unit for unit in held if unit not in [on for on, _ in resumed]]
+            going_on = [unit for unit, _ in resumed]
+            waiting = [unit for unit in held if unit not in going_on]
             idle = not running and not resumed
             freed = self._freed_for_those_above(scene, waiting, going, shortfall, idle=idle)
         else:
@@ -349,6 +343,8 @@ class PriorityLadder:
         considered: list[_Unit],
         gone: list[_Unit],
     ) -> list[tuple[JobId, Decision]]:
+        if not units:
+            return []
         growth = sum(resident.growth_bps for resident in scene.residents if not resident.held)
         spared = [unit for unit in considered if unit not in units]
         return [
@@ -431,7 +427,7 @@ def _units(residents: Iterable[Resident]) -> list[_Unit]:
     for resident in sorted(residents, key=lambda r: r.job):
         key = ("group", resident.group) if resident.group else ("job", resident.job)
         together.setdefault(key, []).append(resident)
-    return [_Unit(tuple(members)) for members in together.values()]
+    return [_Unit(members) for members in together.values()]
 
 
 def _stragglers(held: list[_Unit], resumed: list[tuple[_Unit, int]]) -> tuple[JobId, ...]:

@@ -35,7 +35,7 @@ from reclaimnet.engine.node import DISPATCHER, Body, Node
 from reclaimnet.errors import Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Offer, Terms
-from reclaimnet.model.orders import Order, Suspend
+from reclaimnet.model.orders import End, Order, Suspend, Unsuspend
 from reclaimnet.model.units import MIB, MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec
 from reclaimnet.policy.cadence import Due, Savable, Stage
@@ -226,6 +226,9 @@ def note(
     """From one entry of the journal, whichever world wrote it. What a job that waits elsewhere or
     in the queue does not do counts until it runs again. `done` is the last step of a job that
     ended, where that is known better than from its reports."""
+    changes = isinstance(event, (ev.ProcessExited, ev.ProcessStarted))
+    if not changes and not any(isinstance(order, (Suspend, Unsuspend, End)) for order in orders):
+        return
     kinds: dict[str, set[JobId]] = {}
     for order in orders:
         kinds.setdefault(type(order).__name__, set()).add(getattr(order, "job", JobId("")))

@@ -50,6 +50,15 @@ def eventually(condition, what):
     pytest.fail(f"{what} did not happen within {PATIENCE_S} s")
 
 
+async def turning(condition) -> None:
+    """The same, while the event loop goes on."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+
+
 @pytest.fixture
 def root(request):
     """A memory group of this test's own, removed with whatever is in it."""
@@ -261,12 +270,10 @@ def test_the_first_is_stopped_while_the_agent_is_busy_with_something_else(
         world = campus.world
         await usual(campus, clock, folder, plan, 0.0, score)
         low = JobId("low0")
-        async with asyncio.timeout(PATIENCE_S):
-            while [a.phase for a in world.mind.attempts.values()] != [Phase.RUNNING] * len(plan):
-                await asyncio.sleep(0.01)
-            running = clock.now()
-            while world.mind.airlock.reading.at < running:
-                await asyncio.sleep(0.01)
+        attempts, airlock = world.mind.attempts, world.mind.airlock
+        await turning(lambda: [a.phase for a in attempts.values()] == [Phase.RUNNING] * len(plan))
+        running = clock.now()
+        await turning(lambda: airlock.reading.at >= running)
         world.runner.hold_lease(FOREVER, [JobId(load.name) for load in plan])
         eventually(lambda: world.runner.suspended_at(low, 1), "the stop")
         stopped.append("high" if world.runner.suspended_at(JobId("high0"), 1) else "low")

@@ -230,6 +230,14 @@ def test_a_group_leaves_together_however_large() -> None:
     assert {story.node.airlock.holds[job].rung for job in jobs} == {Rung.RELEASED}
 
 
+def test_one_that_has_only_just_begun_does_not_run_on_while_others_above_it_are_stopped() -> None:
+    """It is not in the reading yet."""
+    story = Story(jobs=((LOW, 0), (JobId("mid"), 5), (HIGH, 9)))
+    story.read_all({JobId("mid"): 380, HIGH: 583})
+    orders = story.read_all({JobId("mid"): 403, HIGH: 583})
+    assert [stop.job for stop in kinds(orders, od.Suspend)] == [LOW, "mid"]
+
+
 def test_who_will_be_stopped_is_known_before_anybody_is_told() -> None:
     story = Story()
     story.read(380, 583)

@@ -210,22 +210,25 @@ class Airlock:
     def _residents(
         self, reading: Pressure, attempts: Mapping[JobId, Attempt], now: int
     ) -> Iterable[Resident]:
-        for usage in sorted(reading.jobs, key=lambda usage: usage.job):
-            attempt = attempts.get(usage.job)
-            if attempt is None or attempt.epoch != usage.epoch or attempt.phase != Phase.RUNNING:
+        held = {(usage.job, usage.epoch): usage.bytes for usage in reading.jobs}
+        for job in sorted(attempts):
+            attempt = attempts[job]
+            if attempt.phase != Phase.RUNNING:
                 continue
-            record, hold = attempt.record, self.holds.get(usage.job)
+            # One that began after memory was looked at holds nothing yet, but gives way as well.
+            size = held.get((job, attempt.epoch), 0)
+            record, hold = attempt.record, self.holds.get(job)
             if record.spec.memory_bytes:
-                self._declared[usage.job] = record.spec.memory_bytes
+                self._declared[job] = record.spec.memory_bytes
             begun = record.started_at if record.started_at is not None else now
             unsaved = now - (begun if record.spec.saving == Saving.NONE else attempt.saved_at)
-            leaving = attempt.departure is not None or usage.job in self._ending
+            leaving = attempt.departure is not None or job in self._ending
             yield Resident(
-                job=usage.job,
+                job=job,
                 group=f"{record.spec.user}/{record.spec.group}" if record.spec.group else "",
                 priority=record.spec.priority,
-                bytes=usage.bytes,
-                growth_bps=_faded(hold, now) if hold else self._growth(usage.job, reading.at),
+                bytes=size,
+                growth_bps=_faded(hold, now) if hold else self._growth(job, reading.at),
                 residency=now - begun,
                 redo=max(unsaved, 0) + (attempt.save_cost or 0),
                 held=hold is not None,
@@ -249,9 +252,10 @@ class Airlock:
         stops: list[Order] = []
         orders: list[Order] = []
         for job in verdict.suspend:
-            push_out = reading.swap_free > sizes[job]
+            size = sizes.get(job, 0)
+            push_out = reading.swap_free > size
             stops.append(Suspend(job=job, epoch=attempts[job].epoch, push_out=push_out))
-            orders += self._suspend(attempts[job], sizes[job], reading, now)
+            orders += self._suspend(attempts[job], size, reading, now)
         orders += [
             Explain(job=job, decision=decision)
             for job, decision in verdict.decisions

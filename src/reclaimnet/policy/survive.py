@@ -124,8 +124,8 @@ class PriorityLadder:
     admit: float = 0.97
     """Nearer to the limit than others dare: a guess that was wrong costs a stop, not a life."""
     room_below: float = 0.25
-    """A newcomer may come to a full node if those below it hold this share of the limit: it grows, and
-    so do those of its own rank. Where nobody is below, the next to leave would be one of them."""
+    """A newcomer may come to a full node if those below it hold this share of the limit: it grows,
+    and so do its equals. Where nobody is below, the next to leave would be one of them."""
     horizon: int = 150 * MILLISECOND
     """How far growth is looked ahead at least: a reading, and the time to stop a process."""
     longest_horizon: int = SECOND

@@ -1,6 +1,7 @@
 """A gateway for tests of its clients: the HTTP interface on loopback, over plain lists."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -188,8 +189,9 @@ def _page(jobs: list[JobRecord], query: dict[str, list[str]]) -> dict[str, Any]:
     if query.get("all") != ["true"]:
         jobs = [job for job in jobs if not job.state.terminal]
     start = int(query.get("cursor", ["0"])[0])
-    following = start + PAGE
+    following = start + min(PAGE, int(query.get("limit", [str(PAGE)])[0]))
     return {
         "jobs": jobs[start:following],
         "next": str(following) if following < len(jobs) else None,
+        "states": dict(Counter(job.state for job in jobs)),
     }

@@ -878,7 +878,8 @@ class Attempt:
         times: list[int] = []
         if self._write_at is not None:
             times.append(self._write_at)
-        if self._fetch_at is not None:
+        if self._fetch_at is not None and self.phase == Phase.FETCHING:
+            # A job that was cancelled while it waited to ask again asks no more.
             times.append(self._fetch_at)
         if self.phase == Phase.RUNNING:
             if self.due_at is not None and self._may_save():

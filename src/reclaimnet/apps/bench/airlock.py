@@ -63,7 +63,7 @@ KERNEL_SCORE: Final = 800
 """The same for every job of the others: the kernel by itself knows nothing of priorities."""
 STEP_S: Final = 0.05
 WINDOW_S: Final = 30.0
-QUICK_WINDOW_S: Final = 8.5
+QUICK_WINDOW_S: Final = 8.2
 NODE_BYTES: Final = 2048 * MIB
 QUICK_NODE_BYTES: Final = 1024 * MIB
 SATURATED: Final = 0.9
@@ -83,7 +83,10 @@ ZONES_AT_ONCE: Final = 5
 SIM_WINDOW: Final = MINUTE
 SIM_NODE_BYTES: Final = 64 << 30
 SIM_STATE_BYTES: Final = 32 * MIB
-SIM_SLOTS: Final = 16
+SIM_SLOTS: Final = 20
+SIM_LOWS: Final = 20
+"""So many that somebody waits for memory from the first half minute on: with 16 of each, nodes with
+few large jobs ran out of GPUs at three quarters of their memory."""
 SIM_STEP: Final = SECOND
 SIM_LOAD_TIME: Final = 5 * SECOND
 SIM_SAVE_EVERY: Final = MINUTE // 2
@@ -764,7 +767,7 @@ def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
     window_s = SIM_WINDOW / SECOND
     arriving = []
     for index in range(SIM_ZONE):
-        plan = loads(seed * 7 + index, SIM_NODE_BYTES, window_s, lows=16, share=0.03)
+        plan = loads(seed * 7 + index, SIM_NODE_BYTES, window_s, lows=SIM_LOWS, share=0.03)
         for load in plan:
             name = f"{seed}-{index}-{load.name}"
             tally.ranks[JobId(name)] = load.rank

@@ -1,7 +1,8 @@
 """The live world of one node: carries a mind's orders out on a real machine, and reports back.
 
-Everything here runs on one event loop; what takes long runs in threads and returns as an event. Only
-the thread that watches memory acts by itself: it stops whom the mind would stop, before it tells it.
+Everything here runs on one event loop; what takes long runs in threads and returns as an event.
+Only the thread that watches memory acts by itself: it stops whom the mind would stop, and then
+tells it.
 """
 
 import asyncio

@@ -288,7 +288,7 @@ class Airlock:
         orders = attempt.suspend(why, now)
         went_on = self._went_on.get(attempt.job)
         bounced = went_on is not None and now - went_on < IN_A_ROW
-        if bounced and self._going() < LEAVING_AT_ONCE and self._elsewhere(attempt, now):
+        if bounced and not self._going() and self._elsewhere(attempt, now):
             assert went_on is not None, "it went on before"
             orders.append(
                 _explain(

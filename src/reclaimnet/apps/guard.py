@@ -41,6 +41,7 @@ from reclaimnet.adapters.linux.bpf_killswitch import (
     NoSwitch,
     now,
 )
+from reclaimnet.adapters.linux.memory import protect_self
 from reclaimnet.adapters.linux.real_time import run_ahead
 from reclaimnet.adapters.linux.tc_abilities import try_kill_switch, try_shaping
 from reclaimnet.adapters.linux.tc_netns import inside, interface_index
@@ -725,6 +726,7 @@ def main(config_path: Path) -> None:
     """Run until SIGTERM. The kill switch stays in place when we go."""
     guard = prepared(config_path)
     server = Server(guard)
+    protect_self()
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
     signal.signal(signal.SIGINT, lambda *_: server.stop())
     _note(f"watching{'' if run_ahead() else ' (without real-time priority)'}: {server.path}")

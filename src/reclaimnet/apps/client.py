@@ -216,6 +216,11 @@ class Gateway:
     def nodes(self) -> list[Node]:
         return self._decode(self._call("GET", "/nodes"), _Nodes).nodes
 
+    def tell_chain(self, name: str, told: msgspec.Struct) -> None:
+        """What a chain's keeper says of it; see chain_told."""
+        body = msgspec.json.encode(told)
+        self._call("PUT", f"/chains/{quote(name, safe='')}", body=body, kind="application/json")
+
     def journal(self) -> Iterator[bytes]:
         """Everybody's entries, a JSON object a line, in pieces."""
         return self._stream("/journal", start=0, timeout=FETCH_TIMEOUT_S)
@@ -237,8 +242,9 @@ class Gateway:
         *,
         fields: Mapping[str, Any] | None = None,
         body: bytes | None = None,
+        kind: str = "application/octet-stream",
     ) -> bytes:
-        headers = {"Accept": "application/json", "Content-Type": "application/octet-stream"}
+        headers = {"Accept": "application/json", "Content-Type": kind}
         if method == "POST":
             # So that a proxy's retry does not submit a job twice.
             headers["Idempotency-Key"] = os.urandom(16).hex()

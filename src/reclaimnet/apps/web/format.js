@@ -43,6 +43,18 @@ export function rate(bytesPerSecond) {
   return bytesPerSecond ? size(bytesPerSecond) + "/s" : "–";
 }
 
+/** Networks are built in bits. */
+export function bits(bytesPerSecond) {
+  const units = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"];
+  let n = 8 * bytesPerSecond;
+  let unit = 0;
+  while (n >= 1000 && unit < units.length - 1) {
+    n /= 1000;
+    unit++;
+  }
+  return `${n >= 10 || unit === 0 ? Math.round(n) : Number(n.toFixed(1))} ${units[unit]}`;
+}
+
 export function count(n, noun) {
   return `${n} ${noun}${n === 1 ? "" : "s"}`;
 }

@@ -122,6 +122,7 @@ def _decided(entry: Entry, decision: Decision) -> Passage:
         text=f"Decided: {question}? {decision.chosen.rstrip('.')}.",
         reasons=decision.reasons,
         refused=decision.refused,
+        routine=decision.question.startswith("when to save") or question == "when is it saved",
     )
 
 

@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -51,6 +51,7 @@ FOLLOW_TIMEOUT_S: Final = 60.0
 MAX_PAGES: Final = 1000
 MAX_REPLY_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 16
+_SEND_BYTES: Final = 1 << 18
 T = TypeVar("T")
 
 _ERRORS: Final[dict[int, type[ReclaimNetError]]] = {
@@ -147,9 +148,16 @@ class Gateway:
     def submit(self, fields: Mapping[str, Any]) -> JobRecord:
         return self._decode(self._call("POST", "/jobs", fields=fields), JobRecord)
 
-    def ship(self, bundle: bytes) -> str:
-        """The id under which the gateway keeps the bundle."""
-        return self._decode(self._call("PUT", "/bundles", body=bundle), _Shipped).id
+    def ship(self, bundle: bytes, tell: Callable[[float], None] = lambda share: None) -> str:
+        """The id under which the gateway keeps the bundle. `tell` hears what share is sent."""
+
+        def pieces() -> Iterator[bytes]:
+            for start in range(0, len(bundle), _SEND_BYTES):
+                yield bundle[start : start + _SEND_BYTES]
+                tell(min(1.0, (start + _SEND_BYTES) / len(bundle)))
+
+        answer = self._call("PUT", "/bundles", body=pieces(), size=len(bundle))
+        return self._decode(answer, _Shipped).id
 
     def jobs(self, *, ended: bool) -> list[JobRecord]:
         """The jobs that are not over; with `ended` also those that are."""
@@ -241,10 +249,14 @@ class Gateway:
         path: str,
         *,
         fields: Mapping[str, Any] | None = None,
-        body: bytes | None = None,
+        body: bytes | Iterator[bytes] | None = None,
+        size: int | None = None,
         kind: str = "application/octet-stream",
     ) -> bytes:
+        """A body that comes in pieces has its `size` said."""
         headers = {"Accept": "application/json", "Content-Type": kind}
+        if size is not None:
+            headers["Content-Length"] = str(size)
         if method == "POST":
             # So that a proxy's retry does not submit a job twice.
             headers["Idempotency-Key"] = os.urandom(16).hex()
@@ -290,7 +302,7 @@ class Gateway:
         method: str,
         path: str,
         headers: dict[str, str],
-        body: bytes | None,
+        body: bytes | Iterator[bytes] | None,
     ) -> http.client.HTTPResponse:
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"

@@ -10,6 +10,7 @@ export function duration(ns) {
   if (ns === null || ns === undefined || Number.isNaN(ns)) return "–";
   const sign = ns < 0 ? "−" : "";
   const n = Math.abs(ns);
+  if (n === 0) return "0 s";
   if (n < SECOND) return sign + Math.round(n / MS) + " ms";
   if (n < 10 * SECOND) return sign + (n / SECOND).toFixed(1) + " s";
   if (n < MINUTE) return sign + Math.floor(n / SECOND) + " s";

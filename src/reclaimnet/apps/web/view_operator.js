@@ -210,8 +210,15 @@ const CHAIN_SILENT = 60 * SECOND;
 
 function chain(campus, { id, user, told, told_at }) {
   const silent = campus.now() - told_at > CHAIN_SILENT && ACTIVE.has(told.phase);
-  const words = silent ? "not heard of" : !ACTIVE.has(told.phase) ? told.phase : told.up ? "serving" : "in a gap";
-  const look = silent ? "" : !ACTIVE.has(told.phase) ? "" : told.up ? "completed" : "failed";
+  const [words, look] = silent
+    ? ["not heard of", ""]
+    : !ACTIVE.has(told.phase)
+      ? [told.phase, ""]
+      : told.up
+        ? ["serving", "completed"]
+        : told.links.some((each) => each.started)
+          ? ["in a gap", "failed"]
+          : ["to begin", "configuring"];
   return h(
     "tr",
     { key: id },

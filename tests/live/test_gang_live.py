@@ -9,7 +9,7 @@ import pytest
 from tests.live.campus import LiveCampus, live_campus, until
 
 from reclaimnet.apps import bundle
-from reclaimnet.model.market import JobId
+from reclaimnet.model.market import JobId, NodeId, Progress
 from reclaimnet.model.work import JobState
 
 pytestmark = pytest.mark.needs("nats")
@@ -107,23 +107,18 @@ def test_a_gang_practises_a_reclaim_and_each_node_tells_of_its_member(tmp_path: 
         running = campus.await_running(job)
         campus.await_saved(job)
         for node in running.seats:
-            card = until(
-                lambda node=node: next(
-                    (
-                        seen.card
-                        for seen in campus.gateway.nodes()
-                        if seen.card.node == node
-                        and any(each.job == job for each in seen.card.jobs)
-                    ),
-                    None,
-                ),
-                f"{node} tells of the gang",
-            )
-            assert [each.gpus for each in card.jobs] == [tuple(gpu.id for gpu in card.gpus)]
+            told = until(lambda node=node: told_of(campus, node, job), f"{node} tells of it")
+            assert told.gpus == tuple(gpu.id for gpu in campus[str(node)].card().gpus)
         spare = ({"a", "b", "c"} - set(running.seats)).pop()
         done = campus.rn("rehearse", job, "--notice", "30s", "-y", "--json")
-        outcome = json.loads(done.stdout)["rehearsal"]
+        outcome = json.loads(done.stdout)["outcome"]
         assert (outcome["source"], outcome["destination"]) == (running.holder, spare)
         assert (outcome["steps_lost"], outcome["lent_again"]) == (0, True)
         campus.gateway.cancel(job)
         campus.await_job(job, lambda r: r.state.terminal, "it is cancelled")
+
+
+def told_of(campus: LiveCampus, node: NodeId, job: JobId) -> Progress | None:
+    """What a node's card says of a job."""
+    cards = [seen.card for seen in campus.gateway.nodes() if seen.card.node == node]
+    return next((each for card in cards for each in card.jobs if each.job == job), None)

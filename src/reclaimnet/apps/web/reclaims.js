@@ -27,12 +27,14 @@ export class Reclaims {
   /** What the journal knows of reclaims that are over. Those that were seen here are known better. */
   recall(told) {
     for (const each of told) {
-      const known = this.all.some(
+      const known = this.all.find(
         (other) =>
           other.node === each.node &&
           (Math.abs(other.deadline - each.deadline) < SAME || (each.at >= other.began - SAME && each.at <= other.deadline)),
       );
-      if (!known) this.all.push(this.recalled(each));
+      // Who opens the page in the middle of a race learns when it began.
+      if (known) known.began = Math.min(known.began, each.at);
+      else this.all.push(this.recalled(each));
     }
     this.all.sort((a, b) => b.began - a.began);
     if (this.all.length > MAX_KEPT) this.all.length = MAX_KEPT;

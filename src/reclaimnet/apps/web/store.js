@@ -165,6 +165,7 @@ export class Campus {
   /** Links that more than one node uses. Nobody counts what else is on them, but it cannot be more
    * than what all machines there send or take in. */
   sharedLinks() {
+    if (!this.links.size) return [];
     const known = new Map(this.zones());
     const own = new Set();
     for (const node of this.nodes.keys()) own.add(`${node} up`).add(`${node} down`);
@@ -213,8 +214,12 @@ export class Campus {
     return 0;
   }
 
+  /** Ranked anew only when one came or went: hundreds beat all the time. */
   nodesByName() {
-    return [...this.nodes.values()].sort((a, b) => compare(a.card.node, b.card.node));
+    if (!this.order || this.order.length !== this.nodes.size || !this.order.every((name) => this.nodes.has(name))) {
+      this.order = [...this.nodes.keys()].sort(compare);
+    }
+    return this.order.map((name) => this.nodes.get(name));
   }
 
   zones() {

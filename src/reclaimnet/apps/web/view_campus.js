@@ -204,7 +204,7 @@ function legend(campus) {
   const marks = ["vacant", "busy", "leaving", "unreachable"].map((use) =>
     h("li", { key: use }, h("i", { class: `gpu ${use}`, "aria-hidden": "true" }), use),
   );
-  const wires = campus.nodesByName().some((seen) => campus.uplink(seen)) || campus.links.size;
+  const wires = campus.links.size || [...campus.nodes.values()].some((seen) => seen.card.traffic);
   const kinds = KINDS.map(([kind, name]) =>
     h("li", { key: kind }, h("i", { class: `swatch ${kind}`, "aria-hidden": "true" }), name),
   );

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.campus import LiveCampus, until
+from tests.live.campus import LiveCampus
 from tests.live.test_gang_live import submit as submit_gang
+from tests.live.waiting import until
 
 from reclaimnet.apps.chain_told import ChainTold, LinkTold
 from reclaimnet.model.asking import ReclaimRequest

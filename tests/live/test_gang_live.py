@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.live.campus import LiveCampus, live_campus, until
+from tests.live.campus import LiveCampus, live_campus
+from tests.live.waiting import until
 
 from reclaimnet.apps import bundle
 from reclaimnet.model.market import JobId, NodeId, Progress

@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 from tests.fake_gateway import TOKEN, serving
-from tests.live.campus import until
+from tests.live.waiting import until
 
 from reclaimnet.apps.chain_told import ChainTold, LinkTold, Teller, told_of
 from reclaimnet.apps.config import Config, load

@@ -29,6 +29,10 @@ export function plots(campus, record, story) {
     ["network", "Network", network(samples, story.history)],
   ].filter(([, , figure]) => figure.data.some((line) => line.x.length > 1));
   if (!figures.length) return null;
+  const ends = figures.flatMap(([, , figure]) => figure.data.flatMap((line) => [line.x[0], line.x[line.x.length - 1]]));
+  // All of them show the same stretch of time, so that one can be read beside the other.
+  const range = [Math.min(...ends), Math.max(...ends)].map((at) => new Date(at));
+  for (const [, , figure] of figures) figure.range = range;
   return h(
     "section",
     { class: "plots", "aria-labelledby": "plots" },
@@ -90,7 +94,9 @@ function layout(figure) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: ink },
-    xaxis: { type: "date", gridcolor: grid, linecolor: grid, zeroline: false, nticks: 5, tickangle: 0 },
+    // What a person has zoomed into stays while the line grows.
+    uirevision: "kept",
+    xaxis: { type: "date", range: figure.range, gridcolor: grid, linecolor: grid, zeroline: false, nticks: 5, tickangle: 0 },
     yaxis: { title: { text: figure.unit }, gridcolor: grid, zeroline: false, rangemode: "tozero", nticks: 5 },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
     hoverlabel: { bgcolor: colour("--surface"), bordercolor: grid, font: { color: colour("--ink") } },

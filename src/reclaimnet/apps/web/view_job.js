@@ -1,7 +1,7 @@
 // One job: where it is and why, its life on a timeline, its plots across moves, its log.
 
 import { h } from "./dom.js";
-import { clock, count, duration, moment, size } from "./format.js";
+import { ago, clock, count, duration, moment, size } from "./format.js";
 import { placesOf } from "./reclaims.js";
 import { TERMINAL, ask } from "./store.js";
 import { state } from "./view_jobs.js";
@@ -96,7 +96,7 @@ function facts(campus, record) {
       "Last checkpoint",
       newest ? size(newest.size) : "none",
       newest
-        ? `step ${newest.step}, at ${newest.holders.join(", ")}, ${duration(Math.max(0, now - newest.taken_at))} old`
+        ? `step ${newest.step}, at ${newest.holders.join(", ")}, ${ago(Math.max(0, now - newest.taken_at))}`
         : record.spec.saving === "none"
           ? "it cannot be saved"
           : "not yet",

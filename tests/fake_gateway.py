@@ -28,6 +28,7 @@ class FakeGateway:
     nodes: list[dict[str, Any]] = field(default_factory=list)
     entries: list[dict[str, Any]] = field(default_factory=list)
     bundles: list[bytes] = field(default_factory=list)
+    chains: dict[str, dict[str, Any]] = field(default_factory=dict)
     asked: list[tuple[str, str, dict[str, list[str]], bytes]] = field(default_factory=list)
     log: list[bytes] = field(default_factory=list)
     drop_log_after: int | None = None
@@ -101,6 +102,9 @@ class _Handler(BaseHTTPRequestHandler):
             case ["PUT", "bundles"]:
                 fake.bundles.append(body)
                 self._json({"id": f"bundle-{len(fake.bundles)}"}, status=201)
+            case ["PUT", "chains", name]:
+                fake.chains[name] = msgspec.json.decode(body)
+                self._json({})
             case [_, "jobs", job, *rest]:
                 record = fake.find(job)
                 if record is None:

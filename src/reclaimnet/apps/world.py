@@ -26,7 +26,7 @@ from typing import Any, Final, assert_never
 from reclaimnet import journal
 from reclaimnet.adapters.gpu.memory import Meter
 from reclaimnet.adapters.linux.attempts import reports as rn
-from reclaimnet.adapters.linux.counters import Samples, listen
+from reclaimnet.adapters.linux.counters import Samples, Uplink, listen
 from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
 from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.adapters.linux.pressure import Watch
@@ -169,6 +169,7 @@ class LiveWorld:
         sys.setswitchinterval(SWITCH_S)
         self._sensor = Sensor(guests, clock.now)
         self._gpus = Meter(clock.now)
+        self._uplink = Uplink()
         self._pressure_due = False
         self._reading: Pressure | None = None
         """The last one, which is what is decided on, however late we come to it."""
@@ -366,6 +367,7 @@ class LiveWorld:
 
     async def _beat(self, card: Card) -> None:
         sent_at = self._clock.now()
+        card = replace(card, traffic=self._uplink.rates(sent_at))
         if self._guard is not None:
             card = replace(card, edge=self._guard.edge())
         with contextlib.suppress(Unavailable):

@@ -647,6 +647,10 @@ class Airlock:
             orders += [Suspend(job=other.job, epoch=other.epoch), *other.suspend(hold.why, now)]
         return orders + self._free(self.holds[other.job], other, now)
 
+    def held_by_jobs(self) -> dict[JobId, int]:
+        """Bytes that each job's processes hold, as far as somebody has looked."""
+        return {usage.job: usage.bytes for usage in self.reading.jobs} if self.reading else {}
+
     def gauge(self) -> Gauge | None:
         """What others are told with the next beat."""
         reading = self.reading

@@ -250,10 +250,17 @@ class Node:
         return total
 
     def _progress(self) -> tuple[Progress, ...]:
-        guests: dict[JobId, Attempt | Gang] = {**self.attempts, **self.gangs}
-        return tuple(
-            progress for job in sorted(guests) if (progress := guests[job].progress()) is not None
-        )
+        held = self.airlock.held_by_jobs()
+        # A gang that is led from here speaks for the seat that it has here as well.
+        guests: dict[JobId, Attempt | Gang | Seat] = {**self.seats, **self.attempts, **self.gangs}
+        found: list[Progress] = []
+        for job in sorted(guests):
+            progress = guests[job].progress()
+            if progress is not None:
+                seat = self.seats.get(job)
+                gpus = progress.gpus or (seat.gpus if seat is not None else ())
+                found.append(replace(progress, gpus=gpus, memory=held.get(job, 0)))
+        return tuple(found)
 
     # --- one event -------------------------------------------------------------------------
 

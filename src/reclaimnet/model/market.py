@@ -168,6 +168,16 @@ class Progress:
     """When that step was done."""
     gpus: tuple[GpuId, ...] = ()
     """The GPUs it runs on."""
+    memory: int = 0
+    """Bytes that its processes hold here; 0 if nobody has looked yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes through a network interface, whoever's: in all, or (on a card) a second."""
+
+    sent: int
+    received: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,6 +358,8 @@ class Card:
     """Those of the links it conducts on which something moves."""
     sending: tuple[Sending, ...] = ()
     """What is on its way from here to others."""
+    traffic: Traffic | None = None
+    """What went through its network interface since the beat before; None if that is unknown."""
     edge: tuple[EdgeCount, ...] = ()
     """What its guard has let pass and what not; nothing if it has none."""
     abilities: tuple[str, ...] = ()

@@ -85,7 +85,12 @@ class Candidate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
     nodes: tuple[NodeId, ...]
-    decision: Decision
+    explain: Callable[[], Decision]
+    """Words take longer than the choice, and are mostly not asked for."""
+
+    @property
+    def decision(self) -> Decision:
+        return self.explain()
 
 
 Place = Callable[[Need, Sequence[Candidate], int], Ranked]
@@ -132,16 +137,17 @@ class MostUseful:
             if len(refused) < TOLD:
                 refused.append(f"{candidate.card.node}: {objection}")
         fit.sort(key=lambda judged: (judged.risk - judged.value, judged.candidate.card.node))
-        nodes = tuple(judged.candidate.card.node for judged in fit)
-        return Ranked(
-            nodes=nodes,
-            decision=Decision(
+        nodes = tuple([judged.candidate.card.node for judged in fit])
+
+        def explain() -> Decision:
+            return Decision(
                 question="where to?" if need.vacant_now else "who keeps a copy?",
                 chosen=nodes[0] if nodes else "nowhere",
                 reasons=tuple(_praise(judged) for judged in fit[:3]),
                 refused=tuple(refused),
-            ),
-        )
+            )
+
+        return Ranked(nodes=nodes, explain=explain)
 
     def _judge(self, need: Need, candidate: Candidate, now: int) -> _Judged:
         card = candidate.card

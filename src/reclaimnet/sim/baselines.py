@@ -7,13 +7,13 @@ their users run them; every constant is in ASSUMPTIONS, which is printed with th
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.units import HOUR, MINUTE, SECOND
-from reclaimnet.policy.cadence import Once, Young
+from reclaimnet.policy.cadence import Due, Once, Savable, Stage, Young
 from reclaimnet.policy.place import MostUseful
 from reclaimnet.policy.suite import Suite
 from reclaimnet.sim.kernel import Kernel
@@ -90,10 +90,11 @@ class TrueLife:
         return min(end - now, horizon) / HOUR, 1.0 if lasts else 0.0
 
 
-def endings(scenario: Scenario) -> dict[NodeId, tuple[int, ...]]:
+def endings(scenario: Scenario, *, surprises: bool = True) -> dict[NodeId, tuple[int, ...]]:
+    """When each node's loans end; without `surprises`, only the endings that have a notice."""
     found: dict[NodeId, list[int]] = {}
     for happening in scenario.happenings:
-        if happening.kind != Kind.LEND:
+        if happening.kind != Kind.LEND and (surprises or happening.grace > 0):
             found.setdefault(happening.node, []).append(happening.at + happening.grace)
     return {node: tuple(times) for node, times in found.items()}
 
@@ -128,6 +129,48 @@ def oracle(scenario: Scenario, seed: int) -> Account:
 def oracle_blind(scenario: Scenario, seed: int) -> Account:
     """For the limits: every ending is known in time, but not when destinations are chosen."""
     return run(foretold(scenario), Suite(cadence=Once()), seed=seed).account
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrueRates:
+    """Young's interval at the true rates of endings that come without notice: of owners who promise
+    one, and of those who do not."""
+
+    promised_per_h: float
+    unpromised_per_h: float
+
+    def __call__(self, jobs: Sequence[Savable], stage: Stage) -> tuple[Due, ...]:
+        rate = self.promised_per_h if stage.notice > 0 else self.unpromised_per_h
+        return Young(per_h=rate - stage.crash_per_h)(jobs, stage)
+
+
+def true_rates(scenario: Scenario) -> TrueRates:
+    promises = {node.id: node.terms.notice > 0 for node in scenario.nodes}
+    seen, hours = {True: 0, False: 0}, {True: 0.0, False: 0.0}
+    lent: dict[NodeId, int] = {}
+
+    def ends(node: NodeId, at: int) -> None:
+        hours[promises[node]] += (at - lent.pop(node, at)) / HOUR
+
+    for happening in scenario.happenings:
+        if happening.kind == Kind.LEND:
+            lent[happening.node] = happening.at
+            continue
+        ends(happening.node, happening.at)
+        seen[promises[happening.node]] += happening.grace == 0
+    for node in list(lent):
+        ends(node, scenario.until)
+    # One more than was seen, so that no rate is ever nothing.
+    rate = {promised: (seen[promised] + 1) / max(hours[promised], 1.0) for promised in seen}
+    return TrueRates(promised_per_h=rate[True], unpromised_per_h=rate[False])
+
+
+def oracle_surprised(scenario: Scenario, seed: int) -> Account:
+    """For the limits: all that the oracle knows but the endings that nobody announces. Of these
+    it knows the true rate, and saves by it."""
+    life = TrueLife(endings=endings(scenario, surprises=False))
+    suite = Suite(cadence=true_rates(scenario), place=MostUseful(life=life))
+    return run(foretold(scenario, surprises=True), suite, seed=seed).account
 
 
 # --- contenders of their own ----------------------------------------------------------------
@@ -544,6 +587,7 @@ CONTENDERS: Final[dict[str, Contender]] = {
 SENSITIVITY: Final[dict[str, Contender]] = {
     "slurm_requeue_10min": slurm_requeue_10min,
     "pipeline_redundancy_young": pipeline_redundancy_young,
+    "oracle_surprised": oracle_surprised,
     "oracle_blind": oracle_blind,
 }
 """Not contenders, but what shows where the differences come from."""

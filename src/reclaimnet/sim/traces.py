@@ -211,28 +211,33 @@ def spot(file: Path, *, seed: int) -> Scenario:
 def philly(file: Path, *, start: int, until: int, most_gpus: int, seed: int) -> tuple[SimJob, ...]:
     """The jobs of the trace that need no more GPUs than that, moved to begin at `start`."""
     rng = random.Random(f"{seed}-philly")
-    jobs: list[SimJob] = []
-    origin: int | None = None
+    submitted: list[tuple[int, int, int]] = []
     for line, row in _rows(file, PHILLY_COLUMNS):
         try:
             when = datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC)
             seconds, gpus = int(float(row["duration"])), int(row["num_gpus"])
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise BadConfig(
                 f"{file}:{line}: {error}; expected an ISO time, seconds and a number of GPUs"
             ) from error
-        at = int(when.timestamp()) * SECOND
-        origin = at if origin is None else origin
+        submitted.append((int(when.timestamp()) * SECOND, seconds, gpus))
+    if not submitted:
+        raise BadConfig(f"{file}: no rows; expected one for each job")
+    # The trace lists jobs user by user, not by time.
+    submitted.sort()
+    origin = submitted[0][0]
+    jobs: list[SimJob] = []
+    for begins, seconds, gpus in submitted:
+        at = start + begins - origin
+        if at >= until:
+            break
         if not 0 < gpus <= most_gpus or seconds < 60:
             continue
-        submitted = start + at - origin
-        if submitted >= until:
-            break
         state = min(rng.lognormvariate(0, 0.9) * 3 * GIB, 24 * GIB)
         jobs.append(
             SimJob(
                 id=JobId(f"j{len(jobs):06d}"),
-                submitted_at=max(submitted, start),
+                submitted_at=at,
                 gpus=gpus,
                 seconds=seconds,
                 state_bytes=round(state),

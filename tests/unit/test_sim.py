@@ -162,8 +162,8 @@ def test_in_a_quiet_world_only_what_presses_and_what_is_in_its_way_is_told_of() 
     road.send("late copy", "f", "e")
     assert road.heard_of() == {"copy", "move", "late copy"}
     before = len(road.told)
-    road.kernel.run(2 * SECOND)
-    assert len(road.told) == before + 2 * 3, "each is looked at every second"
+    road.kernel.run(6 * SECOND)
+    assert len(road.told) == before + 2 * 3, "each is looked at every three seconds"
     road.kernel.run(60 * SECOND)
     ended = {event.transfer for _, event in road.told if isinstance(event, SendingEnded)}
     assert ended == {"copy", "move", "late copy"}

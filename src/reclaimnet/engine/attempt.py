@@ -573,8 +573,19 @@ class Attempt:
             deadline=notice.deadline,
             bytes_left=newest.size,
             fixed=self.save_cost or 0,
-            unsaved=max(now - self.saved_at, 1) / SECOND * max(self.record.spec.gpus, 1),
+            unsaved=max(self.at_stake(now), 1) / SECOND * max(self.record.spec.gpus, 1),
         )
+
+    def at_stake(self, now: int) -> int:
+        """How long it has worked since the last state that somebody else holds: one that was taken
+        and has not arrived anywhere yet goes with this node."""
+        safe = [
+            checkpoint.taken_at
+            for checkpoint in self.record.checkpoints
+            if any(holder != self.node for holder in checkpoint.holders)
+        ]
+        began = self.record.started_at or self.record.submitted_at
+        return max(now - max(safe, default=began), 0)
 
     # --- the output ------------------------------------------------------------------------
 

@@ -210,6 +210,8 @@ class _Task:
     ready: bool = False
     """Held no longer: may be started."""
     queued_at: int = 0
+    looked_at: tuple[int, int] | None = None
+    """Of which generation, and when, it is next looked whether it is done."""
 
 
 class BatchCampus:
@@ -413,11 +415,22 @@ class BatchCampus:
             task.since = max(self.kernel.now, task.since)
 
     def _finish_later(self, task: _Task) -> None:
-        generation, since = task.generation, task.since
-        left = (task.job.seconds - task.done) / self._speed(task)
+        """One look at a time: it is put off there and then if the job was paused meanwhile, which
+        happens with every copy that is taken of it."""
+        look = task.generation, self._finishes_at(task)
+        queued = task.looked_at
+        if queued is not None and queued[0] == look[0] and queued[1] <= look[1]:
+            return
+        task.looked_at = look
 
         def finish() -> None:
-            if task.generation != generation or task.since != since or not task.running:
+            if task.looked_at != look or task.generation != look[0]:
+                return
+            task.looked_at = None
+            if not task.running:
+                return
+            if self._finishes_at(task) > self.kernel.now:
+                self._finish_later(task)
                 return
             self._settle(task)
             if task.done >= task.job.seconds - 1e-3:
@@ -428,7 +441,11 @@ class BatchCampus:
                 self.ledger.ended(task.job.id)
                 self._schedule()
 
-        self.kernel.at(since + round(left * SECOND) + 1, finish)
+        self.kernel.at(look[1], finish)
+
+    def _finishes_at(self, task: _Task) -> int:
+        left = (task.job.seconds - task.done) / self._speed(task)
+        return task.since + round(left * SECOND) + 1
 
     def _next_save(self, task: _Task, generation: int) -> None:
         def save() -> None:

@@ -255,7 +255,7 @@ def test_a_fall_of_idle_nodes_is_a_reclaim_of_the_one_the_rule_says(tmp_path: Pa
     ("row", "said"),
     [
         ("2020-05-01 00:09:00,64,0,0", "4 cells; expected 5"),
-        ("yesterday,64,0,0,8", "does not match format"),
+        ("yesterday,64,0,0,8", "Invalid isoformat string"),
         ("2020-05-01 00:09:00,64,0,0,-8", "expected 0 or more"),
     ],
 )

@@ -418,7 +418,7 @@ class Attempt:
                 changes["downtime"] = self.record.downtime + idle
         changes["last_step_at"] = event.at
         # Steps travel with the node's beats; the record learns of them with its next write.
-        self.record = replace(self.record, **changes)
+        self.record = self.record.but(**changes)
         return []
 
     @property
@@ -814,7 +814,7 @@ class Attempt:
         if self.record is self._sent:
             self.record = event.record
         else:
-            self.record = replace(self.record, revision=event.record.revision)
+            self.record = self.record.but(revision=event.record.revision)
         self._sent = None
         if self.phase == Phase.CLAIMING:
             return self._won(now)

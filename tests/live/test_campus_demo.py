@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.live.campus import SOURCES, until
+from tests.live.campus import SOURCES
+from tests.live.waiting import until
 
 from reclaimnet.adapters.linux import cgroup
 from reclaimnet.apps.demo import AGENTS
@@ -26,6 +28,16 @@ MOMENTS = {
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_ctrl_c_leaves_nothing_behind(moment: str) -> None:
+    # As a terminal does: to all that are in the foreground.
+    _end(moment, lambda demo: os.killpg(demo.pid, signal.SIGINT))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_nor_does_one_who_ends_it_or_closes_its_terminal(number: signal.Signals) -> None:
+    _end("the jobs run", lambda demo: demo.send_signal(number))
+
+
+def _end(moment: str, how: Callable[["subprocess.Popen[str]"], None]) -> None:
     with tempfile.TemporaryDirectory(prefix="rn") as folder:
         home = Path(folder).resolve()
         with subprocess.Popen(
@@ -36,18 +48,23 @@ def test_ctrl_c_leaves_nothing_behind(moment: str) -> None:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=_hear_signals,
         ) as demo:
             try:
                 until(lambda: next(home.rglob(MOMENTS[moment]), None), moment)
                 (inside,) = home.iterdir()
-                # As a terminal does: to all that are in the foreground.
-                os.killpg(demo.pid, signal.SIGINT)
+                how(demo)
                 _, said = demo.communicate(timeout=60)
             finally:
                 demo.kill()
         assert demo.returncode == 130, said
         assert "Traceback" not in said
         until(lambda: not _left_of(inside), f"nothing is left, not {_left_of(inside)}", wait_s=10)
+
+
+def _hear_signals() -> None:
+    """Whoever runs the tests may have been told to ignore some, as nohup does."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _left_of(inside: Path) -> list[str]:

@@ -886,18 +886,21 @@ class Attempt:
     # --- time ------------------------------------------------------------------------------
 
     def next_wake(self) -> int | None:
-        busy = self.departure is not None or self._write_at is not None
-        if self.phase == Phase.RUNNING and not busy and self._fetch_at is None:
-            # Nearly always, and asked for after every event.
-            return self._next_save()
         times: list[int] = []
         if self._write_at is not None:
             times.append(self._write_at)
-        if self._fetch_at is not None:
+        if self._fetch_at is not None and self.phase == Phase.FETCHING:
+            # A job that was cancelled while it waited to ask again asks no more.
             times.append(self._fetch_at)
         if self.phase == Phase.RUNNING:
-            if (save := self._next_save()) is not None:
-                times.append(save)
+            if self.due_at is not None and self._may_save():
+                # A state that could not leave the node is worth little: one copy at a time.
+                due_at = max(self.due_at, self._save_after)
+                due_at = max(due_at, self._copy_by) if self._copying else due_at
+                if not times and self.departure is None:
+                    # Nearly always, and this is asked after every event.
+                    return due_at
+                times.append(due_at)
         elif self.phase == Phase.BOOKED:
             times.append(min(self._booked_until, self._look_at))
         elif self.phase == Phase.FINISHING:
@@ -907,13 +910,6 @@ class Attempt:
         if self.departure is not None and (wake := self.departure.next_wake()) is not None:
             times.append(wake)
         return min(times, default=None)
-
-    def _next_save(self) -> int | None:
-        if self.due_at is None or not self._may_save():
-            return None
-        # A state that could not leave the node is worth little: one copy at a time.
-        due_at = max(self.due_at, self._save_after)
-        return max(due_at, self._copy_by) if self._copying else due_at
 
     def woke(self, now: int) -> list[Order]:
         if self.phase == Phase.BOOKED and now >= self._booked_until:

@@ -6,7 +6,7 @@ Amounts of demand are whole thousandths of a link's capacity, so that equal is e
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -125,7 +125,6 @@ class Rotate:
 
 
 rotate: Final = Rotate()
-ROTATE: Final[dict[str, Callable[..., RotationPlan]]] = {"rotate": rotate}
 
 
 # --- one plan for rhythms and transfers ----------------------------------------------------

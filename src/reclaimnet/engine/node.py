@@ -185,7 +185,8 @@ class Node:
             if time is not None and time < wake:
                 wake = time
         if self.gangs or self.seats:
-            for guest in (*self.gangs.values(), *self.seats.values()):
+            guests: tuple[Gang | Seat, ...] = (*self.gangs.values(), *self.seats.values())
+            for guest in guests:
                 time = guest.next_wake()
                 if time is not None and time < wake:
                     wake = time

@@ -432,9 +432,11 @@ class Airlock:
     ) -> list[Order]:
         """Who is asked for its state must run for it, whatever ended the loan meanwhile; and who
         has been refused by PROBES nodes asks no further one."""
+        if not self.holds:
+            return orders
         out: list[Order] = []
         for order in orders:
-            hold = self.holds.get(_job_of(order)) if self.holds else None
+            hold = self.holds.get(_job_of(order))
             if hold is None:
                 out.append(order)
             elif isinstance(order, Save):

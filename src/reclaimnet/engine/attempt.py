@@ -418,7 +418,7 @@ class Attempt:
                 changes["downtime"] = self.record.downtime + idle
         changes["last_step_at"] = event.at
         # Steps travel with the node's beats; the record learns of them with its next write.
-        self.record = replace(self.record, **changes)
+        self.record = self.record.but(**changes)
         return []
 
     @property
@@ -573,8 +573,19 @@ class Attempt:
             deadline=notice.deadline,
             bytes_left=newest.size,
             fixed=self.save_cost or 0,
-            unsaved=max(now - self.saved_at, 1) / SECOND * max(self.record.spec.gpus, 1),
+            unsaved=max(self.at_stake(now), 1) / SECOND * max(self.record.spec.gpus, 1),
         )
+
+    def at_stake(self, now: int) -> int:
+        """How long it has worked since the last state that somebody else holds: one that was taken
+        and has not arrived anywhere yet goes with this node."""
+        safe = [
+            checkpoint.taken_at
+            for checkpoint in self.record.checkpoints
+            if any(holder != self.node for holder in checkpoint.holders)
+        ]
+        began = self.record.started_at or self.record.submitted_at
+        return max(now - max(safe, default=began), 0)
 
     # --- the output ------------------------------------------------------------------------
 
@@ -803,7 +814,7 @@ class Attempt:
         if self.record is self._sent:
             self.record = event.record
         else:
-            self.record = replace(self.record, revision=event.record.revision)
+            self.record = self.record.but(revision=event.record.revision)
         self._sent = None
         if self.phase == Phase.CLAIMING:
             return self._won(now)

@@ -126,7 +126,7 @@ class Departure:
             shape=shape_of(attempt.record.spec),
             state_bytes=newest.size if newest else 0,
             grace=self.notice.deadline - now,
-            unsaved=self._at_stake(now),
+            unsaved=attempt.at_stake(now) / HOUR,
             changed=1.0 if attempt.record.changed is None else attempt.record.changed,
             avoid=self._failed,
         )
@@ -225,13 +225,6 @@ class Departure:
         self._lost_hope = True
         self._stop_at = self._seek_at = self._look_at = None
         return [*self._withdraw(), End(job=self.attempt.job, epoch=self.attempt.epoch)]
-
-    def _at_stake(self, now: int) -> float:
-        """Hours of work that nobody else has."""
-        record, me = self.attempt.record, self.attempt.node
-        safe = [c.taken_at for c in record.checkpoints if any(h != me for h in c.holders)]
-        since = max(safe, default=record.started_at or record.submitted_at)
-        return max(now - since, 0) / HOUR
 
     def _safe_elsewhere(self, now: int) -> bool:
         """Somebody who stays holds a checkpoint, so there is something to fall back on."""
@@ -347,7 +340,7 @@ class Departure:
             shape=shape_of(attempt.record.spec),
             state_bytes=newest.size,
             grace=self.notice.deadline - now,
-            unsaved=self._at_stake(now),
+            unsaved=attempt.at_stake(now) / HOUR,
             changed=1.0 if attempt.record.changed is None else attempt.record.changed,
             vacant_now=False,
             avoid=self._shelves_failed,

@@ -5,7 +5,7 @@ it has heard of its neighbours, what it sends to them, and, while it holds these
 dispatcher and the conductors of stretches of the network.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
@@ -127,7 +127,7 @@ class Node:
             uplink=uplink,
             topology=body.topology,
             policy=suite.pace,
-            stakes=self._stakes,
+            stakes=self.stakes,
         )
         self.tempo = Tempo(body.node, self.outbound.links_out(), assumed=body.uplink_assumed)
         self._beat_at = 0
@@ -180,13 +180,16 @@ class Node:
             time = part.next_wake()
             if time is not None and time < wake:
                 wake = time
-        guests: list[Attempt | Gang | Seat] = [*self.attempts.values()]
-        if self.gangs or self.seats:
-            guests += [*self.gangs.values(), *self.seats.values()]
-        for guest in guests:
-            time = guest.next_wake()
+        for attempt in self.attempts.values():
+            time = attempt.next_wake()
             if time is not None and time < wake:
                 wake = time
+        if self.gangs or self.seats:
+            guests: tuple[Gang | Seat, ...] = (*self.gangs.values(), *self.seats.values())
+            for guest in guests:
+                time = guest.next_wake()
+                if time is not None and time < wake:
+                    wake = time
         if self.dispatcher is not None:
             time = self.dispatcher.next_wake()
             if time is not None and time < wake:
@@ -815,7 +818,7 @@ class Node:
                 others.append(order)
         return others
 
-    def _stakes(self, job: JobId, now: int) -> Stakes:
+    def stakes(self, job: JobId, now: int) -> Stakes:
         """What a transfer of this job from here is for."""
         attempt = self.attempts.get(job)
         notice = attempt.notice if attempt is not None else None
@@ -1015,7 +1018,7 @@ class Node:
     def _sweep(self, now: int) -> list[Order]:
         """What follows from the new state, whatever the event was."""
         done = [job for job, attempt in self.attempts.items() if attempt.phase in WITHOUT_GPUS]
-        for job in sorted(done):
+        for job in sorted(done) if done else ():
             attempt = self.attempts[job]
             self.provider.release(job)
             if attempt.phase == Phase.GONE:
@@ -1026,7 +1029,10 @@ class Node:
         if self.gangs or self.seats:
             self._sweep_gangs(now)
         orders = self.airlock.sweep(self.attempts, now)
-        for gone in self.tempo.gone(j for j in self.tempo.players() if j not in self.attempts):
+        players = self.tempo.players()
+        for gone in (
+            self.tempo.gone(j for j in players if j not in self.attempts) if players else ()
+        ):
             orders += self._tell_conductor(gone, now)
             self.around.rhythms = self.tempo.rhythms()
         return orders + self._hold_leases() + self._plan_saves(now)
@@ -1046,7 +1052,9 @@ class Node:
         differently than before."""
         if not self.attempts and not self.gangs and not self._planned:
             return []
-        guests: dict[JobId, Attempt | Gang] = {**self.attempts, **self.gangs}
+        guests: Mapping[JobId, Attempt | Gang] = self.attempts
+        if self.gangs:
+            guests = {**self.attempts, **self.gangs}
         marks = tuple([(job, a.phase, a.saved_at, a.save_cost) for job, a in guests.items()])
         if marks == self._planned and now < self._plan_at:
             return []

@@ -4,13 +4,15 @@ import pytest
 
 from reclaimnet.engine.node import CONDUCTOR, Body
 from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.orders import Explain, Order
 from reclaimnet.model.rhythm import Burst
-from reclaimnet.model.units import MILLISECOND, SECOND
+from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
+from reclaimnet.model.work import Decision, JobState
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import Spot, Topology
 from reclaimnet.sim.process import Work
 from reclaimnet.sim.talk import Talk
-from reclaimnet.sim.world import SimWorld
+from reclaimnet.sim.world import Machine, SimWorld
 from tests.swarm.campus import offer, spec
 
 GIGABIT = 125_000_000
@@ -101,12 +103,20 @@ def test_two_nodes_behind_one_link_leave_in_time(dies: bool) -> None:
 # --- who talks when ------------------------------------------------------------------------
 
 
-def talking(world: SimWorld, job: str, *, period_ms: int, talk_ms: int, priority: int = 0) -> JobId:
+def talking(
+    world: SimWorld,
+    job: str,
+    *,
+    period_ms: int,
+    talk_ms: int,
+    priority: int = 0,
+    lasts: int | None = None,
+) -> JobId:
     burst = Burst(
         start=(period_ms - talk_ms) * MILLISECOND, length=talk_ms * MILLISECOND, demand=GIGABIT
     )
     world.talks[JobId(job)] = Talk(period=period_ms * MILLISECOND, bursts=(burst,))
-    world.submit(JobId(job), spec(job, priority=priority), Work(steps=10_000))
+    world.submit(JobId(job), spec(job, priority=priority, lasts=lasts), Work(steps=10_000))
     return JobId(job)
 
 
@@ -172,3 +182,90 @@ def test_a_new_conductor_takes_the_rhythms_up() -> None:
     (link,) = [one for one in mind.conductors["building narrow"].seen() if one.voices][:1]
     assert {voice.job for voice in link.voices} <= set(jobs)
     assert len(mind.conductors["building narrow"].plan.rounds) == 1
+
+
+# --- a link on which not all fit -----------------------------------------------------------
+
+
+def crowded(*, elsewhere: int) -> tuple[SimWorld, list[JobId], list[tuple[str, Order]]]:
+    """Three jobs that together want more than the narrow link carries; so many GPUs that are not
+    behind it come up only then. Also what was ordered since, with the node that did."""
+    world = campus(nodes=4, gpus=2, uplink=GIGABIT)
+    for index in (2, 3):
+        world.reclaim(NodeId(f"n{index}"), grace=0)
+    world.run(world.now + SECOND)
+    jobs = [
+        talking(world, name, period_ms=300, talk_ms=140, lasts=HOUR)
+        for name in ("one", "two", "three")
+    ]
+    ordered: list[tuple[str, Order]] = []
+    carry_out = world._carry_out
+
+    def note(machine: Machine, order: Order) -> None:
+        ordered.append((machine.body.node, order))
+        carry_out(machine, order)
+
+    world._carry_out = note  # type: ignore[method-assign]
+    world.run(world.now + 10 * SECOND)
+    assert {world.store.records[job].holder for job in jobs} == {"n0", "n1"}
+    if elsewhere:
+        world.lend(NodeId("n2"), offer("n2", elsewhere))
+    return world, jobs, ordered
+
+
+def decisions(ordered: list[tuple[str, Order]], question: str) -> list[Decision]:
+    return [
+        order.decision
+        for _, order in ordered
+        if isinstance(order, Explain) and order.decision.question == question
+    ]
+
+
+def test_a_job_leaves_a_link_that_stays_too_full_once_and_without_loss() -> None:
+    world, jobs, ordered = crowded(elsewhere=2)
+    world.run(world.now + 20 * SECOND)
+    # At first everybody is only slowed down: it might pass.
+    assert not any(world.store.records[job].moves for job in jobs)
+    world.run(world.now + 10 * MINUTE)
+    moved = [job for job in jobs if world.store.records[job].moves]
+    assert len(moved) == 1
+    record = world.store.records[moved[0]]
+    assert record.holder == "n2"
+    assert record.moves == 1
+    assert record.steps_lost == 0
+    assert all(world.store.records[job].state == JobState.RUNNING for job in jobs)
+    # Those that stay fit now, and it is written down why the third one had to go.
+    mind = world.machines[NodeId("n0")].mind
+    assert mind is not None
+    (link,) = [one for one in mind.conductors["building narrow"].seen() if one.link == "narrow up"]
+    assert len(link.voices) == 2
+    assert max(voice.padding for voice in link.voices) < 0.05
+    (why,) = decisions(ordered, "does a job leave the link?")
+    assert why.chosen == moved[0]
+    assert "not all fit on" in why.reasons[0]
+    assert "all together save" in why.reasons[-1]
+
+
+def test_a_job_that_would_be_no_better_off_elsewhere_stays_and_is_left_in_peace() -> None:
+    world, jobs, ordered = crowded(elsewhere=0)
+    world.run(world.now + 5 * MINUTE)
+    assert all(world.store.records[job].moves == 0 for job in jobs)
+    assert all(world.store.records[job].state == JobState.RUNNING for job in jobs)
+    asked = [d.chosen for d in decisions(ordered, "does a job leave the link?")]
+    assert asked
+    assert len(set(asked)) == len(asked), "nobody is asked twice so soon"
+    stayed = decisions(ordered, "does the job leave?")
+    assert [d.chosen for d in stayed] == ["no, it stays"] * len(asked)
+    told = decisions(ordered, "where to?")
+    assert any("its rhythm fits no better there" in line for d in told for line in d.refused)
+
+
+def test_the_owner_s_word_comes_before_a_move_for_the_link_s_sake() -> None:
+    world, jobs, ordered = crowded(elsewhere=0)
+    while not decisions(ordered, "must the job leave?"):
+        world.run(world.now + 100 * MILLISECOND)
+    for index in (0, 1):
+        world.reclaim(NodeId(f"n{index}"), grace=10 * SECOND)
+    world.run(world.now + 11 * SECOND)
+    assert not any(machine.processes for machine in world.machines.values())
+    assert all(world.store.records[job].holder is None for job in jobs)

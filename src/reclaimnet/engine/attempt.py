@@ -713,11 +713,15 @@ class Attempt:
 
     # --- the way out -----------------------------------------------------------------------
 
-    def leave(self, notice: Notice, now: int, *, shed: str = "") -> list[Order]:
+    def leave(
+        self, notice: Notice, now: int, *, shed: str = "", slowest: float | None = None
+    ) -> list[Order]:
         """The loan ends by the notice's deadline, for whatever cause. If there is a reason to
-        `shed` it, it goes on from its last copy and leaves the uplink to others."""
-        other = self.notice is not None and self.notice.id != notice.id
-        if self.notice is not None and other and self.notice.deadline <= notice.deadline:
+        `shed` it, it goes on from its last copy and leaves the uplink to others. A place where its
+        rhythm makes it as slow as `slowest` is none."""
+        before = self.notice
+        other = before is not None and before.id != notice.id and before.binding
+        if before is not None and other and before.deadline <= notice.deadline:
             return []
         self.notice = notice
         if self.phase == Phase.BOOKED:
@@ -727,7 +731,7 @@ class Attempt:
         if self.phase == Phase.RUNNING:
             if self.departure is not None:
                 return self.departure.changed(notice, now)
-            return self._depart(now, shed=shed)
+            return self._depart(now, shed=shed, slowest=slowest)
         return []
 
     def stay(self, now: int) -> list[Order]:
@@ -748,9 +752,9 @@ class Attempt:
             self._resume_when_written = True
         return orders
 
-    def _depart(self, now: int, *, shed: str = "") -> list[Order]:
+    def _depart(self, now: int, *, shed: str = "", slowest: float | None = None) -> list[Order]:
         assert self.notice is not None, "nobody asked this job to leave"
-        self.departure = Departure(self, self.notice)
+        self.departure = Departure(self, self.notice, slowest=slowest)
         return self.departure.begin(now, shed=shed)
 
     def doubt(self, now: int) -> list[Order]:

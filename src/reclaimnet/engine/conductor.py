@@ -24,6 +24,7 @@ from reclaimnet.model.rhythm import (
     Gap,
     Hold,
     IterationSeen,
+    Relieve,
     Rhythm,
     RhythmEvent,
     RhythmGone,
@@ -37,10 +38,10 @@ from reclaimnet.model.rhythm import (
     Unleash,
     Yield,
 )
-from reclaimnet.model.units import MICROSECOND, MILLISECOND, SECOND
+from reclaimnet.model.units import MICROSECOND, MILLISECOND, MINUTE, SECOND, show_duration
 from reclaimnet.policy.detect import at_period, changed
 from reclaimnet.policy.pace import PlanPaces, least_rate_first
-from reclaimnet.policy.rotate import beside_rhythms, gaps, rotate
+from reclaimnet.policy.rotate import beside_rhythms, gaps, relieve, rotate, slowdown
 from reclaimnet.policy.view import view
 
 NOBODY: Final = NodeId("")
@@ -73,6 +74,14 @@ SILENT_FOR: Final = 30 * SECOND
 """A job whose node tells nothing of it for so long is not on our links any more."""
 ASK_CLOCK: Final = 10 * SECOND
 """How often a node whose jobs are conducted is asked for its time."""
+STRAINED: Final = 1.05
+"""A round that makes its jobs slower than this on average holds more than fits side by side."""
+STAYS: Final = 30 * SECOND
+"""Only where that lasts is a job asked to leave: jobs come and go, and plans settle."""
+RELIEVE_AGAIN: Final = 2 * MINUTE
+"""After that the next is asked, and then after twice that, and so on until RELIEVE_SELDOM: what the
+first one leaves behind has to show, and who cannot leave says so only by staying."""
+RELIEVE_SELDOM: Final = 32 * MINUTE
 MAX_SEEN: Final = 16
 """Links that a card tells of, the fullest first."""
 MAX_VOICES: Final = 32
@@ -109,6 +118,18 @@ class _Player:
     told: Shift | Shape | None = None
     yields: bool = False
     heard: int = 0
+    left: int = 0
+    move_cost: int | None = None
+    """As its node reckons them; see RhythmSeen."""
+
+
+@dataclass(slots=True)
+class _Strain:
+    """Links on which not all fit."""
+
+    since: int
+    ask_at: int
+    wait: int = RELIEVE_AGAIN
 
 
 class Conductor:
@@ -141,9 +162,13 @@ class Conductor:
         """Links on which something has changed since the plan was made."""
         self._origins: dict[JobId, int] = {}
         """When the round of each job began that `plan` speaks of."""
+        self._strains: dict[tuple[LinkId, ...], _Strain] = {}
+        """By the links of a round."""
 
     def next_wake(self) -> int | None:
-        return self._replan_at
+        times = [strain.ask_at for strain in self._strains.values()]
+        times += [] if self._replan_at is None else [self._replan_at]
+        return min(times, default=None)
 
     def handle(self, event: RhythmEvent, now: int) -> list[RhythmOrder]:
         match event:
@@ -161,10 +186,12 @@ class Conductor:
                 assert_never(event)
 
     def woke(self, now: int) -> list[RhythmOrder]:
-        if self._replan_at is None or now < self._replan_at:
-            return []
-        self._replan_at = None
-        return self._replan(now)
+        orders: list[RhythmOrder] = []
+        if self._replan_at is not None and now >= self._replan_at:
+            self._replan_at = None
+            orders += self._replan(now)
+            self._look_for_strain(now)
+        return orders + self._relieve(now)
 
     # --- transfers -------------------------------------------------------------------------
 
@@ -272,7 +299,9 @@ class Conductor:
             player.rhythm = rhythm
             self._soon(rhythm, now)
         if rhythm.job in self._players:
-            self._players[rhythm.job].heard = now
+            player = self._players[rhythm.job]
+            player.heard = now
+            player.left, player.move_cost = event.left, event.move_cost
 
     def _forget_silent(self, now: int) -> None:
         for job, player in list(self._players.items()):
@@ -477,6 +506,54 @@ class Conductor:
             return []
         player.yields = yields
         return [Yield(node=player.node, job=rhythm.job, yields=yields)]
+
+    # --- links on which not all fit ----------------------------------------------------------
+
+    def _look_for_strain(self, now: int) -> None:
+        before, self._strains = self._strains, {}
+        for one in self.plan.rounds:
+            if len(one.rhythms) < 2 or slowdown(one, self.links) <= STRAINED:
+                continue
+            links = tuple(fit.link for fit in one.fits)
+            # The same links with others on them are as strained as they were before.
+            known = [strain for key, strain in before.items() if set(key) & set(links)]
+            first = min(known, key=lambda strain: strain.since, default=_Strain(now, now + STAYS))
+            self._strains[links] = first
+
+    def _relieve(self, now: int) -> list[RhythmOrder]:
+        """Where it stays so, one job is asked to go on elsewhere, if that pays."""
+        orders: list[RhythmOrder] = []
+        for links, strain in self._strains.items():
+            if now < strain.ask_at:
+                continue
+            strain.ask_at, strain.wait = now + strain.wait, min(2 * strain.wait, RELIEVE_SELDOM)
+            (one,) = (r for r in self.plan.rounds if tuple(f.link for f in r.fits) == links)
+            players = {r.job: self._players[r.job] for r in one.rhythms if r.job in self._players}
+            chosen, decision = relieve(
+                one,
+                self.links,
+                left={job: player.left for job, player in players.items()},
+                move_cost={
+                    job: player.move_cost
+                    for job, player in players.items()
+                    if player.move_cost is not None
+                },
+            )
+            lasted = f"not all fit on {', '.join(links)} for {show_duration(now - strain.since)}"
+            decision = replace(decision, reasons=(lasted, *decision.reasons))
+            if chosen is None:
+                orders.append(ExplainLink(links=links, decision=decision))
+                continue
+            orders.append(
+                Relieve(
+                    node=players[chosen].node,
+                    job=chosen,
+                    slowdown=slowdown(one, self.links),
+                    links=links,
+                    decision=decision,
+                )
+            )
+        return orders
 
     def _offset(self, node: NodeId) -> int:
         clock = self.clocks.get(node)

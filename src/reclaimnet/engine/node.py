@@ -17,6 +17,7 @@ from reclaimnet.engine.gang import Gang, GangPhase
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood, Timing
 from reclaimnet.engine.outbound import Outbound, Stakes
 from reclaimnet.engine.provider import HOURS_REQUEST, Provider
+from reclaimnet.engine.relief import Relief, time_left
 from reclaimnet.engine.seat import Seat
 from reclaimnet.engine.shelf import Shelf
 from reclaimnet.engine.tempo import Tempo
@@ -39,6 +40,7 @@ from reclaimnet.model.rhythm import (
     ClockSampled,
     ExplainLink,
     IterationSeen,
+    Relieve,
     RhythmEvent,
     RhythmGone,
     RhythmOrder,
@@ -130,6 +132,7 @@ class Node:
             stakes=self._stakes,
         )
         self.tempo = Tempo(body.node, self.outbound.links_out(), assumed=body.uplink_assumed)
+        self.relief = Relief(body.node, self.around)
         self._beat_at = 0
         self.lease_until = 0
         self._leases: dict[JobId, int] = {}
@@ -387,6 +390,10 @@ class Node:
                 if not self._conducts(event.node, self.outbound.own_stretch, now):
                     return []
                 return self.tempo.rotation_told(event)
+            case ev.LinkCrowded():
+                if not self._conducts(event.node, self.outbound.own_stretch, now):
+                    return []
+                return self._link_crowded(event, now)
             case ev.ClockAsked():
                 told = ev.ClockTold(node=self.body.node, asked=event.asked, told=now)
                 return [Tell(to=event.node, event=told)]
@@ -492,8 +499,8 @@ class Node:
         for job in sorted(self.attempts):
             attempt = self.attempts[job]
             notice = attempt.notice
-            if notice is None or notice.cause == Cause.PRESSURE:
-                # Memory is not the provider's to give back.
+            if notice is None or notice.cause in (Cause.PRESSURE, Cause.LINK):
+                # Memory and links are not the provider's to give back.
                 continue
             if self.provider.notice_for(job) is None:
                 orders += attempt.stay(now)
@@ -748,6 +755,10 @@ class Node:
     ) -> list[Order]:
         """All that this node's jobs say crosses links of one stretch."""
         stretch = self.outbound.own_stretch
+        attempt = self.attempts.get(told.rhythm.job) if isinstance(told, RhythmSeen) else None
+        if isinstance(told, RhythmSeen) and attempt is not None:
+            cost = self.relief.cost(attempt, now)
+            told = replace(told, left=time_left(attempt.record, now), move_cost=cost)
         if stretch in self.conductors:
             return self._conduct(told, now)
         conductor = self.around.conductor(stretch, now)
@@ -764,10 +775,10 @@ class Node:
                 if conductor.clock_due(event.node, now):
                     asked = ev.ClockAsked(node=self.body.node, asked=now)
                     orders.append(Tell(to=event.node, event=asked))
-            orders += self._rotated(conductor.handle(event, now))
+            orders += self._rotated(conductor.handle(event, now), now)
         return orders
 
-    def _rotated(self, orders: Sequence[RhythmOrder]) -> list[Order]:
+    def _rotated(self, orders: Sequence[RhythmOrder], now: int) -> list[Order]:
         """Tell the nodes of the jobs. That some jobs yield to others needs marks on their packets,
         which nobody here can set: priorities are kept by the plan alone."""
         found: list[Order] = []
@@ -780,7 +791,23 @@ class Node:
                     found += self.tempo.rotation_told(told)
                 else:
                     found.append(Tell(to=order.node, event=told))
+            elif isinstance(order, Relieve):
+                found.append(Explain(job=order.job, decision=order.decision))
+                crowded = ev.LinkCrowded(
+                    node=self.body.node,
+                    job=order.job,
+                    slowdown=order.slowdown,
+                    reason=order.decision.reasons[0],
+                )
+                if order.node == self.body.node:
+                    found += self._link_crowded(crowded, now)
+                else:
+                    found.append(Tell(to=order.node, event=crowded))
         return found
+
+    def _link_crowded(self, event: ev.LinkCrowded, now: int) -> list[Order]:
+        attempt = self.attempts.get(event.job)
+        return self.relief.asked(event, attempt, now) if attempt is not None else []
 
     def _conducts(self, node: NodeId, stretch: str, now: int) -> bool:
         """Whether it is for this node to say what happens there."""
@@ -1001,7 +1028,7 @@ class Node:
         for conductor in self.conductors.values():
             rotated = conductor.woke(now)
             if rotated:
-                orders += self._rotated(rotated)
+                orders += self._rotated(rotated, now)
                 orders += self._conducted(conductor.replanned(now), now)
         return orders + (self.outbound.hold(now) if self.conductors else [])
 

@@ -476,6 +476,19 @@ class RotationTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCrowded:
+    """Not all that talk on the links of a job here fit there, says who conducts them, and it would
+    pay for all if this one went on elsewhere."""
+
+    node: NodeId
+    """Who says so."""
+    job: JobId
+    slowdown: float
+    """What the job's iterations take here, as a multiple of what they take alone."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClockAsked:
     """Who conducts wants to know the time here."""
 
@@ -565,6 +578,7 @@ Told = (
     | RhythmSeen
     | RhythmGone
     | RotationTold
+    | LinkCrowded
     | ClockAsked
     | ClockTold
 )

@@ -157,6 +157,10 @@ class RhythmSeen:
     rhythm: Rhythm
     begins_at: int | None = None
     """When a job that does not run yet will begin, by the node's clock; None if at once."""
+    left: int = 0
+    """How much longer it is expected to run, in nanoseconds."""
+    move_cost: int | None = None
+    """What it would cost the job to go on elsewhere; None if it cannot, or shall not, be moved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,4 +256,16 @@ class ExplainLink:
     decision: Decision
 
 
-RhythmOrder = Shift | Shape | Yield | Unleash | ExplainLink
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relieve:
+    """Ask the job's node to move it away from links on which not all fit."""
+
+    node: NodeId
+    job: JobId
+    slowdown: float
+    """What it expects of its iterations here: a place where they are no shorter is none."""
+    links: tuple[LinkId, ...]
+    decision: Decision
+
+
+RhythmOrder = Shift | Shape | Yield | Unleash | ExplainLink | Relieve

@@ -234,6 +234,9 @@ class JobRecord:
     """How long its process took to load where it was last started cold."""
     changed: float | None = None
     """The share of its state that was new to whoever held the copy before; None if unknown."""
+    relieved_at: int | None = None
+    """When it was last asked to leave a link on which not all fit: for a while after that it is
+    left in peace."""
 
     @property
     def newest(self) -> Checkpoint | None:

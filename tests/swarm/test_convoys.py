@@ -5,13 +5,12 @@ import pytest
 from reclaimnet.engine.node import CONDUCTOR, Body
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import Explain, Order
-from reclaimnet.model.rhythm import Burst
+from reclaimnet.model.talk import Burst, Talk, parse_talk
 from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import Decision, JobState
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import Spot, Topology
 from reclaimnet.sim.process import Work
-from reclaimnet.sim.talk import Talk
 from reclaimnet.sim.world import Machine, SimWorld
 from tests.swarm.campus import offer, spec
 
@@ -127,6 +126,19 @@ def meetings(world: SimWorld, jobs: list[JobId], *, since: int) -> float:
     return sum(sum(band.talks_at(at) for band in bands) > 1 for at in times) / len(times)
 
 
+def noted(world: SimWorld) -> list[tuple[str, Order]]:
+    """All that is ordered from now on, each with the node that did."""
+    ordered: list[tuple[str, Order]] = []
+    carry_out = world._carry_out
+
+    def note(machine: Machine, order: Order) -> None:
+        ordered.append((machine.body.node, order))
+        carry_out(machine, order)
+
+    world._carry_out = note  # type: ignore[method-assign]
+    return ordered
+
+
 def test_jobs_behind_one_link_are_heard_and_kept_apart() -> None:
     world = campus(nodes=4, gpus=1, uplink=GIGABIT)
     for index in (2, 3):
@@ -184,6 +196,38 @@ def test_a_new_conductor_takes_the_rhythms_up() -> None:
     assert len(mind.conductors["building narrow"].plan.rounds) == 1
 
 
+def test_a_queued_job_is_placed_where_its_rhythm_fits() -> None:
+    world = campus(nodes=4, gpus=2, uplink=GIGABIT)
+    first = talking(world, "first", period_ms=300, talk_ms=160)
+    world.run(world.now + 40 * SECOND)
+    record = world.store.records[first]
+    # What was heard of it goes with its record, wherever it goes next.
+    assert record.talk is not None
+    assert record.talk.period == pytest.approx(300 * MILLISECOND, rel=0.05)
+    assert record.holder == "n0"
+    ordered = noted(world)
+    declared = parse_talk("300ms/160ms@1G")
+    world.submit(JobId("plain"), spec("plain"), Work(steps=10_000))
+    world.submit(JobId("knows"), spec("knows", talk=declared), Work(steps=10_000))
+    world.run(world.now + 5 * SECOND)
+    # Without a rhythm it is packed beside the other; with one it would meet it there.
+    assert world.store.records[JobId("plain")].holder == record.holder
+    assert world.store.records[JobId("knows")].holder in ("n2", "n3")
+    told = [order for _, order in ordered if isinstance(order, Explain) and order.job == "knows"]
+    (where,) = [order.decision for order in told if order.decision.question == "where to?"]
+    assert "its rhythm costs" not in where.reasons[0]
+    assert any("its rhythm costs" in reason for reason in where.reasons[1:])
+    # It is conducted from its first iteration on, before anybody has listened to it.
+    world.talks[JobId("known")] = declared
+    world.submit(JobId("known"), spec("known", talk=declared), Work(steps=10_000))
+    world.run(world.now + 3 * SECOND)
+    holder = world.store.records[JobId("known")].holder
+    assert holder is not None
+    mind = world.machines[holder].mind
+    assert mind is not None
+    assert mind.tempo.rhythms()[JobId("known")].talk == declared
+
+
 # --- a link on which not all fit -----------------------------------------------------------
 
 
@@ -198,14 +242,7 @@ def crowded(*, elsewhere: int) -> tuple[SimWorld, list[JobId], list[tuple[str, O
         talking(world, name, period_ms=300, talk_ms=140, lasts=HOUR)
         for name in ("one", "two", "three")
     ]
-    ordered: list[tuple[str, Order]] = []
-    carry_out = world._carry_out
-
-    def note(machine: Machine, order: Order) -> None:
-        ordered.append((machine.body.node, order))
-        carry_out(machine, order)
-
-    world._carry_out = note  # type: ignore[method-assign]
+    ordered = noted(world)
     world.run(world.now + 10 * SECOND)
     assert {world.store.records[job].holder for job in jobs} == {"n0", "n1"}
     if elsewhere:

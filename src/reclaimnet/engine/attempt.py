@@ -50,6 +50,7 @@ from reclaimnet.model.orders import (
     Warn,
     Write,
 )
+from reclaimnet.model.talk import Talk
 from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import (
     KEPT_CHECKPOINTS,
@@ -420,6 +421,12 @@ class Attempt:
         # Steps travel with the node's beats; the record learns of them with its next write.
         self.record = replace(self.record, **changes)
         return []
+
+    def heard(self, talk: Talk | None, now: int) -> list[Order]:
+        """How it uses the network was listened to: wherever it goes next can know that."""
+        before = self.record.talk
+        same = before is talk or (before is not None and talk is not None and before.alike(talk))
+        return [] if same or self.phase != Phase.RUNNING else self._change(now, talk=talk)
 
     @property
     def leaves_state(self) -> bool:

@@ -381,9 +381,7 @@ class Node:
             case ev.Iterated():
                 return self._iterated(event, now)
             case ev.TrafficSampled():
-                orders, news = self.tempo.sampled(event, now)
-                self.around.rhythms = self.tempo.rhythms()
-                return orders + [o for told in news for o in self._tell_conductor(told, now)]
+                return self._sampled(event, now)
             case RhythmSeen() | RhythmGone() | IterationSeen():
                 return self._conduct(event, now)
             case ev.RotationTold():
@@ -746,8 +744,23 @@ class Node:
         attempt = self.attempts.get(event.job)
         if attempt is None or attempt.epoch != event.epoch:
             return []
-        priority = attempt.record.spec.priority
-        orders, news = self.tempo.iteration(event, priority=priority, now=now)
+        orders, news = self.tempo.iteration(
+            event,
+            priority=attempt.record.spec.priority,
+            known=attempt.record.known_talk,
+            now=now,
+        )
+        if any(isinstance(told, RhythmSeen) for told in news):
+            self.around.rhythms = self.tempo.rhythms()
+        return orders + [order for told in news for order in self._tell_conductor(told, now)]
+
+    def _sampled(self, event: ev.TrafficSampled, now: int) -> list[Order]:
+        orders, news = self.tempo.sampled(event, now)
+        self.around.rhythms = rhythms = self.tempo.rhythms()
+        attempt = self.attempts.get(event.job)
+        if attempt is not None and attempt.epoch == event.epoch:
+            heard = rhythms.get(event.job)
+            orders += attempt.heard(None if heard is None else heard.talk, now)
         return orders + [order for told in news for order in self._tell_conductor(told, now)]
 
     def _tell_conductor(

@@ -13,6 +13,7 @@ from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import LinkId
 from reclaimnet.model.orders import Explain, Listen, Order, Rotate
 from reclaimnet.model.rhythm import Burst, Hold, IterationSeen, Rhythm, RhythmGone, RhythmSeen
+from reclaimnet.model.talk import Talk
 from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND, show_duration
 from reclaimnet.model.work import Decision
 from reclaimnet.policy.detect import Detected, Unrhythmic, detect
@@ -33,6 +34,8 @@ TELL_EVERY: Final = 5 * SECOND
 SHORT_PERIOD: Final = 20 * MILLISECOND
 """Iterations below this cannot be told apart, or shifted to any use."""
 KEPT_MARKS: Final = 16
+HEARSAY: Final = 0.5
+"""The confidence in a rhythm that was declared, or heard where the job was before."""
 AGREE: Final = 0.06
 """Marks and traffic may differ by this part about the period."""
 
@@ -62,14 +65,17 @@ class Tempo:
         return job in self._players
 
     def iteration(
-        self, event: ev.Iterated, *, priority: int, now: int
+        self, event: ev.Iterated, *, priority: int, now: int, known: Talk | None = None
     ) -> tuple[list[Order], list[RhythmSeen | IterationSeen]]:
-        """What to do about it here, and what to tell who conducts."""
+        """What to do about it here, and what to tell who conducts. What was `known` of the job
+        before it came is believed until it was heard here."""
         if self._assumed:
             return [], []
         player = self._players.get(event.job)
         if player is None or player.epoch != event.epoch:
             player = self._players[event.job] = _Player(epoch=event.epoch, priority=priority)
+            if known is not None and known.bursts and known.period >= SHORT_PERIOD:
+                player.rhythm = self._as_known(event.job, player, known)
         player.marks.append(event)
         orders: list[Order] = []
         if len(player.marks) >= STEADY and now >= player.listen_at:
@@ -196,6 +202,17 @@ class Tempo:
             priority=player.priority,
             hold=Hold.SDK,
             confidence=found.confidence,
+        )
+
+    def _as_known(self, job: JobId, player: _Player, talk: Talk) -> Rhythm:
+        return Rhythm(
+            job=job,
+            period=talk.period,
+            bursts=talk.bursts,
+            links=self._links,
+            priority=player.priority,
+            hold=Hold.SDK,
+            confidence=HEARSAY,
         )
 
     @staticmethod

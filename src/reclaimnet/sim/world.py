@@ -13,6 +13,7 @@ from reclaimnet.model.market import Card, JobId, NodeId, Offer
 from reclaimnet.model.moving import TransferId
 from reclaimnet.model.pressure import Pressure
 from reclaimnet.model.rhythm import ExplainLink
+from reclaimnet.model.talk import Talk
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, ManifestId, Saving
 from reclaimnet.policy.suite import Suite
@@ -22,7 +23,7 @@ from reclaimnet.sim.links import Links
 from reclaimnet.sim.memory import Footprint, Memory
 from reclaimnet.sim.process import Mode, Process, Work
 from reclaimnet.sim.store import Store
-from reclaimnet.sim.talk import Band, Talk
+from reclaimnet.sim.talk import Band
 
 MINDER_POLL: Final = 20 * MILLISECOND
 """The live minder looks at its limits at least this often; here it is exact, but the promise

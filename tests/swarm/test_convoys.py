@@ -263,7 +263,7 @@ def test_a_job_leaves_a_link_that_stays_too_full_once_and_without_loss() -> None
     world.run(world.now + 20 * SECOND)
     # At first everybody is only slowed down: it might pass.
     assert not any(world.store.records[job].moves for job in jobs)
-    world.run(world.now + 10 * MINUTE)
+    world.run(world.now + 3 * MINUTE)
     moved = [job for job in jobs if world.store.records[job].moves]
     assert len(moved) == 1
     record = world.store.records[moved[0]]
@@ -285,7 +285,7 @@ def test_a_job_leaves_a_link_that_stays_too_full_once_and_without_loss() -> None
 
 def test_a_job_that_would_be_no_better_off_elsewhere_stays_and_is_left_in_peace() -> None:
     world, jobs, ordered = crowded(elsewhere=0)
-    world.run(world.now + 5 * MINUTE)
+    world.run(world.now + 4 * MINUTE)
     assert all(world.store.records[job].moves == 0 for job in jobs)
     assert all(world.store.records[job].state == JobState.RUNNING for job in jobs)
     asked = [d.chosen for d in decisions(ordered, "does a job leave the link?")]

@@ -65,6 +65,9 @@ QUIET_ITERATIONS: Final = 2
 BOUND_SHARE: Final = 1
 """One iteration waits at most 1/BOUND_SHARE of its period. All of it: a job that comes to its
 place by degrees meets every neighbour on the way."""
+FIRST_BOUND_SHARE: Final = 50
+"""The one that goes before all others waits at most 1/FIRST_BOUND_SHARE of its period: if it loses
+its place, the others make room where it is."""
 KEPT_MARKS: Final = 8
 KEPT_SAMPLES: Final = 8
 CLOCK_DRIFT: Final = 50e-6
@@ -374,7 +377,7 @@ class Conductor:
             if own > period and len(took) >= STEADY_MARKS:
                 # A little slower than planned for: not another rhythm, but no longer this round.
                 self._soon(player.rhythm, now)
-            elif lateness > CATCH_UP * max(0, period - own):
+            elif lateness < 0 or lateness > CATCH_UP * max(0, period - own):
                 self._soon(player.rhythm, now)
 
     def _sampled(self, event: ClockSampled, now: int) -> list[RhythmOrder]:
@@ -487,13 +490,19 @@ class Conductor:
                 job=job,
                 anchor=anchor,
                 period=period,
-                bound=period // BOUND_SHARE,
+                bound=period // (FIRST_BOUND_SHARE if self._is_first(player) else BOUND_SHARE),
                 error=error,
             )
         if player.told is not None and _same(player.told, order):
             return []
         player.told = order
         return [order]
+
+    def _is_first(self, player: _Player) -> bool:
+        """Whether all others in its round have a lower priority, and there are others."""
+        round_ = self.plan.round_of(player.rhythm.job)
+        others = [] if round_ is None else [r for r in round_.rhythms if r.job != player.rhythm.job]
+        return bool(others) and all(r.priority < player.rhythm.priority for r in others)
 
     def _rank(self, player: _Player, round_: Round | None) -> list[RhythmOrder]:
         """High priority never waits for low, not even when low comes late or runs free."""
@@ -605,6 +614,8 @@ def _aged(clock: Clock, now: int) -> int:
 def _same(told: Shift | Shape, order: Shift | Shape) -> bool:
     """Whether the difference is not worth a message."""
     if type(told) is not type(order) or told.node != order.node or told.period != order.period:
+        return False
+    if isinstance(told, Shift) and isinstance(order, Shift) and told.bound != order.bound:
         return False
     apart = (order.anchor - told.anchor) % order.period
     return min(apart, order.period - apart) <= RETELL

@@ -57,7 +57,6 @@ _SWEEPS: Final = 3
 _SMALL: Final = 8
 """Up to so many jobs the search is exact, as far as its steps go."""
 _ROUNDING: Final = 0.002
-_STAY_WEIGHT: Final = 1000.0
 _GUARDS: Final = (1.0, 0.75, 0.5, 0.25)
 
 Ints = NDArray[np.int64]
@@ -722,14 +721,16 @@ def _search(
 def _turned(
     tracks: Sequence[_Track], shifts: Mapping[int, int], here: Mapping[int, int], slots: int
 ) -> dict[int, int]:
-    """The same rotations, turned together so that the highest class waits least, then all."""
+    """The same rotations, turned together so that the highest class waits least, then the next,
+    and so on: no wait of the lower ones is worth one of a higher."""
     turns = np.arange(slots)
-    delays = np.zeros(slots)
-    for track in tracks:
-        if track.index in here:
-            wait = (shifts[track.index] + turns - here[track.index]) % track.span
-            delays += _STAY_WEIGHT ** min(track.rank, _MAX_CLASSES - 1) * wait
-    turn = int(np.argmin(delays))
+    for rank in _ranks(tracks):
+        waits = np.zeros(len(turns), dtype=np.int64)
+        for track in tracks:
+            if track.rank == rank and track.index in here:
+                waits += (shifts[track.index] + turns - here[track.index]) % track.span
+        turns = turns[waits == waits.min()]
+    turn = int(turns[0])
     return {t.index: (shifts[t.index] + turn) % t.span for t in tracks}
 
 

@@ -151,6 +151,14 @@ class Guarded:
                 return int(guest["counts"]["out_passed"]["bytes"])
         raise NotFound(f"the guard knows no guest {name}")
 
+    def hold_to_slots(
+        self, job: JobId, epoch: int, anchor: int, period: int, slots: Sequence[tuple[int, int]]
+    ) -> None:
+        """Let the job talk in its slots only, whatever it knows; a period of 0: when it likes."""
+        guest = _name(job, epoch)
+        if guest in self._guests:
+            self._later("slots", guest=guest, anchor=anchor, period=period, slots=list(slots))
+
     def let_go(self, transfer: str) -> None:
         """The transfer is over, and its class with it."""
         name = _short(transfer)

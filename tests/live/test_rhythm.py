@@ -130,6 +130,8 @@ def test_a_job_that_knows_nothing_of_us_is_held_to_its_slot_by_the_guard(tmp_pat
         sink = _started(bed, "dst1", "sink", "5601")
         worker = _started(bed, "src1", "work", lane=True)
         guard = GuardClient(path)
+        lane = guard.ask("status")["can"]["slots"]
+        assert lane == os.stat(f"/proc/{worker.pid}/ns/net").st_ino
         guard.ask("open", guest="job.1", pids=[worker.pid], deadline=None)
         iterations, size = 14, 1_200_000
         order = {

@@ -4,7 +4,7 @@ import pytest
 
 from reclaimnet.engine.node import CONDUCTOR, Body
 from reclaimnet.model.market import JobId, NodeId
-from reclaimnet.model.orders import Explain, Order
+from reclaimnet.model.orders import Explain, Order, Rotate
 from reclaimnet.model.talk import Burst, Talk, parse_talk
 from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import Decision, JobState
@@ -18,7 +18,7 @@ GIGABIT = 125_000_000
 MIB = 1 << 20
 
 
-def campus(*, nodes: int, gpus: int, uplink: int) -> SimWorld:
+def campus(*, nodes: int, gpus: int, uplink: int, holds_slots: bool = False) -> SimWorld:
     """Half of the nodes are behind a narrow link, the others have plenty."""
     plan = Topology(
         nodes={
@@ -31,7 +31,7 @@ def campus(*, nodes: int, gpus: int, uplink: int) -> SimWorld:
     )
     world = SimWorld(seed=0, suite=Suite(), path_bps=plan.path)
     for index in range(nodes):
-        world.add_node(Body(node=NodeId(f"n{index}"), topology=plan))
+        world.add_node(Body(node=NodeId(f"n{index}"), topology=plan, holds_slots=holds_slots))
     world.run(SECOND)
     for index in range(nodes):
         world.lend(NodeId(f"n{index}"), offer(f"n{index}", gpus))
@@ -170,6 +170,30 @@ def test_jobs_behind_one_link_are_heard_and_kept_apart() -> None:
     world.run(world.now + 5 * SECOND)
     (link,) = [one for one in conductor.seen() if one.link == "narrow up"]
     assert [voice.job for voice in link.voices] == [jobs[1]]
+
+
+@pytest.mark.parametrize("holds_slots", [True, False])
+def test_jobs_that_mark_nothing_are_conducted_where_they_can_be_held(holds_slots: bool) -> None:
+    world = campus(nodes=4, gpus=1, uplink=GIGABIT, holds_slots=holds_slots)
+    for index in (2, 3):
+        world.reclaim(NodeId(f"n{index}"), grace=0)
+    world.run(world.now + SECOND)
+    ordered = noted(world)
+    jobs = [
+        talking(world, "one", period_ms=300, talk_ms=100),
+        talking(world, "two", period_ms=300, talk_ms=120),
+    ]
+    world.mute |= set(jobs)
+    world.run(world.now + 45 * SECOND)
+    told = [order for _, order in ordered if isinstance(order, Rotate)]
+    assert {order.job for order in told} == (set(jobs) if holds_slots else set())
+    assert all(order.slots for order in told)
+    if holds_slots:
+        # It holds, though they are heard again and again, with the period that they are held to.
+        world.run(world.now + 3 * MINUTE)
+        assert meetings(world, jobs, since=world.now - 30 * SECOND) == 0.0
+        again = [order for _, order in ordered if isinstance(order, Rotate)]
+        assert max(order.period for order in again) < 310 * MILLISECOND
 
 
 def test_a_new_conductor_takes_the_rhythms_up() -> None:

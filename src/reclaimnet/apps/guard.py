@@ -313,8 +313,7 @@ class Guard:
     def _verb_slots(self, call: Call) -> Answer:
         """A guest in the lane talks in its slots only; a period of 0: whenever it likes."""
         guest = self._guest(call.request)
-        self._turnstile.ask(guest.slot, guest.cgroup if self._shaper else None, call.request)
-        return {}
+        return self._turnstile.ask(guest.slot, guest.cgroup, call.request)
 
     def _verb_listen(self, call: Call) -> Answer:
         """A listening socket in the lane, for an agent that serves checkpoints from outside it."""
@@ -339,6 +338,7 @@ class Guard:
                 "kill_switch": isinstance(self.switch, KillSwitch),
                 "cgroup": self._cgroups is not None,
                 "shape": self._shaper is not None,
+                "slots": self._turnstile.lane if self._cgroups else 0,
             },
         }
 

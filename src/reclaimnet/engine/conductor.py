@@ -298,6 +298,8 @@ class Conductor:
             if player.node != event.node:
                 player.marks.clear()
             player.node = event.node
+            if event.begins_at is not None:
+                player.begins = event.begins_at - self._offset(event.node)
             self._soon(player.rhythm, now)
             player.rhythm = rhythm
             self._soon(rhythm, now)
@@ -412,11 +414,7 @@ class Conductor:
         for player in affected.values():
             _correct(player)
         # A job that runs is taken up from where its next iteration begins by itself.
-        current = {
-            job: (player.marks[-1].began + player.rhythm.period if player.marks else player.begins)
-            - now
-            for job, player in affected.items()
-        }
+        current = {job: _next_begin(player) - now for job, player in affected.items()}
         before = {one.rhythms: one for one in self.plan.rounds}
         self.plan = self._policy(
             [self._players[job].rhythm for job in sorted(self._players)],
@@ -585,6 +583,16 @@ def _took(player: _Player) -> list[int]:
                 took = min(took, after.talked - mark.began + talk)
             found.append(took)
     return found
+
+
+def _next_begin(player: _Player) -> int:
+    """When an iteration of it begins by itself, by our clock."""
+    if player.marks:
+        return player.marks[-1].began + player.rhythm.period
+    if player.rotation is not None and player.rhythm.hold is Hold.SHAPED:
+        # It says nothing, but its slots have put it there.
+        return player.anchor
+    return player.begins
 
 
 def _correct(player: _Player) -> None:

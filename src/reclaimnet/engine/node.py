@@ -45,6 +45,7 @@ from reclaimnet.model.rhythm import (
     RhythmGone,
     RhythmOrder,
     RhythmSeen,
+    Shape,
     Shift,
     Unleash,
 )
@@ -103,6 +104,8 @@ class Body:
     obstacles: tuple[str, ...] = ()
     topology: Topology | None = None
     """The plan of the campus, if there is one; else rates are learned from transfers."""
+    holds_slots: bool = False
+    """What a job here says can be kept to slots without its help."""
 
 
 class Node:
@@ -131,7 +134,12 @@ class Node:
             policy=suite.pace,
             stakes=self._stakes,
         )
-        self.tempo = Tempo(body.node, self.outbound.links_out(), assumed=body.uplink_assumed)
+        self.tempo = Tempo(
+            body.node,
+            self.outbound.links_out(),
+            assumed=body.uplink_assumed,
+            holds_slots=body.holds_slots,
+        )
         self.relief = Relief(body.node, self.around)
         self._beat_at = 0
         self.lease_until = 0
@@ -754,6 +762,16 @@ class Node:
             self.around.rhythms = self.tempo.rhythms()
         return orders + [order for told in news for order in self._tell_conductor(told, now)]
 
+    def _look_at_the_mute(self, now: int) -> list[Order]:
+        """Jobs that mark no iterations are known by their traffic alone."""
+        running = {
+            job: (attempt.epoch, attempt.record.spec.priority)
+            for job, attempt in self.attempts.items()
+            if attempt.phase == Phase.RUNNING and attempt.departure is None
+        }
+        orders, news = self.tempo.look(running, now)
+        return orders + [order for told in news for order in self._tell_conductor(told, now)]
+
     def _sampled(self, event: ev.TrafficSampled, now: int) -> list[Order]:
         orders, news = self.tempo.sampled(event, now)
         self.around.rhythms = rhythms = self.tempo.rhythms()
@@ -798,7 +816,7 @@ class Node:
         for order in orders:
             if isinstance(order, ExplainLink):
                 found.append(order)
-            elif isinstance(order, Shift | Unleash):
+            elif isinstance(order, Shift | Shape | Unleash):
                 told = _rotation(order, self.body.node)
                 if order.node == self.body.node:
                     found += self.tempo.rotation_told(told)
@@ -1038,6 +1056,8 @@ class Node:
             orders += seat.woke(now)
         if self.dispatcher is not None:
             orders += self.dispatcher.woke(now)
+        if self.body.holds_slots:
+            orders += self._look_at_the_mute(now)
         for conductor in self.conductors.values():
             rotated = conductor.woke(now)
             if rotated:
@@ -1189,7 +1209,7 @@ class Node:
         return guest if guest is not None and guest.epoch == epoch else None
 
 
-def _rotation(order: Shift | Unleash, by: NodeId) -> ev.RotationTold:
+def _rotation(order: Shift | Shape | Unleash, by: NodeId) -> ev.RotationTold:
     if isinstance(order, Unleash):
         return ev.RotationTold(node=by, job=order.job, anchor=0, period=0, bound=0)
     return ev.RotationTold(
@@ -1197,8 +1217,9 @@ def _rotation(order: Shift | Unleash, by: NodeId) -> ev.RotationTold:
         job=order.job,
         anchor=order.anchor,
         period=order.period,
-        bound=order.bound,
+        bound=order.bound if isinstance(order, Shift) else 0,
         error=order.error,
+        slots=order.slots if isinstance(order, Shape) else (),
     )
 
 

@@ -473,6 +473,8 @@ class RotationTold:
     """What one iteration waits at most."""
     error: int = 0
     """How far off the node's clock may be."""
+    slots: tuple[tuple[int, int], ...] = ()
+    """For a job that does not mark its iterations: when after that it may talk, and how long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,6 +143,8 @@ class SimWorld:
         self._contenders: dict[str, list[NodeId]] = {}
         self.talks: dict[JobId, Talk] = {}
         """Jobs that talk, iteration by iteration."""
+        self.mute: set[JobId] = set()
+        """Those of them that do not mark their iterations."""
         self.bands: dict[tuple[JobId, int], Band] = {}
         self._sending: dict[TransferId, int] = {}
         """The flow of each transfer, for whom its pace is set."""
@@ -522,7 +524,9 @@ class SimWorld:
             case od.Rotate():
                 band = self.bands.get((order.job, order.epoch))
                 if band is not None:
-                    band.rotation = (order.anchor, order.period, order.bound)
+                    # A job that is held to slots waits for its own barrier: for all its slot.
+                    bound = order.period if order.slots else order.bound
+                    band.rotation = (order.anchor, order.period, bound)
             case _:
                 assert_never(order)
 
@@ -706,7 +710,8 @@ class SimWorld:
                 ready_at=ready + machine.clock,
                 began_at=self.now + machine.clock,
             )
-            self._report(machine, seen)
+            if process.job not in self.mute:
+                self._report(machine, seen)
             self.kernel.after(band.talk.period, end)
 
         def end() -> None:

@@ -115,7 +115,12 @@ class Turnstile:
         self._plans: dict[int, Slots] = {}
         self._links: dict[int, int] = {}
 
-    def ask(self, number: int, group: Path | None, request: Mapping[str, Any]) -> None:
+    @property
+    def lane(self) -> int:
+        """The network namespace that is shaped, by the kernel's number; 0 if there is none."""
+        return 0 if self._netns is None else self._netns.stat().st_ino
+
+    def ask(self, number: int, group: Path | None, request: Mapping[str, Any]) -> dict[str, Any]:
         """As a request says: anchor (nanoseconds since 1970), period, and [start, length] of each
         slot. A period of 0: whenever they like. Raises UsageError."""
         numbers = [request.get("anchor", 0), request.get("period")]
@@ -130,14 +135,15 @@ class Turnstile:
         anchor, period, *_ = numbers
         if period == 0:
             self.let_go(number)
-            return
-        if group is None:
+            return {}
+        if group is None or self._netns is None:
             raise Unavailable("Nobody can be held to slots here: it takes a lane and cgroups.")
         if period < SHORTEST_PERIOD or not 0 < len(slots) <= MAX_SLOTS:
             raise UsageError(f"There may be 1 to {MAX_SLOTS} slots in a period of 20 ms or more.")
         ours = anchor - time.time_ns() + time.monotonic_ns()
         held = tuple((start, length) for start, length in slots)
         self.hold(number, group, Slots(anchor=ours, period=period, slots=held))
+        return {}
 
     def hold(self, number: int, group: Path, slots: Slots) -> None:
         """From now on; `number` is the group's own, as long as it is held."""

@@ -110,18 +110,22 @@ def talking(
     talk_ms: int,
     priority: int = 0,
     lasts: int | None = None,
+    nodes: int = 1,
 ) -> JobId:
     burst = Burst(
         start=(period_ms - talk_ms) * MILLISECOND, length=talk_ms * MILLISECOND, demand=GIGABIT
     )
     world.talks[JobId(job)] = Talk(period=period_ms * MILLISECOND, bursts=(burst,))
-    world.submit(JobId(job), spec(job, priority=priority, lasts=lasts), Work(steps=10_000))
+    world.submit(
+        JobId(job), spec(job, priority=priority, lasts=lasts, nodes=nodes), Work(steps=10_000)
+    )
     return JobId(job)
 
 
 def meetings(world: SimWorld, jobs: list[JobId], *, since: int) -> float:
     """The share of the time in which several talk at once."""
-    bands = [world.bands[job, world.store.records[job].epoch] for job in jobs]
+    records = [world.store.records[job] for job in jobs]
+    bands = [world.bands[r.id, r.epoch, r.holder] for r in records if r.holder is not None]
     times = range(since, world.now - SECOND, 3 * MILLISECOND)
     return sum(sum(band.talks_at(at) for band in bands) > 1 for at in times) / len(times)
 
@@ -194,6 +198,34 @@ def test_jobs_that_mark_nothing_are_conducted_where_they_can_be_held(holds_slots
         assert meetings(world, jobs, since=world.now - 30 * SECOND) == 0.0
         again = [order for _, order in ordered if isinstance(order, Rotate)]
         assert max(order.period for order in again) < 310 * MILLISECOND
+
+
+def test_a_gang_has_one_shift_on_all_of_its_nodes() -> None:
+    world = campus(nodes=4, gpus=2, uplink=GIGABIT)
+    for index in (2, 3):
+        world.reclaim(NodeId(f"n{index}"), grace=0)
+    world.run(world.now + SECOND)
+    ordered = noted(world)
+    gang = talking(world, "gang", period_ms=300, talk_ms=100, nodes=2)
+    single = talking(world, "single", period_ms=300, talk_ms=120)
+    world.run(world.now + 40 * SECOND)
+    assert set(world.store.records[gang].seats) == {"n0", "n1"}
+    told = {node: order for node, order in ordered if isinstance(order, Rotate)}
+    last = {
+        node: [o for n, o in ordered if n == node and isinstance(o, Rotate) and o.job == gang][-1]
+        for node in told
+    }
+    assert set(last) == {"n0", "n1"}
+    assert last["n0"].period == last["n1"].period
+    apart = (last["n0"].anchor - last["n1"].anchor) % last["n0"].period
+    assert min(apart, last["n0"].period - apart) <= 2 * MILLISECOND
+    epoch = world.store.records[gang].epoch
+    members = [world.bands[gang, epoch, NodeId(node)] for node in ("n0", "n1")]
+    holder = world.store.records[single].holder
+    assert holder is not None
+    alone = world.bands[single, world.store.records[single].epoch, holder]
+    times = range(world.now - 10 * SECOND, world.now - SECOND, 3 * MILLISECOND)
+    assert not any(alone.talks_at(at) and m.talks_at(at) for m in members for at in times)
 
 
 def test_a_new_conductor_takes_the_rhythms_up() -> None:

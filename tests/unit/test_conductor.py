@@ -288,6 +288,42 @@ def test_gaps_between_bursts_are_offered_to_transfers() -> None:
     assert any(gap.rate == 0 for gap in between)
 
 
+def test_members_of_a_gang_share_one_rhythm_and_one_shift() -> None:
+    other = Link(id=LinkId("other"), rate=RATE)
+    conductor = Conductor(links=[LINK, other])
+    near, far = NodeId("near"), NodeId("far")
+    ahead = 3 * SECOND
+    conductor.handle(ClockSampled(node=far, asked=0, told=ahead, heard=0), 0)
+    told = replace(seen(A, node=near), members=(near, far))
+    there = replace(seen(A, node=far), members=(near, far))
+    there = replace(there, rhythm=replace(there.rhythm, links=(other.id,), period=350_000_000))
+    conductor.handle(there, 0)
+    conductor.handle(told, 0)
+    single = seen(B)
+    single = replace(single, rhythm=replace(single.rhythm, links=(other.id,)))
+    conductor.handle(single, 0)
+    orders = [order for order in plan(conductor) if isinstance(order, Shift)]
+    mine = {order.node: order for order in orders if order.job == A}
+    assert set(mine) == {near, far}
+    # The lowest rank's rhythm, on all links of all members, at the same moment on each clock.
+    (one,) = conductor.plan.rounds
+    assert next(r.links for r in one.rhythms if r.job == A) == (LINK.id, other.id)
+    assert mine[near].period == mine[far].period
+    assert mine[far].anchor - mine[near].anchor == ahead
+    (theirs,) = [order for order in orders if order.job == B]
+    apart = (theirs.anchor - mine[near].anchor) % theirs.period
+    assert 131 * MILLISECOND <= apart <= theirs.period - 131 * MILLISECOND
+    # Marks of the others say the same once more, and are not taken for drift.
+    conductor.handle(IterationSeen(job=A, node=far, count=7, ready_at=5, began_at=5), SECOND)
+    assert conductor.next_wake() is None
+    # One member after the other goes, and with the last one the gang.
+    assert conductor.handle(RhythmGone(job=A, node=near), SECOND) == [Unleash(node=near, job=A)]
+    plan(conductor)
+    assert conductor.handle(RhythmGone(job=A, node=far), SECOND) == [Unleash(node=far, job=A)]
+    plan(conductor)
+    assert conductor.plan.round_of(A) is None
+
+
 def crowd(conductor: Conductor, now: int, *, jobs: int = 3, cost: int | None = MINUTE) -> None:
     """More than fit side by side, each told with what a move would cost it; the first is high."""
     for number in range(jobs):

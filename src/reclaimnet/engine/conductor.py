@@ -6,7 +6,7 @@ conductor that takes over begins from where everybody is at that moment.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -118,7 +118,10 @@ class _Player:
     late: int = 0
     quiet_until: int = 0
     """The iteration from which on lateness counts again."""
-    told: Shift | Shape | None = None
+    told: dict[NodeId, Shift | Shape] = field(default_factory=dict)
+    """The last order to each node on which it runs."""
+    members: dict[NodeId, tuple[LinkId, ...]] = field(default_factory=dict)
+    """Those nodes, and the links that it uses there; of a gang, the marks of `node` count."""
     yields: bool = False
     heard: int = 0
     left: int = 0
@@ -284,27 +287,34 @@ class Conductor:
     # --- events ----------------------------------------------------------------------------
 
     def _seen(self, event: RhythmSeen, now: int) -> None:
-        rhythm = event.rhythm
         self._forget_silent(now)
-        player = self._players.get(rhythm.job)
+        player = self._players.get(event.rhythm.job)
+        members = {} if player is None else player.members
+        members = {node: links for node, links in members.items() if node in event.members}
+        members[event.node] = event.rhythm.links
+        # Of a gang, the lowest rank that was heard speaks for all; others add their links.
+        node = next((rank for rank in event.members if rank in members), event.node)
+        rhythm = event.rhythm if node == event.node or player is None else player.rhythm
+        rhythm = replace(rhythm, links=_all_links(members))
         if player is None:
             if len(self._players) < MAX_JOBS:
                 begins = now
                 if event.begins_at is not None:
                     begins = event.begins_at - self._offset(event.node)
-                self._players[rhythm.job] = _Player(event.node, rhythm, begins)
+                player = self._players[rhythm.job] = _Player(node, rhythm, begins)
                 self._soon(rhythm, now)
-        elif player.rhythm != rhythm or player.node != event.node:
-            if player.node != event.node:
+        elif player.rhythm != rhythm or player.node != node or player.members != members:
+            if player.node != node:
                 player.marks.clear()
-            player.node = event.node
+            player.node = node
+            player.told = {node: told for node, told in player.told.items() if node in members}
             if event.begins_at is not None:
                 player.begins = event.begins_at - self._offset(event.node)
             self._soon(player.rhythm, now)
             player.rhythm = rhythm
             self._soon(rhythm, now)
-        if rhythm.job in self._players:
-            player = self._players[rhythm.job]
+        if player is not None:
+            player.members = members
             player.heard = now
             player.left, player.move_cost = event.left, event.move_cost
 
@@ -324,11 +334,19 @@ class Conductor:
     def _gone(self, event: RhythmGone, now: int) -> list[RhythmOrder]:
         job = event.job
         player = self._players.get(job)
-        if player is None or event.node not in (None, player.node):
+        if player is None or (event.node is not None and event.node not in player.members):
             return []
-        del self._players[job]
         self._soon(player.rhythm, now)
-        return [] if player.told is None else [Unleash(node=player.node, job=job)]
+        if event.node is not None and len(player.members) > 1:
+            del player.members[event.node]
+            player.rhythm = replace(player.rhythm, links=_all_links(player.members))
+            if player.node == event.node:
+                player.node = min(player.members)
+                player.marks.clear()
+            gone = player.told.pop(event.node, None)
+            return [] if gone is None else [Unleash(node=event.node, job=job)]
+        del self._players[job]
+        return [Unleash(node=node, job=job) for node in sorted(player.told)]
 
     def _iteration(self, event: IterationSeen, now: int) -> None:
         player = self._players.get(event.job)
@@ -397,7 +415,7 @@ class Conductor:
         return [
             order
             for job in sorted(self._players)
-            if self._players[job].node == event.node
+            if event.node in self._players[job].members
             for order in self._tell(self._players[job], now)
         ]
 
@@ -461,40 +479,43 @@ class Conductor:
             links |= {link for player in more.values() for link in player.rhythm.links}
 
     def _tell(self, player: _Player, now: int) -> list[RhythmOrder]:
+        """The same rotation on each of its nodes, by that node's clock."""
         job = player.rhythm.job
         if player.rotation is None:
-            if player.told is None:
-                return []
-            player.told = None
-            return [Unleash(node=player.node, job=job)]
-        anchor = player.anchor + self._offset(player.node)
-        period = player.rotation.period
-        error = self.clock_error(player.node, now)
-        order: Shift | Shape
+            told, player.told = player.told, {}
+            return [Unleash(node=node, job=job) for node in sorted(told)]
+        orders: list[RhythmOrder] = []
+        for node in sorted(player.members):
+            order = self._order(player, player.rotation, node, now)
+            before = player.told.get(node)
+            if before is None or not _same(before, order):
+                player.told[node] = order
+                orders.append(order)
+        return orders
+
+    def _order(self, player: _Player, rotation: Rotation, node: NodeId, now: int) -> Shift | Shape:
+        anchor = player.anchor + self._offset(node)
+        period = rotation.period
+        error = self.clock_error(node, now)
         if player.rhythm.hold is Hold.SHAPED:
-            round_ = self.plan.round_of(job)
+            round_ = self.plan.round_of(rotation.job)
             late = 0 if round_ is None else round_.slack
-            order = Shape(
-                node=player.node,
-                job=job,
+            return Shape(
+                node=node,
+                job=rotation.job,
                 anchor=anchor,
                 period=period,
                 slots=tuple((b.start, b.length + late) for b in player.rhythm.bursts),
                 error=error,
             )
-        else:
-            order = Shift(
-                node=player.node,
-                job=job,
-                anchor=anchor,
-                period=period,
-                bound=period // (FIRST_BOUND_SHARE if self._is_first(player) else BOUND_SHARE),
-                error=error,
-            )
-        if player.told is not None and _same(player.told, order):
-            return []
-        player.told = order
-        return [order]
+        return Shift(
+            node=node,
+            job=rotation.job,
+            anchor=anchor,
+            period=period,
+            bound=period // (FIRST_BOUND_SHARE if self._is_first(player) else BOUND_SHARE),
+            error=error,
+        )
 
     def _is_first(self, player: _Player) -> bool:
         """Whether all others in its round have a lower priority, and there are others."""
@@ -512,7 +533,7 @@ class Conductor:
         if yields == player.yields:
             return []
         player.yields = yields
-        return [Yield(node=player.node, job=rhythm.job, yields=yields)]
+        return [Yield(node=node, job=rhythm.job, yields=yields) for node in sorted(player.members)]
 
     # --- links on which not all fit ----------------------------------------------------------
 
@@ -583,6 +604,10 @@ def _took(player: _Player) -> list[int]:
                 took = min(took, after.talked - mark.began + talk)
             found.append(took)
     return found
+
+
+def _all_links(members: Mapping[NodeId, tuple[LinkId, ...]]) -> tuple[LinkId, ...]:
+    return tuple(sorted({link for links in members.values() for link in links}))
 
 
 def _next_begin(player: _Player) -> int:

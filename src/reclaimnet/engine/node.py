@@ -749,18 +749,22 @@ class Node:
     # --- who talks when ----------------------------------------------------------------------
 
     def _iterated(self, event: ev.Iterated, now: int) -> list[Order]:
-        attempt = self.attempts.get(event.job)
-        if attempt is None or attempt.epoch != event.epoch:
+        guest = self._running(event.job, event.epoch)
+        if guest is None or (isinstance(guest, Seat) and not self._in_one_stretch(guest)):
             return []
-        orders, news = self.tempo.iteration(
-            event,
-            priority=attempt.record.spec.priority,
-            known=attempt.record.known_talk,
-            now=now,
-        )
+        spec = guest.spec if isinstance(guest, Seat) else guest.record.spec
+        known = spec.talk if isinstance(guest, Seat) else guest.record.known_talk
+        orders, news = self.tempo.iteration(event, priority=spec.priority, known=known, now=now)
         if any(isinstance(told, RhythmSeen) for told in news):
             self.around.rhythms = self.tempo.rhythms()
         return orders + [order for told in news for order in self._tell_conductor(told, now)]
+
+    def _in_one_stretch(self, seat: Seat) -> bool:
+        """A gang has one shift, so one conductor has to know all of its links."""
+        plan, stretch = self.body.topology, self.outbound.own_stretch
+        return plan is not None and all(
+            node in plan.nodes and plan.stretch_of(node) == stretch for node in seat.members
+        )
 
     def _look_at_the_mute(self, now: int) -> list[Order]:
         """Jobs that mark no iterations are known by their traffic alone."""
@@ -790,6 +794,9 @@ class Node:
         if isinstance(told, RhythmSeen) and attempt is not None:
             cost = self.relief.cost(attempt, now)
             told = replace(told, left=time_left(attempt.record, now), move_cost=cost)
+        seat = self.seats.get(told.rhythm.job) if isinstance(told, RhythmSeen) else None
+        if isinstance(told, RhythmSeen) and seat is not None:
+            told = replace(told, members=seat.members)
         if stretch in self.conductors:
             return self._conduct(told, now)
         conductor = self.around.conductor(stretch, now)
@@ -1079,7 +1086,9 @@ class Node:
         if self.gangs or self.seats:
             self._sweep_gangs(now)
         orders = self.airlock.sweep(self.attempts, now)
-        for gone in self.tempo.gone(j for j in self.tempo.players() if j not in self.attempts):
+        players = self.tempo.players()
+        gone_now = [j for j in players if j not in self.attempts and j not in self.seats]
+        for gone in self.tempo.gone(gone_now):
             orders += self._tell_conductor(gone, now)
             self.around.rhythms = self.tempo.rhythms()
         return orders + self._hold_leases() + self._plan_saves(now)

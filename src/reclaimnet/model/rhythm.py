@@ -145,6 +145,9 @@ class RhythmSeen:
     """How much longer it is expected to run, in nanoseconds."""
     move_cost: int | None = None
     """What it would cost the job to go on elsewhere; None if it cannot, or shall not, be moved."""
+    members: tuple[NodeId, ...] = ()
+    """Of a gang: where each rank runs. Each node tells of its own links; all share one rhythm,
+    which the lowest rank tells, and one shift."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,7 +145,7 @@ class SimWorld:
         """Jobs that talk, iteration by iteration."""
         self.mute: set[JobId] = set()
         """Those of them that do not mark their iterations."""
-        self.bands: dict[tuple[JobId, int], Band] = {}
+        self.bands: dict[tuple[JobId, int, NodeId], Band] = {}
         self._sending: dict[TransferId, int] = {}
         """The flow of each transfer, for whom its pace is set."""
         self._minted = 0
@@ -522,7 +522,7 @@ class SimWorld:
             case od.Listen():
                 self._listen(machine, order)
             case od.Rotate():
-                band = self.bands.get((order.job, order.epoch))
+                band = self.bands.get((order.job, order.epoch, machine.body.node))
                 if band is not None:
                     # A job that is held to slots waits for its own barrier: for all its slot.
                     bound = order.period if order.slots else order.bound
@@ -687,7 +687,7 @@ class SimWorld:
 
         self.kernel.at(process.finishes_at(), finish)
         if process.job in self.talks:
-            key = (process.job, process.epoch)
+            key = (process.job, process.epoch, machine.body.node)
             band = self.bands.setdefault(key, Band(talk=self.talks[process.job]))
             self._iterate(machine, process, band, generation)
         if self.report_every is not None:
@@ -721,7 +721,7 @@ class SimWorld:
         self.kernel.after(wait, begin)
 
     def _listen(self, machine: Machine, order: od.Listen) -> None:
-        band = self.bands.get((order.job, order.epoch))
+        band = self.bands.get((order.job, order.epoch, machine.body.node))
         if band is None:
             return
         begin = self.now

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.campus import LiveCampus, until
+from tests.live.campus import LiveCampus
+from tests.live.waiting import until
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.needs("playwright")]
 
@@ -51,10 +52,7 @@ class Place:
 
     def visit(self, page: Any, view: str) -> None:
         page.evaluate("view => { location.hash = '#/' + view }", view)
-        page.wait_for_function(
-            "view => document.querySelector('nav [aria-current=page]')?.hash === '#/' + view",
-            arg=view,
-        )
+        page.locator(f"nav [aria-current=page][href='#/{view}']").wait_for()
 
     def shoot(self, page: Any, name: str) -> None:
         page.screenshot(path=self.shots / f"{name}.png")
@@ -162,7 +160,7 @@ def test_the_campus_so_far_can_be_replayed(place: Place, tmp_path: Path) -> None
             page.locator(".story").get_by_text("a deadline of my own").first.wait_for()
             page.get_by_role("link", name="Campus", exact=True).click()
             page.get_by_label("Time").fill("0")
-            page.wait_for_function("document.querySelectorAll('.guest').length === 0")
+            page.locator(".guest").first.wait_for(state="detached")
             page.get_by_role("button", name="Play").click()
             page.get_by_role("button", name="Pause").wait_for()
             page.locator(".node").first.wait_for()
@@ -251,14 +249,14 @@ def test_the_keyboard_is_enough(place: Place) -> None:
         page.keyboard.press("Enter")
         page.wait_for_selector(".machine")
         # After the click of a link the keyboard goes on where the eyes are.
-        page.wait_for_function("document.activeElement.id === 'main'")
+        page.locator("#main:focus").wait_for()
         page.get_by_role("button", name="Take it back").first.focus()
         page.keyboard.press("Enter")
         page.get_by_role("dialog").wait_for()
         inside = "document.querySelector('dialog').contains(document.activeElement)"
         assert page.evaluate(inside)
         page.keyboard.press("Escape")
-        page.wait_for_function("!document.querySelector('dialog').open")
+        page.locator("dialog[open]").wait_for(state="detached")
 
 
 def test_who_may_only_look_can_press_nothing(place: Place) -> None:

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.live.waiting import until
+
 from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.server import running_server
@@ -42,7 +44,6 @@ SOURCES = Path(__file__).resolve().parents[2] / "src"
 QUICK = Timing(beat=500 * MILLISECOND, lease=4 * SECOND, margin=2 * SECOND, role=3 * SECOND)
 """A machine that runs several tests at once may keep an agent waiting for a second or two."""
 WAIT_S = 60.0
-POLL_S = 0.03
 END_S = 15.0
 
 TRAIN = '''\
@@ -86,14 +87,6 @@ def chain_after(steps: int) -> str:
     for step in range(1, steps + 1):
         chain = hashlib.sha256(f"{chain}{step}".encode()).hexdigest()
     return chain
-
-
-def until(condition: Callable[[], Any], what: str, wait_s: float = WAIT_S) -> Any:
-    give_up = time.monotonic() + wait_s
-    while not (result := condition()):
-        assert time.monotonic() < give_up, f"not within {wait_s:g} s: {what}"
-        time.sleep(POLL_S)
-    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +207,7 @@ class LiveCampus:
         } | {
             "XDG_STATE_HOME": str(home / "state"),
             "XDG_CONFIG_HOME": str(home / "config"),
-            "PYTHONPATH": str(SOURCES),
+            "PYTHONPATH": os.pathsep.join([str(SOURCES), str(SOURCES.parent)]),
         }
         self.agents: dict[str, LiveAgent] = {}
         self.work = home / "project"

@@ -12,10 +12,9 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,12 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.live.campus import Wire
+from tests.live.waiting import until
 
 from reclaimnet.adapters.kube.client import NODES, Api
 from reclaimnet.errors import ReclaimNetError
 
 REPOSITORY = Path(__file__).parents[2]
-READY_S = 90.0
 END_S = 15.0
 ADMIN = "admin-token"
 EXTENDED = "with-extender"
@@ -40,14 +39,6 @@ def programs() -> Path:
     script = REPOSITORY / "scripts" / "get-kubernetes"
     done = subprocess.run([script, "--check"], capture_output=True, text=True, check=True)
     return Path(done.stdout.strip())
-
-
-def until(condition: Callable[[], Any], what: str, wait_s: float = READY_S) -> Any:
-    give_up = time.monotonic() + wait_s
-    while not (result := condition()):
-        assert time.monotonic() < give_up, f"not within {wait_s:g} s: {what}"
-        time.sleep(0.05)
-    return result
 
 
 def free_port() -> int:

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.live.campus import chain_after, live_campus, until
+from tests.live.campus import chain_after, live_campus
+from tests.live.waiting import until
 
 from reclaimnet.model.work import JobState
 

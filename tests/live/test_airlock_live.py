@@ -10,18 +10,20 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.live.reporting import Reporting
+from tests.live.waiting import until
 
 from reclaimnet.adapters.linux import memory
+from reclaimnet.adapters.linux.attempts.reports import Exited, Stepped
 from reclaimnet.adapters.linux.memory import MemoryGroup, Sensor
 from reclaimnet.adapters.linux.pressure import Watch
-from reclaimnet.adapters.linux.runner import Exited, Runner, Stepped
+from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.apps.bench import airlock as bench
 from reclaimnet.model.market import JobId
 from reclaimnet.model.page import FOREVER, Word
 from reclaimnet.model.work import JobSpec, Saving
 from reclaimnet.policy.survive import priority_ladder
 
-PATIENCE_S = 30.0
 MB = 1 << 20
 JOB = JobId("job-1")
 EATER = """
@@ -39,16 +41,6 @@ with sdk.job() as job:
 """
 
 
-def eventually(condition, what):
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.01)
-    pytest.fail(f"{what} did not happen within {PATIENCE_S} s")
-
-
 @pytest.fixture
 def root(request):
     """A memory group of this test's own, removed with whatever is in it."""
@@ -63,14 +55,13 @@ def root(request):
         bench._remove(made)
 
 
-class Guests:
-    """A runner and what it has reported."""
+class Guests(Reporting):
+    """In a memory group of their own."""
 
-    def __init__(self, folder: Path, root: MemoryGroup) -> None:
+    def __init__(self, folder: Path, group: MemoryGroup) -> None:
+        super().__init__(folder / "run", memory=group.path)
         self.folder = folder
-        self.root = root
-        self.reports: list[object] = []
-        self.runner = Runner(folder / "run", self.reports.append, memory=root.path)
+        self.group = group
 
     def start(self, job: JobId, megabytes: int, **fields) -> None:
         script = self.folder / "job.py"
@@ -86,20 +77,10 @@ class Guests:
         self.runner.start(job, 1, spec, (), self.folder, None, 0)
 
     def steps(self) -> int:
-        return max((r.step for r in self.reports if isinstance(r, Stepped)), default=0)
+        return max((r.step for r in self.all(Stepped)), default=0)
 
     def exited(self) -> Exited | None:
-        return next((r for r in self.reports if isinstance(r, Exited)), None)
-
-    def close(self) -> None:
-        for job, epoch in list(self.runner.memory()):
-            self.runner.end(job, epoch)
-            eventually(lambda key=(job, epoch): key not in self.runner.memory(), "the end")
-        for job, epoch in list(self.runner._attempts):
-            self.runner.scrub(job, epoch)
-        eventually(lambda: not self.runner._attempts, "nothing is left")
-        self.runner.close()
-        assert not self.runner._image_root.exists()
+        return next(iter(self.all(Exited)), None)
 
 
 @pytest.fixture
@@ -113,10 +94,10 @@ def guests(tmp_path, root):
 
 def test_a_suspended_job_stands_still_whatever_its_lease_and_keeps_its_memory(guests) -> None:
     guests.start(JOB, 40)
-    eventually(lambda: guests.steps() > 60, "60 steps")
+    until(lambda: guests.steps() > 60, "60 steps")
     guests.runner.suspend(JOB, 1)
-    eventually(lambda: guests.runner.still(JOB, 1), "the stop")
-    sensor = Sensor(guests.root.path, time.time_ns)
+    until(lambda: guests.runner.still(JOB, 1), "the stop")
+    sensor = Sensor(guests.group.path, time.time_ns)
     before, held = guests.steps(), sensor.read(guests.runner.memory()).jobs[0].bytes
     guests.runner.hold_lease(FOREVER, [JOB])
     time.sleep(0.2)
@@ -124,7 +105,7 @@ def test_a_suspended_job_stands_still_whatever_its_lease_and_keeps_its_memory(gu
     assert guests.steps() <= before + 1
     assert sensor.read(guests.runner.memory()).jobs[0].bytes >= held * 0.9 >= 40 * MB * 0.9
     guests.runner.unsuspend(JOB, 1)
-    eventually(lambda: guests.steps() > before + 20, "going on")
+    until(lambda: guests.steps() > before + 20, "going on")
 
 
 def test_a_job_without_a_group_is_stopped_all_the_same(tmp_path) -> None:
@@ -137,43 +118,43 @@ def test_a_job_without_a_group_is_stopped_all_the_same(tmp_path) -> None:
         spec = JobSpec(name="j", user="u", command=(sys.executable, str(script), "1"))
         runner.hold_lease(FOREVER, [JOB])
         runner.start(JOB, 1, spec, (), tmp_path, None, 0)
-        eventually(lambda: any(isinstance(r, Stepped) for r in reports), "a step")
+        until(lambda: any(isinstance(r, Stepped) for r in reports), "a step")
         runner.suspend(JOB, 1)
-        eventually(lambda: runner.still(JOB, 1), "the stop")
+        until(lambda: runner.still(JOB, 1), "the stop")
         main = runner.memory()[JOB, 1][1]
         state = Path(f"/proc/{main}/stat").read_text().rpartition(")")[2].split()[0]
         assert state == "T"
         seen = len(reports)
         runner.unsuspend(JOB, 1)
-        eventually(lambda: any(isinstance(r, Stepped) for r in reports[seen:]), "going on")
+        until(lambda: any(isinstance(r, Stepped) for r in reports[seen:]), "going on")
     finally:
         runner.end(JOB, 1)
-        eventually(lambda: (JOB, 1) not in runner.memory(), "the end")
+        until(lambda: (JOB, 1) not in runner.memory(), "the end")
         runner.scrub(JOB, 1)
-        eventually(lambda: not runner._attempts, "nothing is left")
+        until(lambda: not runner._attempts, "nothing is left")
         runner.close()
 
 
 def test_a_stop_that_is_taken_back_at_once_leaves_nobody_frozen(guests) -> None:
     """It is frozen without the minder, which may not even have heard of it: again and again."""
     guests.start(JOB, 1)
-    eventually(lambda: guests.steps() > 5, "a few steps")
+    until(lambda: guests.steps() > 5, "a few steps")
     for _ in range(20):
         guests.runner.suspend(JOB, 1)
         guests.runner.unsuspend(JOB, 1)
     before = guests.steps()
-    eventually(lambda: guests.steps() > before + 20, "going on")
+    until(lambda: guests.steps() > before + 20, "going on")
     assert not guests.runner.still(JOB, 1)
 
 
 def test_a_frozen_job_is_found_by_the_next_runner_and_still_stands_still(guests) -> None:
     guests.start(JOB, 10)
-    eventually(lambda: guests.steps() > 20, "20 steps")
+    until(lambda: guests.steps() > 20, "20 steps")
     guests.runner.suspend(JOB, 1)
-    eventually(lambda: guests.runner.still(JOB, 1), "the stop")
+    until(lambda: guests.runner.still(JOB, 1), "the stop")
     since = guests.runner._attempts[JOB, 1].words[Word.SUSPENDED_AT]
     guests.runner.close()
-    guests.runner = Runner(guests.folder / "run", guests.reports.append, memory=guests.root.path)
+    guests.runner = Runner(guests.folder / "run", guests.reports.append, memory=guests.group.path)
     (found,) = guests.runner.adopt()
     assert found.suspended_at == since
     guests.runner.hold_lease(FOREVER, [JOB])
@@ -182,30 +163,30 @@ def test_a_frozen_job_is_found_by_the_next_runner_and_still_stands_still(guests)
     assert guests.runner.still(JOB, 1)
     assert guests.steps() <= before + 1
     guests.runner.unsuspend(JOB, 1)
-    eventually(lambda: guests.steps() > before + 20, "going on")
+    until(lambda: guests.steps() > before + 20, "going on")
 
 
 def test_ending_a_stopped_job_frees_its_memory_and_its_group(guests) -> None:
     guests.start(JOB, 60)
-    eventually(lambda: guests.root.usage() > 60 * MB, "60 MiB")
+    until(lambda: guests.group.usage() > 60 * MB, "60 MiB")
     guests.runner.suspend(JOB, 1)
-    eventually(lambda: guests.runner.still(JOB, 1), "the stop")
+    until(lambda: guests.runner.still(JOB, 1), "the stop")
     guests.runner.end(JOB, 1)
-    eventually(guests.exited, "the exit")
-    eventually(lambda: guests.root.usage() < 20 * MB, "freeing")
-    assert not list(guests.root.path.glob("reclaimnet-*"))
+    until(guests.exited, "the exit")
+    until(lambda: guests.group.usage() < 20 * MB, "freeing")
+    assert not list(guests.group.path.glob("reclaimnet-*"))
 
 
 def test_a_job_the_kernel_ended_for_the_nodes_want_is_told_apart(guests) -> None:
     guests.start(JOB, 500)
-    exited = eventually(guests.exited, "the kernel's choice")
+    exited = until(guests.exited, "the kernel's choice")
     assert exited.killed
     assert "memory ran out" in exited.reason
 
 
 def test_a_job_that_exceeds_what_it_asked_for_is_told_so(guests) -> None:
     guests.start(JOB, 500, memory_bytes=48 * MB)
-    exited = eventually(guests.exited, "the kernel's choice")
+    exited = until(guests.exited, "the kernel's choice")
     assert not exited.killed
     assert "it asked for" in exited.reason
 
@@ -216,9 +197,9 @@ def test_the_kernel_is_told_our_rank_and_never_to_choose_the_owner_first(guests)
         guests.start(JobId(name), 1, priority=priority)
     for name in ("low", "mid", "high"):
         key = (JobId(name), 1)
-        pid = eventually(lambda key=key: guests.runner.memory().get(key, (None, 0))[1], "a pid")
+        pid = until(lambda key=key: guests.runner.memory().get(key, (None, 0))[1], "a pid")
         score = Path(f"/proc/{pid}/oom_score_adj")
-        eventually(lambda score=score: int(score.read_text()) > 0, "the score")
+        until(lambda score=score: int(score.read_text()) > 0, "the score")
         scores[name] = int(score.read_text())
         assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0)
     assert scores["low"] > scores["mid"] > scores["high"] > 0
@@ -234,14 +215,14 @@ def test_a_crossing_is_seen_at_once_by_the_watch(root) -> None:
         root=root.path,
     )
     try:
-        eventually(lambda: len(readings) > 3, "a few readings")
+        until(lambda: len(readings) > 3, "a few readings")
         with subprocess.Popen(
             [sys.executable, "-c", f"held = b'x' * {118 * MB - (12 << 20)}; input()"],
             stdin=subprocess.PIPE,
             preexec_fn=lambda: (root.path / "cgroup.procs").write_text("0"),
         ) as eater:
             try:
-                eventually(lambda: max(readings) > 0.8, "the crossing")
+                until(lambda: max(readings) > 0.8, "the crossing")
             finally:
                 eater.kill()
     finally:

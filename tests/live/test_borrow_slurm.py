@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.live.campus import LiveCampus, live_campus, until
+from tests.live.campus import LiveCampus, live_campus
 from tests.live.slurm import RealSlurm, real_slurm
+from tests.live.waiting import until
 
 from reclaimnet.model.units import HOUR, SECOND
 

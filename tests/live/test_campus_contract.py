@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.live.campus import LiveCampus, live_campus, until
+from tests.live.campus import LiveCampus, live_campus
+from tests.live.waiting import until
 
 from reclaimnet.model.units import MINUTE
 

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.live.campus import SOURCES, until
+from tests.live.campus import SOURCES
+from tests.live.waiting import until
 
 from reclaimnet.adapters.linux import cgroup
 from reclaimnet.apps.demo import AGENTS
@@ -26,6 +28,16 @@ MOMENTS = {
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_ctrl_c_leaves_nothing_behind(moment: str) -> None:
+    # As a terminal does: to all that are in the foreground.
+    _end(moment, lambda demo: os.killpg(demo.pid, signal.SIGINT))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_nor_does_one_who_ends_it_or_closes_its_terminal(number: signal.Signals) -> None:
+    _end("the jobs run", lambda demo: demo.send_signal(number))
+
+
+def _end(moment: str, how: Callable[["subprocess.Popen[str]"], None]) -> None:
     with tempfile.TemporaryDirectory(prefix="rn") as folder:
         home = Path(folder).resolve()
         with subprocess.Popen(
@@ -40,8 +52,7 @@ def test_ctrl_c_leaves_nothing_behind(moment: str) -> None:
             try:
                 until(lambda: next(home.rglob(MOMENTS[moment]), None), moment)
                 (inside,) = home.iterdir()
-                # As a terminal does: to all that are in the foreground.
-                os.killpg(demo.pid, signal.SIGINT)
+                how(demo)
                 _, said = demo.communicate(timeout=60)
             finally:
                 demo.kill()

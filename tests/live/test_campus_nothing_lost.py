@@ -5,7 +5,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.live.campus import LiveCampus, chain_after, live_campus, until
+from tests.live.campus import LiveCampus, chain_after, live_campus
+from tests.live.waiting import until
 
 from reclaimnet.model.work import JobState
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.live.campus import LiveCampus, Wire, live_campus, until
+from tests.live.campus import LiveCampus, Wire, live_campus
+from tests.live.waiting import until
 
 pytestmark = pytest.mark.needs("nats")
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.live.campus import live_campus, until
+from tests.live.campus import live_campus
+from tests.live.waiting import until
 
 from reclaimnet.model.work import JobState
 

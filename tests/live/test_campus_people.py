@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.live.campus import LiveCampus, live_campus, until
+from tests.live.campus import LiveCampus, live_campus
+from tests.live.waiting import until
 
 from reclaimnet.adapters.tls import ca
 from reclaimnet.apps.login import Login, read_login

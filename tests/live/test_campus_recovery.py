@@ -1,6 +1,7 @@
 """Upgrade and recovery: a campus saved and made again, agents exchanged under running jobs."""
 
 import dataclasses
+import gzip
 import io
 import os
 import shutil
@@ -10,7 +11,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tests.live.campus import live_campus, until
+from tests.live.campus import live_campus
+from tests.live.waiting import until
 
 from reclaimnet.apps import backup
 from reclaimnet.errors import Damaged, NotFound, UsageError
@@ -104,6 +106,17 @@ def test_of_a_damaged_backup_nothing_is_restored(tmp_path: Path, part: float, wh
     with pytest.raises(Damaged):
         backup.restore(fresh, file)
     assert not [path for path in fresh.state.rglob("*") if path.name != "up.lock"]
+
+
+def test_damage_where_nobody_looks_counts_too(tmp_path: Path) -> None:
+    """The time of a file in the archive is not restored, but an archive is what was made or not."""
+    _, file = saved(tmp_path)
+    plain = bytearray(gzip.decompress(file.read_bytes()))
+    digest = file.read_bytes()[-8:]
+    plain[-1] ^= 1
+    file.write_bytes(gzip.compress(plain)[:-8] + digest)
+    with pytest.raises(Damaged):
+        backup.restore(Place(tmp_path / "fresh"), file)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/outside", "ca/../../outside"])

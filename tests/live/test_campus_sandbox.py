@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.live.campus import live_campus, until
+from tests.live.campus import live_campus
+from tests.live.waiting import until
 
 from reclaimnet.apps import bundle
 from reclaimnet.model.work import JobState

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.live.campus import LiveCampus, until
+from tests.live.campus import LiveCampus
+from tests.live.waiting import until
 
 from reclaimnet.apps.client import ask_local
 from reclaimnet.errors import Unavailable

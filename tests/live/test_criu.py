@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from tests.live.campus import live_campus, until
+from tests.live.campus import live_campus
+from tests.live.waiting import until
 
 from reclaimnet.adapters.linux import criu, memory
-from reclaimnet.adapters.linux.runner import (
+from reclaimnet.adapters.linux.attempts.reports import (
     Exited,
     LogLines,
-    Runner,
     RunnerReport,
     SaveFailed,
     Snapshot,
     Started,
 )
+from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps.bench import airlock as bench

@@ -1,20 +1,19 @@
 """Real agents under real guards on the namespace campus: the owner's last word needs none of us."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.live.namespace_campus import NamespaceCampus, namespace_campus
+from tests.live.waiting import until
 
-from reclaimnet.apps import bundle, testbed, up
-from reclaimnet.apps.client import Gateway
-from reclaimnet.apps.config import load
+from reclaimnet.apps import bundle, testbed
 from reclaimnet.model.asking import ReclaimRequest
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobState
@@ -26,9 +25,6 @@ pytestmark = [
     pytest.mark.needs("clang"),
 ]
 
-SOURCE = Path(__file__).parents[2] / "src"
-PATIENCE_S = 60.0
-RACKS = (("a", 1), ("b", 2))
 
 TALKER = """
 import socket, sys, time
@@ -55,56 +51,15 @@ while True:
 """
 
 
-def until(condition: Callable[[], object], what: str) -> object:
-    give_up = time.monotonic() + PATIENCE_S
-    while not (value := condition()):
-        assert time.monotonic() < give_up, f"{what} did not happen"
-        time.sleep(0.05)
-    return value
-
-
-class Campus:
-    def __init__(self, bed, gateway: Gateway, agents: dict[str, subprocess.Popen[bytes]]) -> None:
-        self.bed = bed
-        self.gateway = gateway
-        self.agents = agents
-
-
 @pytest.fixture
-def campus(tmp_path: Path) -> Iterator[Campus]:
-    """Two hosts that lend, and one that listens."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("RECLAIMNET_")}
-    env |= {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
-    env |= {"PYTHONPATH": str(SOURCE)}
+def campus(tmp_path: Path) -> Iterator[NamespaceCampus]:
+    """Two hosts that can lend, and one that listens."""
     racks = [
         {"name": "a", "hosts": 1, "uplink": "1gbit"},
         {"name": "b", "hosts": 2, "uplink": "1gbit"},
     ]
-    table = {"mark": f"t{os.getpid()}", "management": True, "rack": racks}
-    table["network"] = testbed.own_network()
-    with testbed.running(testbed.parse_config(table)) as bed:
-        config = load(env=env, project=tmp_path / "none", system=tmp_path / "none")
-        try:
-            rn = [sys.executable, "-m", "reclaimnet.apps.cli"]
-            argv = [*rn, "up", "--gateway-port", "0", "--listen", str(bed.address)]
-            subprocess.run(argv, env=env, check=True, capture_output=True, timeout=PATIENCE_S)
-            left = json.loads((tmp_path / "state" / "reclaimnet" / "campus.json").read_text())
-            agents = {
-                host: testbed.run_agent(
-                    bed,
-                    host,
-                    nats_url=left["nats_url"],
-                    nats_token=left["nats_token"],
-                    gpus=1,
-                    env=env,
-                )
-                for host in ("a1", "b1")
-            }
-            gateway = Gateway(load(env=env, project=tmp_path / "none", system=tmp_path / "none"))
-            until(lambda: sum(len(n.card.vacant) for n in gateway.nodes()) == 2, "two vacant GPUs")
-            yield Campus(bed, gateway, agents)
-        finally:
-            up.end_all(config)
+    with namespace_campus(tmp_path, "t", racks) as made:
+        yield made
 
 
 def guard_pid(bed, host: str) -> int:
@@ -130,9 +85,12 @@ def talkers(host_netns: Path) -> list[int]:
 
 
 def test_at_the_deadline_guests_are_silent_and_gone_with_agent_and_guard_dead(
-    campus: Campus, tmp_path: Path
+    campus: NamespaceCampus, tmp_path: Path
 ) -> None:
     bed, gateway = campus.bed, campus.gateway
+    agents = {host: campus.start(host, 1) for host in ("a1", "b1")}
+    for host in agents:
+        campus.await_vacant(host, 1)
     heard = tmp_path / "heard"
     listener = bed.run("b2", [sys.executable, "-c", LISTENER, str(heard)], stdout=subprocess.PIPE)
     assert listener.stdout.readline() == b"ready\n"
@@ -157,7 +115,7 @@ def test_at_the_deadline_guests_are_silent_and_gone_with_agent_and_guard_dead(
     asked_at = time.time_ns()
     reply = gateway.ask(host, ReclaimRequest(grace=3 * SECOND))
     answered_at = time.time_ns()
-    os.kill(campus.agents[host].pid, signal.SIGKILL)
+    os.kill(agents[host].pid, signal.SIGKILL)
     os.kill(guard_pid(bed, host), signal.SIGKILL)
     assert reply.ok, reply.text
 

@@ -17,12 +17,12 @@ from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
+from tests.live.reporting import Reporting
+from tests.live.waiting import alive, until
 
 from reclaimnet.adapters.linux import minder
-from reclaimnet.adapters.linux.runner import (
+from reclaimnet.adapters.linux.attempts.reports import (
     Exited,
-    LogLines,
-    Runner,
     SaveFailed,
     Snapshot,
     Started,
@@ -39,7 +39,6 @@ from reclaimnet.model.work import JobSpec, Saving
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
-PATIENCE_S = 60.0
 JOB = JobId("guest")
 PIDS = 64
 DISK = 32 * MIB
@@ -68,24 +67,7 @@ PRELUDE = """
 """
 
 
-def eventually(condition, what):
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.01)
-    pytest.fail(f"{what} did not happen within {PATIENCE_S} s")
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-class Machine:
+class Machine(Reporting):
     """An owner's machine with an agent's state on it, and a guest."""
 
     def __init__(self, folder, network=Network.NONE, campus=()):
@@ -97,10 +79,8 @@ class Machine:
         self.shared = folder / "shared"
         self.shared.mkdir()
         (self.shared / "data").write_text("for everybody")
-        self.reports = []
-        self.runner = Runner(
+        super().__init__(
             self.home / "run",
-            self.reports.append,
             outputs=self.home / "output",
             resumes=self.home / "resume",
             guests=Sandbox(
@@ -114,15 +94,6 @@ class Machine:
             ),
         )
         self.runner.hold_lease(FOREVER, (JOB,))
-
-    def all(self, kind):
-        return [report for report in list(self.reports) if isinstance(report, kind)]
-
-    def wait(self, kind):
-        return eventually(lambda: self.all(kind), kind.__name__)[-1]
-
-    def log(self):
-        return b"".join(report.text for report in self.all(LogLines)).decode()
 
     def start(self, text, *, saving=Saving.NONE, epoch=1, resume=None, **fields):
         code = textwrap.dedent(PRELUDE) + textwrap.dedent(text)
@@ -145,13 +116,7 @@ class Machine:
             lines = [line.split() for line in self.log().splitlines()]
             return next((line[1:] for line in lines if line and line[0] == word), None)
 
-        return eventually(find, f"{word} in the log")
-
-    def close(self):
-        for attempt in list(self.runner._attempts.values()):
-            self.runner.scrub(attempt.job, attempt.epoch)
-        eventually(lambda: not self.runner._attempts, "the end of all attempts")
-        self.runner.close()
+        return until(find, f"{word} in the log")
 
 
 @pytest.fixture
@@ -394,10 +359,10 @@ def test_escape_by_the_environment_of_what_is_outside(machine):
     """A library that the guest brings along is loaded in the sandbox if at all: bubblewrap itself
     is started with nothing of the guest's."""
     machine.start("time.sleep(600)", env=(("LD_PRELOAD", "/nowhere/evil.so"),))
-    main = eventually(lambda: machine.wait(Started) and machine.runner.memory()[JOB, 1][1], "it")
+    main = until(lambda: machine.wait(Started) and machine.runner.memory()[JOB, 1][1], "it")
     assert Path(f"/proc/{main}/environ").read_bytes() == b""
-    inside = eventually(lambda: list(minder.descendants(main))[1:2], "the command")[0]
-    assert b"LD_PRELOAD=" in eventually(
+    inside = until(lambda: list(minder.descendants(main))[1:2], "the command")[0]
+    assert b"LD_PRELOAD=" in until(
         lambda: Path(f"/proc/{inside}/environ").read_bytes(), "its environment"
     )
 
@@ -456,7 +421,8 @@ def test_escape_leaving_the_campus(tmp_path, listener):
     told.bind(("127.0.0.2", 0))
     machine = Machine(tmp_path, Network.CAMPUS, campus=(ip_network("127.0.0.1/32"),))
     try:
-        if machine.runner._parent is None or "freezer" in machine.runner._parent.parts:
+        parent = machine.runner._places.parent
+        if parent is None or "freezer" in parent.parts:
             pytest.skip("there are no control groups of version 2 here")
         got = machine.tries(f"""
             def reach(address):
@@ -619,7 +585,7 @@ def test_escape_running_on_without_a_lease(machine):
     machine.start(SURVIVOR, saving=Saving.SDK)
     machine.printed("READY")
     machine.runner.hold_lease(1, (JOB,))
-    eventually(lambda: machine.runner.still(JOB, 1), "standing still")
+    until(lambda: machine.runner.still(JOB, 1), "standing still")
 
 
 def test_escape_outliving_the_minder(machine):
@@ -630,7 +596,7 @@ def test_escape_outliving_the_minder(machine):
     below = [main, *minder.descendants(main)]
     os.kill(machine.runner.minder_of(JOB, 1), signal.SIGKILL)
     assert machine.wait(Exited).killed
-    eventually(lambda: not [pid for pid in below if alive(pid)], "the end of all")
+    until(lambda: not [pid for pid in below if alive(pid)], "the end of all")
 
 
 # --- and yet it works -------------------------------------------------------------------------
@@ -649,7 +615,7 @@ COUNTER = """
 
 def test_a_job_of_the_sdk_saves_and_goes_on_elsewhere(machine):
     machine.start(COUNTER, saving=Saving.SDK)
-    eventually(lambda: [r for r in machine.all(Stepped) if r.step >= 5], "steps")
+    until(lambda: [r for r in machine.all(Stepped) if r.step >= 5], "steps")
     machine.runner.save(JOB, 1, True)
     saved = machine.wait(Snapshot)
     assert saved.final
@@ -658,24 +624,24 @@ def test_a_job_of_the_sdk_saves_and_goes_on_elsewhere(machine):
     machine.runner.end(JOB, 1)
     machine.wait(Exited)
     machine.start(COUNTER, saving=Saving.SDK, epoch=2, resume=copy)
-    eventually(lambda: f"FROM {saved.step} 1" in machine.log(), "going on")
+    until(lambda: f"FROM {saved.step} 1" in machine.log(), "going on")
     assert machine.all(SaveFailed) == []
 
 
 def test_a_job_started_ahead_finds_the_state_that_comes_later(machine):
     code = textwrap.dedent(PRELUDE) + textwrap.dedent(COUNTER)
     machine.start(COUNTER, saving=Saving.SDK)
-    eventually(lambda: [r for r in machine.all(Stepped) if r.step >= 5], "steps")
+    until(lambda: [r for r in machine.all(Stepped) if r.step >= 5], "steps")
     machine.runner.save(JOB, 1, True)
     saved = machine.wait(Snapshot)
     spec = JobSpec(name="guest", user="eve", command=("python", "-c", code), saving=Saving.SDK)
     machine.runner.warm_up(JOB, 2, spec, (), machine.work)
     laid_out = machine.home / "resume" / f"{JOB}.2"
-    eventually(lambda: machine.runner.minder_of(JOB, 2), "the head start")
+    until(lambda: machine.runner.minder_of(JOB, 2), "the head start")
     shutil.copytree(saved.path, laid_out, dirs_exist_ok=True)
     machine.runner.preload(JOB, 2, laid_out)
     machine.runner.start(JOB, 2, spec, (), machine.work, laid_out, 1)
-    eventually(lambda: f"FROM {saved.step} 1" in machine.log(), "going on")
+    until(lambda: f"FROM {saved.step} 1" in machine.log(), "going on")
 
 
 def test_a_job_that_saves_by_signal_leaves_by_signal(machine):

@@ -1,19 +1,16 @@
 """Evacuations that share an uplink on the namespace campus: planned together, seen, and in time."""
 
 import json
-import os
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.live.namespace_campus import NamespaceCampus, namespace_campus
+from tests.live.waiting import until
 
-from reclaimnet.apps import bundle, testbed, up
+from reclaimnet.apps import bundle, testbed
 from reclaimnet.apps.client import Gateway
-from reclaimnet.apps.config import load
 from reclaimnet.apps.guard_client import GuardClient
 from reclaimnet.model.asking import ReclaimRequest
 from reclaimnet.model.market import JobId, Sending
@@ -27,8 +24,6 @@ pytestmark = [
     pytest.mark.needs("clang"),
 ]
 
-SOURCE = Path(__file__).parents[2] / "src"
-PATIENCE_S = 90.0
 UPLINK = 10_000_000
 """Bytes a second."""
 STATE_MIB = 12
@@ -46,74 +41,29 @@ with sdk.job() as job:
 """
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
-    give_up = time.monotonic() + PATIENCE_S
-    while not (value := condition()):
-        assert time.monotonic() < give_up, f"{what} did not happen"
-        time.sleep(0.05)
-    return value
-
-
-class Campus:
-    """One host behind a narrow uplink that lends first, and one that joins later."""
-
-    def __init__(self, bed: Any, gateway: Gateway, join: Callable[[str, int], Any]) -> None:
-        self.bed = bed
-        self.gateway = gateway
-        self.join = join
-
-    def sending(self, host: str) -> dict[JobId, Sending]:
-        """What leaves the host under a deadline, by its newest card."""
-        cards = [node.card for node in self.gateway.nodes() if node.card.node == host]
-        return {s.job: s for card in cards for s in card.sending if s.deadline is not None}
+def sending(gateway: Gateway, host: str) -> dict[JobId, Sending]:
+    """What leaves the host under a deadline, by its newest card."""
+    cards = [node.card for node in gateway.nodes() if node.card.node == host]
+    return {s.job: s for card in cards for s in card.sending if s.deadline is not None}
 
 
 @pytest.fixture
-def campus(tmp_path: Path) -> Iterator[Campus]:
-    env = {key: value for key, value in os.environ.items() if not key.startswith("RECLAIMNET_")}
-    env |= {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
-    env |= {"PYTHONPATH": str(SOURCE)}
+def campus(tmp_path: Path) -> Iterator[NamespaceCampus]:
+    """One host behind a narrow uplink that lends first, and one that joins later."""
     racks = [
         {"name": "a", "hosts": 1, "uplink": f"{8 * UPLINK // 1_000_000}mbit"},
         {"name": "b", "hosts": 1, "uplink": "1gbit"},
     ]
-    table = {"mark": f"c{os.getpid()}", "management": True, "rack": racks}
-    with testbed.running(testbed.parse_config(table)) as bed:
-        config = load(env=env, project=tmp_path / "none", system=tmp_path / "none")
-        try:
-            rn = [sys.executable, "-m", "reclaimnet.apps.cli"]
-            argv = [*rn, "up", "--gateway-port", "0", "--listen", str(bed.address)]
-            subprocess.run(argv, env=env, check=True, capture_output=True, timeout=PATIENCE_S)
-            left = json.loads((tmp_path / "state" / "reclaimnet" / "campus.json").read_text())
-            gateway = Gateway(load(env=env, project=tmp_path / "none", system=tmp_path / "none"))
-
-            def join(host: str, gpus: int) -> None:
-                testbed.run_agent(
-                    bed,
-                    host,
-                    nats_url=left["nats_url"],
-                    nats_token=left["nats_token"],
-                    gpus=gpus,
-                    env=env,
-                )
-                until(
-                    lambda: any(
-                        node.card.node == host and len(node.card.vacant) == gpus
-                        for node in gateway.nodes()
-                    ),
-                    f"{host} to lend {gpus} GPUs",
-                )
-
-            yield Campus(bed, gateway, join)
-        finally:
-            up.end_all(config)
+    with namespace_campus(tmp_path, "c", racks) as made:
+        yield made
 
 
 def test_evacuations_that_share_an_uplink_are_planned_together_and_arrive_in_time(
-    campus: Campus, tmp_path: Path
+    campus: NamespaceCampus, tmp_path: Path
 ) -> None:
     gateway = campus.gateway
-    campus.join("a1", 3)
+    campus.start("a1", 3)
+    campus.await_vacant("a1", 3)
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "train.py").write_text(TRAIN)
     shipped = gateway.ship(bundle.pack(tmp_path / "work"))
@@ -123,7 +73,8 @@ def test_evacuations_that_share_an_uplink_are_planned_together_and_arrive_in_tim
         lambda: all(gateway.job(j).state == JobState.RUNNING and gateway.job(j).step for j in jobs),
         "three jobs to run",
     )
-    campus.join("b1", 3)
+    campus.start("b1", 3)
+    campus.await_vacant("b1", 3)
     until(
         lambda: "building a" in {s for node in gateway.nodes() for s in node.card.conducts},
         "somebody to conduct the narrow uplink",
@@ -135,7 +86,7 @@ def test_evacuations_that_share_an_uplink_are_planned_together_and_arrive_in_tim
     together: list[dict[JobId, Sending]] = []
 
     def look() -> dict[JobId, Sending]:
-        now = campus.sending("a1")
+        now = sending(gateway, "a1")
         if now and (not together or together[-1] != now):
             together.append(now)
             with GuardClient(guard) as client:

@@ -202,23 +202,15 @@ def watch(station, *, lane) -> Observer:
 
 
 class Flow:
-    """A guest on host a1 that fills its lane, from within its own cgroup."""
+    """A process on host a1 that fills its lane: a guest in its own cgroup if it has a name."""
 
-    def __init__(self, station, name="flow", deadline=None, *, lane=True) -> None:
-        self.process = start(
-            station.bed,
-            "a1",
-            "flood",
-            {
-                "host": str(station.bed.hosts["a2"].address),
-                "port": PORT,
-                "congestion": "cubic",
-                "wait": True,
-            },
-            lane=lane,
-        )
+    def __init__(self, station, name: str | None = "flow", deadline=None, *, lane=True) -> None:
+        target = {"host": str(station.bed.hosts["a2"].address), "port": PORT}
+        flood = {**target, "congestion": "cubic", "wait": True}
+        self.process = start(station.bed, "a1", "flood", flood, lane=lane)
         self.client = station.client()
-        self.client.ask("open", guest=name, pids=[self.process.pid], deadline=deadline)
+        if name is not None:
+            self.client.ask("open", guest=name, pids=[self.process.pid], deadline=deadline)
         self.observer = watch(station, lane=lane)
 
     def go(self) -> None:
@@ -304,21 +296,7 @@ def test_stop_all_holds_until_the_owner_resumes(station, sleeper) -> None:
 
 def test_the_lane_stops_for_what_is_sent_on_behalf_of_guests(station) -> None:
     station.run()
-    flow = Flow.__new__(Flow)
-    flow.process = start(
-        station.bed,
-        "a1",
-        "flood",
-        {
-            "host": str(station.bed.hosts["a2"].address),
-            "port": PORT,
-            "congestion": "cubic",
-            "wait": True,
-        },
-        lane=True,
-    )
-    flow.observer = watch(station, lane=True)
-    with flow:
+    with Flow(station, None) as flow:
         wall, moment = both_clocks(200)
         station.client(AGENT).ask("deadline", guest="lane", deadline=wall)
         assert flow.last_before(moment) > 0

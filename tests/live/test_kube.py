@@ -25,9 +25,9 @@ from tests.live.kube_cluster import (
     answers_http,
     end,
     running,
-    until,
 )
 from tests.live.kube_nodes import Nodes
+from tests.live.waiting import until
 
 from reclaimnet.adapters.kube.client import PODS as KUBE_PODS
 from reclaimnet.adapters.kube.client import Api

@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.live.campus import LiveCampus, live_campus, until
+from tests.live.campus import LiveCampus, live_campus
+from tests.live.waiting import until
 
 pytestmark = [pytest.mark.needs("root")]
 

@@ -12,20 +12,21 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.live.reporting import Reporting
+from tests.live.waiting import alive, until
 
 from reclaimnet.adapters.linux import cgroup, minder
-from reclaimnet.adapters.linux import runner as runner_module
-from reclaimnet.adapters.linux.page import open_page
-from reclaimnet.adapters.linux.runner import (
+from reclaimnet.adapters.linux.attempts import sdk_saves, signal_saves
+from reclaimnet.adapters.linux.attempts.reports import (
     Exited,
-    LogLines,
     Ready,
-    Runner,
     SaveFailed,
     Snapshot,
     Started,
     Stepped,
 )
+from reclaimnet.adapters.linux.page import open_page
+from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.errors import Unavailable
 from reclaimnet.model.market import Cause, GpuId, JobId, Notice, NoticeId
 from reclaimnet.model.page import FOREVER, Word
@@ -52,68 +53,28 @@ COUNTER = """
 """
 
 
-def eventually(condition, what="it"):
-    """The condition's first true value; fails if there is none for a long time."""
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.01)
-    pytest.fail(f"{what} did not happen within {PATIENCE_S} s")
-
-
-def alive(pid):
-    """Whether the process exists and is not merely waiting to be reaped."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-class Bench:
-    """A runner and all it has reported."""
+class Bench(Reporting):
+    """All of its attempts are of one job, which may run."""
 
     def __init__(self, root, **options):
-        self.root = root
-        self.reports = []
-        self.runner = Runner(root, self.reports.append, **options)
+        super().__init__(root, **options)
         self.runner.hold_lease(FOREVER, (JOB,))
 
-    def all(self, kind, epoch=None):
-        return [r for r in list(self.reports) if isinstance(r, kind) and epoch in (None, r.epoch)]
-
-    def wait(self, kind, count=1, epoch=None):
-        return eventually(
-            lambda: (found := self.all(kind, epoch))[count - 1 :] and found, kind.__name__
-        )[count - 1]
-
     def wait_step(self, step, epoch=None):
-        return eventually(
-            lambda: next((r for r in self.all(Stepped, epoch) if r.step >= step), None), "the step"
-        )
+        def reached():
+            return next((r for r in self.all(Stepped, epoch) if r.step >= step), None)
 
-    def log(self, epoch=None):
-        return b"".join(r.text for r in self.all(LogLines, epoch)).decode()
+        return until(reached, f"step {step}")
 
     def start(self, spec, epoch=1, resume=None, restarts=0, changed=None):
         gpus = (GpuId("GPU-a"),)
         self.runner.start(JOB, epoch, spec, gpus, self.root, resume, restarts, changed)
 
-    def close(self):
-        self.runner.adopt()
-        for attempt in list(self.runner._attempts.values()):
-            self.runner.scrub(attempt.job, attempt.epoch)
-        eventually(lambda: not self.runner._attempts, "the end of all attempts")
-        self.runner.close()
-        assert not list(self.root.glob("*/attempt.json"))
-        assert not self.runner._image_root.exists()
-
 
 @pytest.fixture(params=["cgroup", "tree"])
 def bench(tmp_path, request):
     made = Bench(tmp_path / "runs", cgroups=request.param == "cgroup")
-    if request.param == "cgroup" and made.runner._parent is None:
+    if request.param == "cgroup" and made.runner._places.parent is None:
         made.close()
         pytest.skip("no control group can be made here")
     yield made
@@ -306,7 +267,7 @@ def test_what_a_job_read_ahead_is_brought_up_to_date(plain, tmp_path, told):
     laid_out = keep(plain.wait(Snapshot).path, tmp_path / "laid-out")
     plain.runner.warm_up(JOB, 2, spec, (), tmp_path)
     plain.runner.preload(JOB, 2, laid_out)
-    eventually(lambda: any(r.loaded for r in plain.all(Ready, epoch=2)), "the state read ahead")
+    until(lambda: any(r.loaded for r in plain.all(Ready, epoch=2)), "the state read ahead")
     plain.runner.save(JOB, 1, True)
     snapshot = plain.wait(Snapshot, count=2)
     for part in snapshot.path.iterdir():
@@ -324,8 +285,8 @@ def test_what_a_job_read_ahead_is_brought_up_to_date(plain, tmp_path, told):
 def test_a_job_that_fails_while_it_waits_is_run_anew_when_it_is_needed(plain, tmp_path):
     spec = JobSpec(name="x", user="ada", command=("no-such-program",))
     plain.runner.warm_up(JOB, 1, spec, (), tmp_path)
-    eventually(lambda: list(plain.root.glob("*/attempt.json")), "the start")
-    eventually(lambda: not list(plain.root.glob("*/attempt.json")), "the end")
+    until(lambda: list(plain.root.glob("*/attempt.json")), "the start")
+    until(lambda: not list(plain.root.glob("*/attempt.json")), "the end")
     assert not plain.all(Exited)
     plain.start(spec)
     assert plain.wait(Exited).code == 127
@@ -366,7 +327,7 @@ def test_of_several_processes_the_first_reports_and_saves_for_all(plain, tmp_pat
     assert image.load(snapshot.path)[0] == {"by": 0}
     plain.start(spec, epoch=2, resume=snapshot.path, restarts=1)
     for rank in range(2):
-        eventually(lambda rank=rank: f"rank {rank} restored 0" in plain.log(2), "the restore")
+        until(lambda rank=rank: f"rank {rank} restored 0" in plain.log(2), "the restore")
     assert all(r.step < 1000 for r in plain.all(Stepped))
 
 
@@ -394,7 +355,7 @@ def test_the_notice_reaches_the_job(plain, tmp_path):
         reason="exam week",
     )
     plain.runner.warn(JOB, 1, notice)
-    eventually(lambda: "notice: exam week 2000000000.0" in plain.log(), "the notice")
+    until(lambda: "notice: exam week 2000000000.0" in plain.log(), "the notice")
     plain.runner.warn(JOB, 1, None)
     plain.wait(Exited)
     assert "withdrawn" in plain.log()
@@ -421,7 +382,7 @@ BROOD = """
 
 def brood_of(read_log):
     """The pids that a BROOD has printed, once they are all there."""
-    eventually(lambda: read_log().count("\n") == 11, "the whole brood")
+    until(lambda: read_log().count("\n") == 11, "the whole brood")
     return [int(pid) for pid in read_log().split()]
 
 
@@ -491,7 +452,7 @@ def test_the_job_dies_with_its_minder_and_that_is_told(bench, tmp_path):
     exited = bench.wait(Exited)
     assert "minder died" in exited.reason
     assert exited.killed, "the job is not to blame for it"
-    eventually(lambda: not any(alive(pid) for pid in pids), "the death of its daemons")
+    until(lambda: not any(alive(pid) for pid in pids), "the death of its daemons")
 
 
 def test_a_job_that_stops_its_minder_is_ended_all_the_same(bench, tmp_path):
@@ -502,7 +463,7 @@ def test_a_job_that_stops_its_minder_is_ended_all_the_same(bench, tmp_path):
         time.sleep(1000)
     """
     bench.start(script(tmp_path, text, saving=Saving.NONE))
-    eventually(lambda: "stopped it" in bench.log(), "the stop")
+    until(lambda: "stopped it" in bench.log(), "the stop")
     bench.runner.end(JOB, 1)
     assert bench.wait(Exited).killed
 
@@ -516,17 +477,17 @@ def test_the_freezer_of_version_1_does_when_version_2_is_not_there(tmp_path, mon
     )
     bench = Bench(tmp_path / "runs")
     try:
-        if bench.runner._parent is None:
+        if bench.runner._places.parent is None:
             pytest.skip("no freezer of version 1 here")
         bench.start(script(tmp_path, BROOD))
         pids = brood_of(bench.log)
         group = bench.runner._attempts[JOB, 1].group
         bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
-        eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "the freezing")
+        until(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "the freezing")
         bench.runner.hold_lease(FOREVER, (JOB,))
-        eventually(lambda: (group / "freezer.state").read_text() == "THAWED\n", "the thawing")
+        until(lambda: (group / "freezer.state").read_text() == "THAWED\n", "the thawing")
         bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
-        eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "the freezing")
+        until(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "the freezing")
         bench.runner.end(JOB, 1)
         assert bench.wait(Exited).killed
         assert not any(alive(pid) for pid in pids)
@@ -561,9 +522,9 @@ def test_without_a_lease_the_job_stands_still_and_loses_nothing(bench, tmp_path,
                 time.sleep(0.002)
         """
         bench.start(script(tmp_path, text, saving=Saving.NONE))
-        eventually(lambda: len(bench.log()) > 50, "some output")
+        until(lambda: len(bench.log()) > 50, "some output")
     bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
-    eventually(lambda: bench.runner._attempts[JOB, 1].words[Word.STILL], "standing still")
+    until(lambda: bench.runner._attempts[JOB, 1].words[Word.STILL], "standing still")
     log, step = bench.root / f"{JOB}.1" / "log", bench.runner._attempts[JOB, 1].words
     before = (log.stat().st_size, step[Word.STEP])
     cpu = cpu_ticks(bench)
@@ -577,7 +538,7 @@ def test_without_a_lease_the_job_stands_still_and_loses_nothing(bench, tmp_path,
         state, _ = image.load(bench.wait(Snapshot).path)
         assert state["trail"] == list(range(1, state["step"] + 1))
     else:
-        eventually(lambda: log.stat().st_size > before[0] + 20, "more output")
+        until(lambda: log.stat().st_size > before[0] + 20, "more output")
         numbers = [int(line) for line in bench.log().split()]
         assert numbers == list(range(len(numbers)))
 
@@ -592,7 +553,7 @@ def test_a_job_that_stands_still_is_ended_all_the_same(bench, tmp_path):
     bench.start(script(tmp_path, BROOD))
     pids = brood_of(bench.log)
     bench.runner.hold_lease(time.monotonic_ns(), (JOB,))
-    eventually(lambda: bench.runner._attempts[JOB, 1].words[Word.STILL], "standing still")
+    until(lambda: bench.runner._attempts[JOB, 1].words[Word.STILL], "standing still")
     bench.runner.limit(JOB, 1, time.monotonic_ns())
     assert bench.wait(Exited).killed
     assert not any(alive(pid) for pid in pids)
@@ -630,7 +591,7 @@ def agent(root, tmp_path, spec, *, lease_s, limit_s=0.0):
         command, env={**os.environ, "PYTHONPATH": str(SOURCE)}, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            eventually(lambda: (root / f"{JOB}.1" / "log").exists(), "the start of the job")
+            until(lambda: (root / f"{JOB}.1" / "log").exists(), "the start of the job")
             yield process
         finally:
             process.kill()
@@ -645,7 +606,7 @@ def root(tmp_path):
 
 
 def page_of(root):
-    return eventually(lambda: open_page(root / f"{JOB}.1" / "page"), "the page")
+    return until(lambda: open_page(root / f"{JOB}.1" / "page"), "the page")
 
 
 def test_the_limit_holds_when_the_agent_is_dead(root, tmp_path):
@@ -655,7 +616,7 @@ def test_the_limit_holds_when_the_agent_is_dead(root, tmp_path):
         pids = brood_of(log.read_text)
         process.kill()
         process.wait()
-        end = eventually(lambda: (root / f"{JOB}.1" / "exit").exists(), "the end of the job")
+        end = until(lambda: (root / f"{JOB}.1" / "exit").exists(), "the end of the job")
     assert end
     assert not any(alive(pid) for pid in pids)
     assert json.loads((root / f"{JOB}.1" / "exit").read_text())["killed"]
@@ -664,21 +625,21 @@ def test_the_limit_holds_when_the_agent_is_dead(root, tmp_path):
 def test_a_stopped_agent_stops_its_jobs_and_they_go_on_with_it(root, tmp_path):
     with agent(root, tmp_path, script(tmp_path, COUNTER), lease_s=1.0) as process:
         words = page_of(root)
-        eventually(lambda: words[Word.STEP] > 3, "some steps")
+        until(lambda: words[Word.STEP] > 3, "some steps")
         process.send_signal(signal.SIGSTOP)
-        eventually(lambda: words[Word.STILL], "standing still")
+        until(lambda: words[Word.STILL], "standing still")
         step = words[Word.STEP]
         process.send_signal(signal.SIGCONT)
-        eventually(lambda: words[Word.STEP] > step + 3, "more steps")
+        until(lambda: words[Word.STEP] > step + 3, "more steps")
 
 
 def test_a_new_agent_finds_the_job_and_goes_on_with_it(root, tmp_path):
     with agent(root, tmp_path, script(tmp_path, COUNTER), lease_s=0.5) as process:
         words = page_of(root)
-        eventually(lambda: words[Word.STEP] > 3, "some steps")
+        until(lambda: words[Word.STEP] > 3, "some steps")
         process.kill()
         process.wait()
-    eventually(lambda: words[Word.STILL], "standing still")
+    until(lambda: words[Word.STILL], "standing still")
     bench = Bench(root)
     try:
         (found,) = bench.runner.adopt()
@@ -699,7 +660,7 @@ def test_a_new_agent_hears_of_what_ended_meanwhile_and_touches_no_recycled_pid(r
     with agent(root, tmp_path, script(tmp_path, COUNTER, limit=400), lease_s=600) as process:
         process.kill()
         process.wait()
-    eventually(lambda: (root / f"{JOB}.1" / "exit").exists(), "the end of the job")
+    until(lambda: (root / f"{JOB}.1" / "exit").exists(), "the end of the job")
     with subprocess.Popen(["sleep", "1000"]) as stranger:
         try:
             who = json.loads((root / f"{JOB}.1" / "minder").read_text())
@@ -732,7 +693,7 @@ def test_a_checkpoint_that_was_left_meanwhile_is_found(root, tmp_path):
         process.kill()
         process.wait()
     (root / f"{JOB}.1" / "leave").touch()
-    eventually(lambda: (root / f"{JOB}.1" / "exit").exists(), "the end of the job")
+    until(lambda: (root / f"{JOB}.1" / "exit").exists(), "the end of the job")
     bench = Bench(root)
     try:
         (found,) = bench.runner.adopt()
@@ -757,7 +718,7 @@ def test_a_script_with_a_signal_handler_is_saved_stopped_and_goes_on_elsewhere(b
     bench.start(spec, epoch=1)
     assert bench.wait(Exited).code == 0
     bench.start(spec, epoch=2)
-    eventually(lambda: "from step 0" in bench.log(2), "the start")
+    until(lambda: "from step 0" in bench.log(2), "the start")
     bench.runner.save(JOB, 2, False)
     first = bench.wait(Snapshot, epoch=2)
     assert json.loads((first.path / "state.json").read_text())["step"] == first.step
@@ -780,7 +741,7 @@ def test_a_script_with_a_signal_handler_is_saved_stopped_and_goes_on_elsewhere(b
 def test_after_a_final_save_by_signal_the_script_can_go_on_here(plain):
     spec = example("train_signal.py", "--steps", "120", "--delay", "0.005", saving=Saving.SIGNAL)
     plain.start(spec)
-    eventually(lambda: "from step 0" in plain.log(), "the start")
+    until(lambda: "from step 0" in plain.log(), "the start")
     plain.runner.save(JOB, 1, True)
     snapshot = plain.wait(Snapshot)
     assert snapshot.final
@@ -816,7 +777,7 @@ def test_exit_85_is_a_checkpoint_and_a_wish_to_run_again(plain, tmp_path):
 
 
 def test_a_script_that_only_knows_sigterm_leaves_with_its_checkpoint(plain, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner_module, "TERM_AFTER", SECOND // 5)
+    monkeypatch.setattr(signal_saves, "TERM_AFTER", SECOND // 5)
     text = """
         import os, signal, sys, time
         from pathlib import Path
@@ -829,7 +790,7 @@ def test_a_script_that_only_knows_sigterm_leaves_with_its_checkpoint(plain, tmp_
             time.sleep(0.01)
     """
     plain.start(script(tmp_path, text, saving=Saving.SIGNAL))
-    eventually(lambda: "ready" in plain.log(), "the start")
+    until(lambda: "ready" in plain.log(), "the start")
     plain.runner.save(JOB, 1, True)
     snapshot = plain.wait(Snapshot)
     assert (snapshot.path / "state").read_text() == "all"
@@ -837,21 +798,21 @@ def test_a_script_that_only_knows_sigterm_leaves_with_its_checkpoint(plain, tmp_
 
 
 def test_a_script_that_handles_no_signal_is_not_killed_by_one(plain, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner_module, "CATCH_PATIENCE", SECOND // 5)
+    monkeypatch.setattr(signal_saves, "CATCH_PATIENCE", SECOND // 5)
     text = "import time\nwhile True:\n    print('.', flush=True); time.sleep(0.01)"
     plain.start(script(tmp_path, text, saving=Saving.SIGNAL))
     plain.wait(Started)
     plain.runner.save(JOB, 1, False)
     assert "SIGUSR1" in plain.wait(SaveFailed).reason
     seen = len(plain.log())
-    eventually(lambda: len(plain.log()) > seen + 10, "more output")
+    until(lambda: len(plain.log()) > seen + 10, "more output")
 
 
 def test_the_signal_passes_a_shell_that_would_die_of_it(plain):
     inner = f"{sys.executable} {EXAMPLES / 'train_signal.py'} --steps 100000; echo over"
     spec = JobSpec(name="x", user="ada", command=("sh", "-c", inner), saving=Saving.SIGNAL)
     plain.start(spec)
-    eventually(lambda: "from step 0" in plain.log(), "the start")
+    until(lambda: "from step 0" in plain.log(), "the start")
     plain.runner.save(JOB, 1, False)
     assert plain.wait(Snapshot).step > 0
     assert not plain.all(Exited)
@@ -864,7 +825,7 @@ def test_a_job_that_cannot_be_saved_says_so(plain, tmp_path):
 
 
 def test_a_save_that_nobody_answers_fails_in_the_end(plain, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner_module, "SAVE_PATIENCE", SECOND // 5)
+    monkeypatch.setattr(sdk_saves, "SAVE_PATIENCE", SECOND // 5)
     text = """
         import time
         from reclaimnet import sdk
@@ -874,7 +835,7 @@ def test_a_save_that_nobody_answers_fails_in_the_end(plain, tmp_path, monkeypatc
             time.sleep(1000)
     """
     plain.start(script(tmp_path, text))
-    eventually(lambda: "restored" in plain.log(), "the restore")
+    until(lambda: "restored" in plain.log(), "the restore")
     plain.runner.save(JOB, 1, False)
     assert "job.step" in plain.wait(SaveFailed).reason
 
@@ -907,7 +868,7 @@ def test_a_limit_stands_when_it_has_been_asked_for_however_busy_the_runner_is(be
     bench.start(script(tmp_path, COUNTER))
     bench.wait_step(1)
     busy, go_on = threading.Event(), threading.Event()
-    bench.runner._do(lambda: (busy.set(), go_on.wait(PATIENCE_S)))
+    bench.runner._loop.do(lambda: (busy.set(), go_on.wait(PATIENCE_S)))
     assert busy.wait(PATIENCE_S)
     try:
         at = time.monotonic_ns() + 3600 * SECOND

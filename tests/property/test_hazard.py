@@ -23,7 +23,6 @@ from reclaimnet.policy.hazard import (
     of_row,
     pooled,
     spells,
-    survival,
 )
 from reclaimnet.sim.campus import PRESETS
 from reclaimnet.sim.reliability import learned, reliability
@@ -98,11 +97,9 @@ def test_spells_cover_a_loan_without_gaps(since: int, length: int) -> None:
 @given(rate=st.floats(0.01, 3), hours=st.integers(1, 48))
 def test_survival_and_life_agree_with_the_exponential(rate: float, hours: int) -> None:
     outlook = Outlook(rate_per_h=rate)
-    alive = survival(outlook, Terms(), lent_since=0, now=0, until=hours * HOUR)
-    assert alive == pytest.approx(math.exp(-rate * hours))
     life, lasts = expected_life(outlook, Terms(), lent_since=0, now=0, horizon=hours * HOUR)
     assert life == pytest.approx((1 - math.exp(-rate * hours)) / rate)
-    assert lasts == pytest.approx(alive)
+    assert lasts == pytest.approx(math.exp(-rate * hours))
 
 
 def test_declared_hours_are_hard() -> None:
@@ -111,7 +108,6 @@ def test_declared_hours_are_hard() -> None:
     life, lasts = expected_life(outlook, nights, lent_since=0, now=6 * HOUR, horizon=8 * HOUR)
     assert life == pytest.approx(2, abs=1e-3)
     assert lasts == 0
-    assert survival(outlook, nights, lent_since=0, now=HOUR, until=9 * HOUR) == 0
     planned = Terms(maintenance=(Maintenance(begins=HOUR, ends=2 * HOUR),))
     assert planned.closes_after(0) == HOUR
     assert planned.opens_after(HOUR) == 2 * HOUR

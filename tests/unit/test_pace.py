@@ -3,7 +3,7 @@
 from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link, LinkId, Transfer, TransferId
 from reclaimnet.model.units import SECOND
-from reclaimnet.policy.pace import feasible, least_rate_first
+from reclaimnet.policy.pace import least_rate_first
 
 MB = 1_000_000
 UPLINK = Link(id=LinkId("uplink"), rate=100 * MB)
@@ -40,7 +40,6 @@ def test_background_keeps_its_share() -> None:
 
 def test_what_does_not_fit_side_by_side_goes_earliest_deadline_first() -> None:
     both = [transfer("first", left=100, deadline=1), transfer("second", left=100, deadline=2)]
-    assert feasible(both, [UPLINK], 0)
     plan = least_rate_first(both, [UPLINK], 0)
     assert plan.shed == ()
     assert plan.rate_of(TransferId("first")) == 100 * MB

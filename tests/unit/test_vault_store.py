@@ -5,6 +5,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -572,3 +573,38 @@ def test_a_promise_about_a_file_that_changes_is_not_kept(tmp_path: Path) -> None
             )
         assert vault.manifests(JOB) == []
         assert is_empty(vault)
+
+
+def test_who_fetches_without_end_does_not_keep_a_save_from_being_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "STAND_BACK_S", 0.2)
+    durable = threading.Event()
+    fetching: list[Future[int]] = []
+    with Vault(tmp_path / "vault", quota_bytes=GIB) as vault, ThreadPoolExecutor() as pool:
+        path = image(tmp_path, chunks=4)
+
+        def fetch(manifest: Manifest) -> int:
+            rounds = 0
+            while not durable.is_set():
+                for chunk in manifest.parts[0].chunks:
+                    vault.read(chunk)
+                rounds += 1
+            return rounds
+
+        try:
+            saved = vault.save(
+                JOB,
+                epoch=1,
+                step=1,
+                saving=Saving.SDK,
+                taken_at=1,
+                parts=[Source(name="state", path=path)],
+                on_named=lambda saved: fetching.append(
+                    pool.submit(fetch, vault.manifest(saved.manifest))
+                ),
+            )
+        finally:
+            durable.set()
+        assert fetching[0].result() > 0
+        assert vault.manifests(JOB) == [saved.manifest]

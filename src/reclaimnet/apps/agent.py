@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -23,10 +22,9 @@ import msgspec
 from reclaimnet import wire
 from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.linux import criu, sandbox
-from reclaimnet.adapters.linux.runner import boot_id
+from reclaimnet.adapters.linux.boot import boot_id
 from reclaimnet.adapters.linux.sandbox import Sandbox
-from reclaimnet.adapters.nats.access import NEWCOMER, Key, new_key
-from reclaimnet.adapters.nats.campus import Campus, EnrolmentAsked
+from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import ChunkServer
@@ -35,6 +33,7 @@ from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import DEFAULT_GUEST_DISK, DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guarded import Guarded
+from reclaimnet.apps.membership import joined
 from reclaimnet.apps.register import NODE_NAME, read_invitation
 from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
@@ -42,7 +41,6 @@ from reclaimnet.engine.node import WHOLE, Body, Node, dispatcher_role
 from reclaimnet.errors import (
     BadConfig,
     Damaged,
-    Forbidden,
     NotFound,
     ReclaimNetError,
     Unavailable,
@@ -70,8 +68,6 @@ LEAVE_AT_MOST: Final = 30 * SECOND
 SAFETY: Final = SECOND
 """Before a batch system's own deadline: it kills without asking."""
 READY_S: Final = 30.0
-CONNECT_AGAIN_S: Final = 1.0
-REFUSALS_AFTER_ENROLMENT: Final = 10
 PART_S: Final = 2.0
 MAX_REQUEST_BYTES: Final = 1 << 16
 
@@ -367,7 +363,12 @@ class Agent:
         async with contextlib.AsyncExitStack() as stack:
             # The owner's door opens first: while the campus is away, it says so.
             await self._open_door(stack)
-            campus, membership = await _joined(settings)
+            campus, membership = await joined(
+                url=settings.url,
+                invitation=settings.token,
+                node=settings.node,
+                folder=settings.folder / "tls",
+            )
             credentials = membership.credentials
             stack.push_async_callback(campus.close)
             stack.push_async_callback(self._part, campus)
@@ -793,86 +794,6 @@ class _Gate:
         if self.world is None or not (self.lends() or common_name == ca.GATEWAY):
             return False
         return self.world.may_read(common_name, job)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
-    """What makes this machine a node of the campus: a key for the server, a certificate for
-    others, and the authority by which it knows both."""
-
-    key: Key
-    credentials: ca.Credentials
-
-    @property
-    def tls(self) -> ssl.SSLContext:
-        return ca.server_known_by(self.credentials.authority.read_text())
-
-
-async def _joined(settings: Settings) -> tuple[Campus, Membership]:
-    """The campus may come up after us; keep trying, but say so."""
-    said = ""
-    refusals_left = REFUSALS_AFTER_ENROLMENT
-    while True:
-        try:
-            membership = _kept_membership(settings) or await _enrol(settings)
-            campus = await Campus.connect(
-                settings.url, membership.key, settings.node, tls=membership.tls, prepare=False
-            )
-            return campus, membership
-        except Forbidden:
-            # The server may not have heard of us yet, though the gateway has.
-            refusals_left -= 1
-            if not refusals_left or _kept_membership(settings) is None:
-                raise
-        except Unavailable as error:
-            if str(error) != said:
-                said = str(error)
-                _log.warning("waiting for the campus: %s", error)
-        await asyncio.sleep(CONNECT_AGAIN_S)
-
-
-def _kept_membership(settings: Settings) -> Membership | None:
-    """Of this campus: its authority is the one that the invitation names."""
-    folder = settings.folder / "tls"
-    kept = ca.Credentials(
-        certificate=folder / "node.crt", key=folder / "node.key", authority=folder / "ca.crt"
-    )
-    seed = folder / "campus.key"
-    try:
-        if kept.authority.read_text() != read_invitation(settings.token).ca:
-            return None
-        return Membership(key=Key(name=settings.node, seed=seed.read_text()), credentials=kept)
-    except FileNotFoundError:
-        return None
-
-
-async def _enrol(settings: Settings) -> Membership:
-    """Show the invitation to a gateway; what it answers is kept for good."""
-    invitation = read_invitation(settings.token)
-    tls_key, key = ca.new_key(), new_key(settings.node)
-    asked = EnrolmentAsked(
-        invitation=invitation.secret,
-        certificate_request=ca.request_certificate(tls_key, ca.node_name(settings.node)).decode(),
-        public_key=key.public,
-    )
-    newcomer = await Campus.connect(
-        settings.url, "", NEWCOMER, tls=ca.server_known_by(invitation.ca), prepare=False
-    )
-    try:
-        enrolment = await newcomer.enrol(asked)
-    finally:
-        await newcomer.close()
-    if enrolment.ca != invitation.ca:
-        raise Forbidden("the campus is another than the one of the invitation; ask for a new one")
-    folder = settings.folder / "tls"
-    credentials = ca.keep(
-        folder,
-        certificate=enrolment.certificate.encode(),
-        key=tls_key,
-        authority=enrolment.ca.encode(),
-    )
-    ca.write_private(folder / "campus.key", key.seed.encode())
-    return Membership(key=key, credentials=credentials)
 
 
 async def _records_now(campus: Campus) -> list[Any]:

@@ -5,6 +5,7 @@ What nodes keep (checkpoints, the owner's word) stays with them: the campus only
 
 import contextlib
 import fnmatch
+import gzip
 import hashlib
 import json
 import os
@@ -147,8 +148,12 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def _read(file: Path, staging: Path) -> Backup:
     try:
-        with tarfile.open(file, mode="r:gz") as tar:
-            digests, total = _unpack(tar, staging)
+        with gzip.open(file) as plain:
+            with tarfile.open(fileobj=plain, mode="r:") as tar:
+                digests, total = _unpack(tar, staging)
+            # At its end gzip compares all of it with its checksum; a tar ends before that.
+            if len(plain.read(tarfile.RECORDSIZE + 1)) > tarfile.RECORDSIZE:
+                raise Damaged(f"{file} goes on after its end; this is no backup of ours")
     except (tarfile.TarError, EOFError, zlib.error, OSError, UnicodeError) as error:
         raise Damaged(f"{file} is not a whole backup: {error}") from error
     index = _index(staging / _INDEX, file)

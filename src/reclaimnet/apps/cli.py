@@ -4,7 +4,9 @@ The commands themselves are in the modules beside this one, by who needs them.
 """
 
 import os
+import signal
 import sys
+from types import FrameType
 from typing import Final, NoReturn
 
 import click
@@ -33,7 +35,15 @@ EXIT_IO: Final = 74
 
 def main() -> NoReturn:
     """The entry point: every failure becomes one sentence and an exit code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # Not under nohup.
+            signal.signal(number, _end_as_by_hand)
     sys.exit(run_command(sys.argv[1:]))
+
+
+def _end_as_by_hand(_number: int, _frame: FrameType | None) -> NoReturn:
+    """Whoever ends us or closes the terminal leaves as little behind as Ctrl-C does."""
+    raise KeyboardInterrupt
 
 
 def run_command(arguments: list[str]) -> int:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from reclaimnet.adapters.linux.runner import Exited, Runner
+from reclaimnet.adapters.linux.attempts.reports import Exited
+from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.access import CAMPUS_HOST, Key, new_key
 from reclaimnet.adapters.nats.campus import Campus, Enrolment, EnrolmentAsked
 from reclaimnet.adapters.nats.server import (
@@ -332,14 +333,21 @@ class _Nats:
         self._route_ports = self._kept_route_ports() if count > 1 else []
         self._route_secret = _secret(config.state / "route-secret") if count > 1 else ""
         self._servers: list[Server] = []
-        self._applied = -1
+        self._applied: int | None = None
 
     def start(self) -> str:
         """Servers of ours that outlived their gateway go on; otherwise new ones. Their address."""
+        stamp: int | None = self._register.stamp()
         for rank, folder in enumerate(self._folders):
-            server = running_server(folder) or self._start_new(rank)
+            server = running_server(folder)
+            if server is None:
+                server = self._start_new(rank)
+            else:
+                stamp = None
             self._port_file(rank).write_text(str(server.port))
             self._servers.append(server)
+        # A new server knows who may connect; to tell it again would only disturb the first who do.
+        self._applied = stamp
         self.apply()
         return ",".join(server.url for server in self._servers)
 

@@ -21,7 +21,7 @@ from typing import Any, Final, assert_never
 
 from reclaimnet import journal
 from reclaimnet.adapters.gpu.memory import Meter
-from reclaimnet.adapters.linux import runner as rn
+from reclaimnet.adapters.linux.attempts import reports as rn
 from reclaimnet.adapters.linux.counters import Samples, listen
 from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
 from reclaimnet.adapters.linux.minder import NICE, hurry
@@ -93,7 +93,7 @@ class Clock:
 
 
 class LiveWorld:
-    """Satisfies the port World."""
+    """What came of an order is delivered to the mind as an event."""
 
     def __init__(
         self,
@@ -351,16 +351,7 @@ class LiveWorld:
             await sending
 
     async def _write(self, order: od.Write) -> None:
-        record, writer = order.record, order.writer
-        try:
-            result = await self._campus.write(record)
-        except (Unavailable, Damaged) as error:
-            self.deliver(ev.WriteFailed(job=record.id, reason=str(error), writer=writer))
-            return
-        if isinstance(result, Refused):
-            self.deliver(ev.WriteRefused(job=record.id, current=result.current, writer=writer))
-        else:
-            self.deliver(ev.Written(record=result, writer=writer))
+        self.deliver(await written(self._campus, order))
 
     async def _read(self, job: JobId) -> None:
         with contextlib.suppress(Unavailable):
@@ -990,6 +981,18 @@ class LiveWorld:
             self._loop.call_exception_handler(
                 {"message": "an order could not be carried out", "exception": error, "task": task}
             )
+
+
+async def written(campus: Campus, order: od.Write) -> ev.Written | ev.WriteRefused | ev.WriteFailed:
+    """Write the record; what came of it."""
+    record, writer = order.record, order.writer
+    try:
+        result = await campus.write(record)
+    except (Unavailable, Damaged) as error:
+        return ev.WriteFailed(job=record.id, reason=str(error), writer=writer)
+    if isinstance(result, Refused):
+        return ev.WriteRefused(job=record.id, current=result.current, writer=writer)
+    return ev.Written(record=result, writer=writer)
 
 
 @dataclass(slots=True, eq=False)

@@ -70,9 +70,6 @@ class Tempo:
         self._assumed = assumed
         self._players: dict[JobId, _Player] = {}
 
-    def knows(self, job: JobId) -> bool:
-        return job in self._players
-
     def iteration(
         self, event: ev.Iterated, *, priority: int, now: int, known: Talk | None = None
     ) -> tuple[list[Order], list[RhythmSeen | IterationSeen]]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from reclaimnet.model.market import Gpu, GpuId, Offer
 from reclaimnet.model.probing import Probe
@@ -50,6 +49,3 @@ def _objections(probe: Probe, booth: Booth) -> Sequence[str]:
         under_notice = ", others are under notice" if booth.leaving else ""
         return (f"{len(booth.vacant)} of {probe.shape.gpus} GPUs vacant{under_notice}",)
     return ()
-
-
-ARBITRATE: Final[dict[str, Arbitrate]] = {"first_fit": first_fit}

@@ -294,5 +294,3 @@ class Once:
 
 
 JOINT: Final = Joint()
-
-CADENCE: Final[dict[str, Cadence]] = {"joint": JOINT, "young": Young(), "once": Once()}

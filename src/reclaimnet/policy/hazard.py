@@ -220,18 +220,6 @@ def rate_at(outlook: Outlook, *, age: int, now: int) -> float:
     return _rate(outlook, age_bin(age), block_of(now))
 
 
-def survival(outlook: Outlook, terms: Terms, *, lent_since: int, now: int, until: int) -> float:
-    """The chance that the loan lasts until then."""
-    closes = terms.closes_after(now) if terms.declared else None
-    if closes is not None and closes <= until:
-        return 0.0
-    total = sum(
-        _rate(outlook, age, block) * (end - at)
-        for at, end, age, block in _stretches(outlook, lent_since, now, until)
-    )
-    return math.exp(-total / HOUR)
-
-
 def expected_life(
     outlook: Outlook, terms: Terms, *, lent_since: int, now: int, horizon: int
 ) -> tuple[float, float]:

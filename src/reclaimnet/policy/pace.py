@@ -46,15 +46,6 @@ def least_rate_first(transfers: Sequence[Transfer], links: Iterable[Link], now: 
 
 
 PlanPaces = Callable[[Sequence[Transfer], Iterable[Link], int], PacePlan]
-PACE: Final[dict[str, PlanPaces]] = {"least_rate_first": least_rate_first}
-
-
-def feasible(transfers: Sequence[Transfer], links: Iterable[Link], now: int) -> bool:
-    """Whether these can all arrive in time. On a single link the answer is exact; across several
-    it may be no where only an unusual interleaving would do, never yes where nothing would."""
-    room = {link.id: link.room for link in links}
-    urgent, hopeless = _sort_out(transfers, room, now)
-    return not hopeless and _schedule(urgent, room, now) is not None
 
 
 # --- which transfers can make it -----------------------------------------------------------

@@ -282,5 +282,3 @@ def _praise(judged: _Judged) -> str:
 
 
 MOST_USEFUL: Final = MostUseful()
-
-PLACE: Final[dict[str, Place]] = {"most_useful": MOST_USEFUL}

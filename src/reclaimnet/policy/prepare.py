@@ -16,5 +16,3 @@ class Preparation:
 
 STANDBY: Final = Preparation(copies=True, warm=True, precopy=True)
 STOP_AND_COPY: Final = Preparation(copies=False, warm=False, precopy=False)
-
-PREPARE: Final[dict[str, Preparation]] = {"standby": STANDBY, "stop_and_copy": STOP_AND_COPY}

@@ -122,6 +122,3 @@ def stand_still_least(plight: Plight) -> Plan:
             ),
         ),
     )
-
-
-RESCUE: Final[dict[str, Rescue]] = {"stand_still_least": stand_still_least}

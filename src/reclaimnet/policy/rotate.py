@@ -6,7 +6,7 @@ Amounts of demand are whole thousandths of a link's capacity, so that equal is e
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -130,7 +130,6 @@ and fro saves nobody anything."""
 MOST_TRIED: Final = 8
 """Jobs of a round of which it is worked out how the others would live without them."""
 _QUICK_LOOK: Final = Rotate(nodes=0)
-ROTATE: Final[dict[str, Callable[..., RotationPlan]]] = {"rotate": rotate}
 
 
 # --- one plan for rhythms and transfers ----------------------------------------------------

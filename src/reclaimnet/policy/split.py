@@ -30,6 +30,3 @@ def by_weight(weights: Sequence[int], u: float) -> int:
         if so_far > target:
             return index
     return len(weights) - 1
-
-
-SPLIT: Final = {"by_residual": by_residual}

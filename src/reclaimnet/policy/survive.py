@@ -413,13 +413,6 @@ newest_first: Final = OneByOne(threshold=0.95, newest=True)
 largest_first: Final = OneByOne(threshold=0.9, newest=False)
 """earlyoom's rule, with earlyoom's default threshold."""
 
-SURVIVE: Final[dict[str, Survive]] = {
-    "priority_ladder": priority_ladder,
-    "newest_first": newest_first,
-    "largest_first": largest_first,
-    "nobody": nobody,
-}
-
 
 def _units(residents: Iterable[Resident]) -> list[_Unit]:
     together: dict[tuple[str, str], list[Resident]] = {}

@@ -97,6 +97,3 @@ def _reason(evacuee: Evacuee, uplink_bps: int, now: int) -> str:
             f"only {show_duration(grace)} are left"
         )
     return "others on this node have more unsaved work for the time on the uplink"
-
-
-TRIAGE: Final[dict[str, Triage]] = {"most_work": most_work}

@@ -76,10 +76,6 @@ class Memory:
     def used(self) -> int:
         return round(sum(self._bytes(cell) for cell in self._cells.values()))
 
-    def bytes_of(self, process: Process) -> int:
-        cell = self._cells.get((process.job, process.epoch))
-        return round(self._bytes(cell)) if cell else 0
-
     def changed(self, process: Process, footprint: Footprint | None) -> None:
         """The process has begun, stopped, gone on or ended."""
         if footprint is None:

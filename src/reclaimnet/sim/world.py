@@ -15,7 +15,7 @@ from reclaimnet.model.pressure import Pressure
 from reclaimnet.model.rhythm import ExplainLink
 from reclaimnet.model.talk import Talk
 from reclaimnet.model.units import MILLISECOND, SECOND
-from reclaimnet.model.work import JobRecord, JobSpec, JobState, ManifestId, Saving
+from reclaimnet.model.work import JobRecord, JobSpec, JobState, ManifestId
 from reclaimnet.policy.suite import Suite
 from reclaimnet.sim.kernel import Kernel
 from reclaimnet.sim.ledger import Ledger
@@ -1001,6 +1001,3 @@ class SimWorld:
     def _mint(self, letter: str) -> str:
         self._minted += 1
         return f"{letter}{self._minted}"
-
-
-SIM_SPEC: Final = JobSpec(name="sim", user="sim", command=("true",), saving=Saving.SDK)

@@ -43,7 +43,7 @@ class _Served:
 
 
 FIRST_TRIES: Final = 4
-"""First connections that the server may reset before that is taken for its answer."""
+"""First connections that the server may reset or refuse before that is taken for its answer."""
 
 
 class Link:
@@ -92,9 +92,11 @@ class Link:
                 await link._open_first()
             except (TimeoutError, nats.errors.Error, OSError) as error:
                 await link._drop_client()
-                reset = isinstance(link._last_error or error, ConnectionResetError)
-                if reset and tries_left:
-                    # The server's own word, such as a refusal, can be lost with the connection.
+                cause = link._last_error or error
+                if tries_left and (isinstance(cause, ConnectionResetError) or _is_refusal(cause)):
+                    # The server's own word can be lost with the connection; and a server that just
+                    # reads its list of people anew may refuse one who is on it.
+                    await asyncio.sleep(FIRST_RETRY_S * 2 ** (FIRST_TRIES - tries_left))
                     continue
                 raise link._unreachable(error) from error
             link._keeper = asyncio.create_task(link._keep(), name="nats link")

@@ -58,7 +58,6 @@ class Slurm:
                 "there is no Slurm here: sbatch is not on PATH; run this on a login node of the "
                 "cluster, or load its module first"
             )
-        self.calls = 0
         self._folder = folder
         self._timeout_s = timeout_s
         self._no_history = False
@@ -182,7 +181,6 @@ class Slurm:
                 raise
 
     def _call(self, *words: str) -> str:
-        self.calls += 1
         env = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
         try:
             done = subprocess.run(

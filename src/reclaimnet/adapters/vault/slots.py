@@ -32,6 +32,7 @@ _RECORD: Final = struct.Struct("<32sI12x")
 """The chunk's hash and size; all zero for a free slot. A record never crosses a page."""
 _BLOCK: Final = 4096
 """What direct transfers are aligned to."""
+HUGE_PAGE: Final = 2 * MIB
 _PUNCH_HOLE_KEEP_SIZE: Final = 3
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -138,8 +139,13 @@ class Slots:
 
 
 def chunk_buffer() -> memoryview:
-    """Memory for one chunk, aligned as direct transfers need it."""
-    return memoryview(mmap.mmap(-1, SLOT_BYTES))
+    """Memory for one chunk, aligned as direct transfers need it, and in one piece where the kernel
+    has one: a disk is told of one piece faster than of 256 pages."""
+    room = mmap.mmap(-1, 2 * HUGE_PAGE)
+    with suppress(OSError):  # Kernels without huge pages do as well, only slower.
+        room.madvise(mmap.MADV_HUGEPAGE)
+    begin = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % HUGE_PAGE
+    return memoryview(room)[begin : begin + SLOT_BYTES]
 
 
 def write_fully(cached: int, data: Bytes, offset: int, *, direct: int | None = None) -> None:

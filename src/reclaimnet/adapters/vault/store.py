@@ -17,6 +17,7 @@ import itertools
 import os
 import stat
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,10 @@ MAX_PARTS: Final = 65_536
 MAX_QUARANTINED: Final = 16
 STAND_BACK: Final = 10
 """By how much nicer a thread is that makes durable what others can have already."""
+STAND_BACK_S: Final = 2.0
+"""So long at most it leaves the disk to those who fetch meanwhile."""
+FETCHING_S: Final = 0.05
+"""Who has read something so short a time ago is fetching."""
 COLLECT_BATCH: Final = 64
 """How many chunks are removed at a time, so that a save or a pull never waits long for it."""
 
@@ -135,6 +140,7 @@ class Vault:
         self._coming: dict[ManifestId, _Kept] = {}
         self._promised: dict[ManifestId, tuple[Manifest, bytes]] = {}
         self._loose: dict[ChunkId, _Loose] = {}
+        self._loose_read_at = 0.0
         self._holds: set[Hold] = set()
         self._used = 0
         self._reserved = 0
@@ -483,7 +489,10 @@ class Vault:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), before + STAND_BACK)
             buffer = chunk_buffer()
+            give_up = time.monotonic() + STAND_BACK_S
             for chunk, place in loose.items():
+                while self._loose_read_at + FETCHING_S > time.monotonic() < give_up:
+                    time.sleep(FETCHING_S)
                 view = buffer[: place.size]
                 got = _read_fully(place.descriptor, view, place.offset, size=place.size)
                 if got != place.size or blake3(view).hexdigest() != chunk:
@@ -566,6 +575,8 @@ class Vault:
         with self._lock:
             place = self._chunks.get(chunk)
             loose = self._loose.get(chunk) if place is None else None
+            if loose is not None:
+                self._loose_read_at = time.monotonic()
             # A copy of the descriptor, since the save may end and close its own.
             descriptor = -1 if loose is None else os.dup(loose.descriptor)
         if loose is not None:

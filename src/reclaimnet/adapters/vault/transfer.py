@@ -28,7 +28,7 @@ from typing import Final
 
 import msgspec
 
-from reclaimnet.adapters.vault.assembly import Assembly
+from reclaimnet.adapters.vault.assembly import LANES, Assembly
 from reclaimnet.adapters.vault.delta import Codec
 from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.adapters.vault.sending import Sendings
@@ -61,6 +61,8 @@ HANDSHAKE_S: Final = 10.0
 CONNECT_S: Final = 5.0
 IDLE_S: Final = 60.0
 """A puller that asks for nothing for so long is sent away."""
+CONNECTIONS: Final = 4
+"""While one thread waits for the disk, others decrypt and hash."""
 WINDOW: Final = 6
 """Chunks asked for ahead on one connection: what a fast campus link holds in flight."""
 TRIES: Final = 4
@@ -72,8 +74,8 @@ MAX_ABSENT: Final = 64
 PROGRESS_S: Final = 0.25
 WORTHWHILE: Final = 0.95
 """A delta above this share of the chunk is not worth the work of unpacking it."""
-RETRY_DELTA_EVERY: Final = 16
-"""Where deltas did not pay, every so many chunks one is tried again."""
+LOOK_AGAIN_EVERY: Final = 16
+"""Where deltas pay, one of so many chunks goes whole; where they do not, one goes as a delta."""
 ASSUMED_CODEC_COST: Final = 1 / 300e6
 """Seconds for a byte, until the codec has been measured: a slow core."""
 SMOOTHING: Final = 0.25
@@ -352,8 +354,10 @@ class _Sender:
         kind, payload = (_CHUNK, data) if delta is None else (_DELTA, memoryview(delta))
         before = self._stream.sending_s
         self._stream.send(kind, payload)
-        cost = (self._stream.sending_s - before) / max(1, len(payload))
-        self._link_cost = _smoothed(self._link_cost, cost)
+        if delta is None:
+            # Only whole chunks tell: while a delta is made, the link goes on with the one before.
+            cost = (self._stream.sending_s - before) / max(1, len(payload))
+            self._link_cost = _smoothed(self._link_cost, cost)
 
     def _delta(self, chunk: ChunkId, data: memoryview) -> bytes | None:
         base = self._bases.get(chunk)
@@ -372,13 +376,18 @@ class _Sender:
         return delta if len(delta) < WORTHWHILE * len(data) else None
 
     def _pays(self) -> bool:
-        """It pays if the link is spared more time than the codec takes. To be the faster of the two
-        is not enough: the receiver has to unpack, too, and on a busy machine it is the codec itself
-        that makes the link look slow. Chunks go plain until the link has shown what it does."""
+        """It pays if the link is spared more time than the codec takes at both ends. To be the
+        faster of the two is not enough: on a busy machine it is the codec itself that makes the
+        link look slow. Chunks go plain until the link has shown what it does; later on, one now and
+        then goes the other way, to see whether things have changed."""
         self._asked += 1
-        if self._share is None or self._asked % RETRY_DELTA_EVERY == 0:
-            return self._codec_cost < self._link_cost
-        return self._codec_cost < self._link_cost * (1 - self._share)
+        codec = 2 * self._codec_cost
+        if self._share is None:
+            return codec < self._link_cost
+        pays = codec < self._link_cost * (1 - self._share)
+        if self._asked % LOOK_AGAIN_EVERY == 0:
+            return not pays and codec < self._link_cost
+        return pays
 
 
 def _smoothed(value: float, sample: float) -> float:
@@ -406,7 +415,7 @@ def pull(
     job: JobId,
     sources: Sequence[Address],
     context: ssl.SSLContext,
-    connections: int = 2,
+    connections: int = CONNECTIONS,
     on_progress: Callable[[int, int], None] | None = None,
     stop: threading.Event | None = None,
     pace: Pace | None = None,
@@ -583,6 +592,10 @@ class _Puller:
         self, stream: Stream, origin: _Origin, hold: Hold, connections: int
     ) -> None:
         first = self._origins.index(origin)
+        if self._bases:
+            # Deltas are work for the cores; more threads than cores would only make the link look
+            # slow, and a slow link asks for more deltas.
+            connections = min(connections, LANES)
         count = min(connections, len(self._todo))
         opened: Stream | None = stream
         # A chunk that turns out damaged is left to do again after the connections have ended; each

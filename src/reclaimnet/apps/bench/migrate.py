@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 STATE_MIB: Final = GIB // MIB
 QUICK_STATE_MIB: Final = 256
-ROUNDS: Final = 5
+ROUNDS: Final = 3
 QUICK_ROUNDS: Final = 1
 PATIENCE_S: Final = 180.0
 POLL_S: Final = 0.05

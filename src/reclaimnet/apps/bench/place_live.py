@@ -25,10 +25,11 @@ from rich.table import Table
 
 from reclaimnet import journal
 from reclaimnet.adapters.gpu import find
-from reclaimnet.adapters.nats.campus import Campus, Refused
+from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.server import start_server, stop_server
+from reclaimnet.apps.world import written
 from reclaimnet.engine.node import DISPATCHER, Body, Node
-from reclaimnet.errors import Damaged, Unavailable
+from reclaimnet.errors import Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import JobId, NodeId, Offer, Terms
@@ -159,16 +160,7 @@ class BenchAgent:
         self._loop.call_later(JOB_S, self.deliver, exited)
 
     async def _write(self, order: od.Write) -> None:
-        record, writer = order.record, order.writer
-        try:
-            result = await self.campus.write(record)
-        except (Unavailable, Damaged) as error:
-            self.deliver(ev.WriteFailed(job=record.id, reason=str(error), writer=writer))
-            return
-        if isinstance(result, Refused):
-            self.deliver(ev.WriteRefused(job=record.id, current=result.current, writer=writer))
-        else:
-            self.deliver(ev.Written(record=result, writer=writer))
+        self.deliver(await written(self.campus, order))
 
     async def _read(self, job: JobId) -> None:
         self.deliver(ev.RecordSeen(job=job, record=await self.campus.read(job)))

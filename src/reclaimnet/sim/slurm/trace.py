@@ -68,11 +68,6 @@ def parse_trace(lines: list[str], *, name: str) -> list[TraceJob]:
 
 # --- ls6: one header line, TAB --------------------------------------------------------------
 
-LS6_COLUMNS: Final = (
-    "JobID", "JobName", "UID", "Start", "Submit", "End", "Priority", "TimelimitRaw", "ExitCode",
-    "NNodes",
-)  # fmt: skip
-
 
 def _ls6(lines: list[str], name: str) -> Iterator[TraceJob]:
     header = lines[0].split("\t")

@@ -1,0 +1,86 @@
+"""What a former runner left: its attempts, and the minders of those that still run."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from reclaimnet.adapters.linux import minder
+from reclaimnet.adapters.linux.attempts.attempt import Attempt
+from reclaimnet.adapters.linux.attempts.job_files import mark_of
+from reclaimnet.adapters.linux.attempts.places import DESCRIPTION, Places
+from reclaimnet.adapters.linux.attempts.reports import Exited, Found
+from reclaimnet.adapters.linux.boot import boot_id
+from reclaimnet.adapters.linux.page import open_page
+from reclaimnet.model.market import GpuId, JobId
+from reclaimnet.model.page import Word
+from reclaimnet.model.units import MILLISECOND, SECOND
+from reclaimnet.model.work import Saving
+
+ADOPT_PATIENCE: Final = 2 * SECOND
+ADOPT_POLL: Final = 20 * MILLISECOND
+
+
+def left_in(places: Places) -> Iterator[tuple[Attempt, bool]]:
+    """The attempts there, and whether each was started in this boot of the machine."""
+    for file in sorted(places.root.glob(f"*/{DESCRIPTION}")):
+        text = json.loads(file.read_text())
+        words = open_page(file.parent / "page")
+        if words is None:
+            continue
+        job, epoch = JobId(text["job"]), text["epoch"]
+        attempt = Attempt(
+            job=job,
+            epoch=epoch,
+            saving=Saving(text["saving"]),
+            gpus=tuple(GpuId(gpu) for gpu in text["gpus"]),
+            dir=file.parent,
+            images=Path(text["images"]),
+            output=places.output_of(job, epoch),
+            group=None if text["group"] is None else Path(text["group"]),
+            memory=Path(text["memory"]) if text.get("memory") else None,
+            words=words,
+            warm=not words[Word.GO],
+            failed_seen=words[Word.SAVE_FAILED],
+            taken_mark=mark_of(file.parent / "checkpoint"),
+            step_at=words[Word.STEP_AT],
+        )
+        yield attempt, text["boot"] == boot_id()
+
+
+def find_minder(attempt: Attempt) -> tuple[int, int, int] | None:
+    """Pid and pidfd of the minder, and the command's pid; None if the minder is gone."""
+    # Writing `exit` is the last thing a minder does: no process of the attempt is left then.
+    if (attempt.dir / "exit").exists():
+        return None
+    give_up = time.monotonic_ns() + ADOPT_PATIENCE
+    while not (attempt.dir / "minder").exists():
+        # It was started just before the former runner died, and has not come to itself yet.
+        if time.monotonic_ns() > give_up:
+            return None
+        time.sleep(ADOPT_POLL / SECOND)
+    who = json.loads((attempt.dir / "minder").read_text())
+    try:
+        pidfd = os.pidfd_open(who["pid"])
+    except OSError:
+        return None
+    if minder.start_time(who["pid"]) != who["start"]:
+        os.close(pidfd)
+        return None
+    return who["pid"], pidfd, who["main"]
+
+
+def found(attempt: Attempt, exited: Exited | None) -> Found:
+    return Found(
+        job=attempt.job,
+        epoch=attempt.epoch,
+        gpus=attempt.gpus,
+        saving=attempt.saving,
+        step=attempt.words[Word.STEP],
+        warm=attempt.warm,
+        waiting=bool(attempt.words[Word.WAITING] or attempt.words[Word.HOLD]),
+        suspended_at=attempt.words[Word.SUSPENDED_AT] or None,
+        exit=exited,
+    )

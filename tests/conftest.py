@@ -75,6 +75,7 @@ NEEDS: Final[dict[str, Callable[[], str]]] = {
     "slurm": _program("slurmctld"),
     "kubernetes": _kubernetes,
     "slurmdbd": _program("slurmdbd"),
+    "atheris": _package("atheris"),
     "playwright": _package("playwright"),
     "torch": _package("torch"),
     "pynvml": _package("pynvml"),

@@ -178,6 +178,12 @@ def encode_json(value: object) -> bytes:
     return _encoder.encode(value)
 
 
+def decode_json(data: bytes, kind: type[T]) -> T:
+    """Anything of ours that has no function of its own here. Raises Damaged, also for bytes that
+    are no text, of which the decoder speaks by another error than of all else."""
+    return _decode(data, msgspec.json.Decoder(kind))
+
+
 def _decode(data: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     try:
         return decoder.decode(data)

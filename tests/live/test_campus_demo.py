@@ -48,6 +48,7 @@ def _end(moment: str, how: Callable[["subprocess.Popen[str]"], None]) -> None:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=_hear_signals,
         ) as demo:
             try:
                 until(lambda: next(home.rglob(MOMENTS[moment]), None), moment)
@@ -59,6 +60,11 @@ def _end(moment: str, how: Callable[["subprocess.Popen[str]"], None]) -> None:
         assert demo.returncode == 130, said
         assert "Traceback" not in said
         until(lambda: not _left_of(inside), f"nothing is left, not {_left_of(inside)}", wait_s=10)
+
+
+def _hear_signals() -> None:
+    """Whoever runs the tests may have been told to ignore some, as nohup does."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _left_of(inside: Path) -> list[str]:

@@ -1,12 +1,13 @@
 """Rounds of real faults on the namespace campus: nothing lost, one life, deadlines kept."""
 
 import os
+import socket
 
 import pytest
 
 from reclaimnet.adapters.linux import testbed as beds
 from reclaimnet.apps.bench import chaos
-from reclaimnet.apps.bench.chaos_site import Step, chain_after
+from reclaimnet.apps.bench.chaos_site import Step, _connections, chain_after
 
 
 def step(epoch: int, number: int, at: int, chain: str = "") -> Step:
@@ -33,6 +34,19 @@ def test_a_gap_and_a_wrong_turn_in_a_history_are_seen() -> None:
     assert chaos.whole(history((1, 1, 0), (1, 2, 10), (2, 2, 20), (2, 3, 30)))
     assert not chaos.whole(history((1, 1, 0), (2, 3, 30)))
     assert not chaos.whole([*history((1, 1, 0)), step(1, 2, 10, "elsewhere")])
+
+
+def test_a_cut_finds_the_connections_of_one_program_on_some_ports() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as ours:
+            theirs, _ = door.accept()
+            other = ours.getsockname()[1]
+            found = set(_connections([os.getpid()], {port}))
+            assert found == {(port, other), (other, port)}
+            assert _connections([os.getpid()], {other + 1 if other + 1 != port else 1}) == []
+            assert _connections([1], {port}) == []
+            theirs.close()
 
 
 @pytest.mark.needs("root")

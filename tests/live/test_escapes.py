@@ -6,6 +6,7 @@ GOT and what it got, or nothing. A test that finds no GOT has also seen the atte
 
 import json
 import os
+import platform
 import secrets
 import shutil
 import signal
@@ -20,7 +21,7 @@ import pytest
 from tests.live.reporting import Reporting
 from tests.live.waiting import alive, until
 
-from reclaimnet.adapters.linux import minder
+from reclaimnet.adapters.linux import minder, seccomp
 from reclaimnet.adapters.linux.attempts.reports import (
     Exited,
     SaveFailed,
@@ -341,6 +342,111 @@ def test_escape_new_privileges(machine):
     """)
     assert got == ["GOT no new 1", "GOT all nosuid 1.0"]
     assert "caps {'0000000000000000'}" in machine.log()
+
+
+def test_escape_by_system_calls_that_no_guest_needs(machine):
+    """Each by its number, with arguments that a kernel without our list would look at: what comes
+    back is our refusal, and not a word on the arguments."""
+    column, _ = seccomp.ARCHITECTURES[platform.machine()]
+    numbers = {name: both[column] for name, both in seccomp.REFUSED.items() if both[column]}
+    numbers["clone3"] = seccomp.LOOKED_AT["clone3"][column]
+    got = machine.tries(f"""
+        libc.syscall.restype = ctypes.c_long
+        for name, number in {numbers!r}.items():
+            ctypes.set_errno(0)
+            libc.syscall(number, -1, 0, 0, 0, 0, 0)
+            told = errno.errorcode.get(ctypes.get_errno(), "nothing")
+            if told in ("EPERM", "ENOSYS"):
+                print("refused", name, told)
+            else:
+                print("GOT", name, told)
+    """)
+    assert got == []
+    assert all(f"refused {name} " in machine.log() for name in numbers)
+
+
+def test_escape_tracing_its_own_children(machine):
+    """Nobody's privacy, but much of the kernel's code."""
+    assert (
+        machine.tries("""
+        child = subprocess.Popen(["sleep", "30"])
+        attempt("trace", lambda: call("ptrace", 16, child.pid, 0, 0))
+        child.kill()
+        attempt("let trace", lambda: call("ptrace", 0, 0, 0, 0))
+    """)
+        == []
+    )
+
+
+def test_escape_sockets_to_the_kernel_and_the_hypervisor(online):
+    assert online.tries("""
+        for name, family, kind, protocol in (
+            ("vsock", 40, 1, 0), ("alg", 38, 5, 0), ("key", 15, 3, 2), ("xdp", 44, 3, 0),
+            ("netfilter", 16, 3, 12), ("audit", 16, 3, 9), ("can", 29, 3, 1), ("smc", 43, 1, 0),
+        ):
+            attempt(name, lambda: socket.socket(family, kind, protocol))
+    """) == []  # fmt: skip
+
+
+def test_escape_by_the_system_calls_of_another_kind_of_program(machine):
+    """On x86-64 the same kernel answers to other numbers, too."""
+    if platform.machine() != "x86_64":
+        pytest.skip("only x86-64 has another ABI beside its own")
+    got = machine.tries("""
+        for name, number in (("ptrace", 521), ("read", 0), ("mount", 165)):
+            ctypes.set_errno(0)
+            libc.syscall(ctypes.c_long(0x40000000 + number), -1, 0, 0, 0, 0)
+            told = errno.errorcode.get(ctypes.get_errno(), "nothing")
+            print("refused" if told == "ENOSYS" else "GOT", name, told)
+    """)
+    assert got == []
+
+
+def test_escape_typing_into_the_owners_terminal(machine):
+    assert (
+        machine.tries("""
+        import fcntl, pty, termios
+        ours, theirs = pty.openpty()
+        attempt("type", lambda: fcntl.ioctl(theirs, termios.TIOCSTI, b"x"))
+    """)
+        == []
+    )
+
+
+def test_what_frameworks_do_is_not_refused(machine):
+    """Threads, processes, shared memory, names, addresses, locks, timers, signals."""
+    got = machine.tries("""
+        import concurrent.futures, fcntl, mmap, multiprocessing, select, threading, tempfile
+        def threads():
+            with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                return sum(pool.map(abs, range(8)))
+        def processes():
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                return sum(pool.map(abs, range(8)))
+        def shared():
+            from multiprocessing import shared_memory
+            memory = shared_memory.SharedMemory(create=True, size=64)
+            memory.close(); memory.unlink()
+            return "done"
+        attempt("threads", threads)
+        attempt("processes", processes)
+        attempt("shared", shared)
+        attempt("shell", lambda: subprocess.check_output(["sh", "-c", "echo done"]).strip())
+        attempt("addresses", lambda: bool(socket.if_nameindex()))
+        attempt("epoll", lambda: select.epoll().close())
+        attempt("pipe", lambda: socket.socketpair()[0].close())
+        attempt("udp", lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM).close())
+    """)
+    assert got == [
+        "GOT threads 28",
+        "GOT processes 28",
+        "GOT shared done",
+        "GOT shell b'done'",
+        "GOT addresses True",
+        "GOT epoll None",
+        "GOT pipe None",
+        "GOT udp None",
+    ]
 
 
 def test_escape_devices(machine):

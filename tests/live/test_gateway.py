@@ -115,7 +115,7 @@ async def test_a_submitted_job_is_stored_listed_and_shown(running: Running) -> N
     assert shown["id"] == stored.id
     assert shown["revision"] == stored.revision
     listed = (await running.http.get("/api/v1/jobs")).json()
-    assert listed == {"jobs": [shown], "next": None}
+    assert listed == {"jobs": [shown], "next": None, "states": {"PENDING": 1}}
 
 
 async def test_the_same_key_gives_the_same_job(running: Running) -> None:

@@ -473,6 +473,20 @@ async def test_a_role_is_held_by_one_and_taken_over_when_its_holder_is_gone(serv
         assert holders() == []
 
 
+@pytest.mark.parametrize("bad", [b'{"holder":"\xe6("}', b"[" * 100_000, b"1"])
+async def test_bad_bytes_in_a_role_do_not_end_those_who_want_it(campus: Campus, bad: bytes) -> None:
+    """Any node may write there: a hostile one must not be able to end all agents at once."""
+    await campus._link.jetstream.publish("$KV.roles.bad", bad)
+    told: list[object] = []
+    wanting = asyncio.create_task(campus.hold_role("bad", LAB, SECOND, told.append))
+    try:
+        await until(lambda: told or wanting.done(), "the role is won")
+        assert told == [RoleWon(role="bad")]
+    finally:
+        wanting.cancel()
+        await asyncio.gather(wanting, return_exceptions=True)
+
+
 async def test_a_role_is_given_up_while_the_server_is_away(tmp_path: Path) -> None:
     told: list[object] = []
     with embedded(tmp_path) as server:

@@ -23,7 +23,7 @@ from reclaimnet.adapters.vault.store import CHUNK_BYTES, manifest_id, parse_mani
 from reclaimnet.apps import backup, bundle, chain_job, config, gateway, guard_config, replay
 from reclaimnet.apps import testbed as beds
 from reclaimnet.apps.register import read_invitation
-from reclaimnet.errors import BadConfig, ReclaimNetError, Unavailable
+from reclaimnet.errors import BadConfig, Damaged, ReclaimNetError, Unavailable
 from reclaimnet.model import events
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.work import JobRecord, JobSpec
@@ -426,3 +426,18 @@ def test_http_paths(http: Any, name: str, kind: str) -> None:
 
     if kind != "events":
         assert http.get(f"/api/v1/{kind}/{quote(name)}").status_code != 500
+
+
+@pytest.mark.parametrize("path", [path for path, _ in DOORS])
+@pytest.mark.parametrize(
+    "body", [b'{"reason":"\xe6("}', b"\xe6", b"[" * 100_000, b'{"a":' * 50_000]
+)
+def test_http_bodies_that_are_no_text_or_too_deep(http: Any, path: str, body: bytes) -> None:
+    answer = http.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize("data", [b'{"holder":"\xe6("}', b"[" * 100_000, b"", b"1"])
+def test_what_is_not_ours_is_damaged_whatever_the_decoder_calls_it(data: bytes) -> None:
+    with pytest.raises(Damaged):
+        wire.decode_json(data, dict[str, str])

@@ -200,7 +200,12 @@ def test_no_jobs_is_talk_not_data(gateway: FakeGateway, person: Person) -> None:
     assert person.types("ps") == 0
     assert person.out == ""
     assert "rn ps -a" in person.err
-    assert person.json("ps", "--json") == {"version": 1, "jobs": [], "sending": []}
+    assert person.json("ps", "--json") == {
+        "version": 1,
+        "jobs": [],
+        "sending": [],
+        "states": {},
+    }
 
 
 def test_run_detached_prints_the_id_alone_and_ships_the_directory(

@@ -93,9 +93,10 @@ def test_leaving_loopback_fails_even_if_swallowed(suite: Suite) -> None:
 
 def test_a_process_left_behind_is_named_and_ended(suite: Suite) -> None:
     output = suite.run(
-        "import subprocess\n"
+        "import subprocess, sys\n"
+        'ORPHAN = \'import subprocess; subprocess.Popen(("sleep", "600"))\'\n'
         "def test_leaks():\n"
-        "    subprocess.Popen(['sh', '-c', 'sleep 600 & exit']).wait()\n"
+        "    subprocess.run([sys.executable, '-c', ORPHAN])\n"
         "def test_is_tidy():\n"
         "    subprocess.run(['true'])\n",
         folder="live",

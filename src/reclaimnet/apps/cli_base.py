@@ -107,9 +107,13 @@ SIZE: Final = SizeType()
 PAIR: Final = PairType()
 
 
+MAX_OFFERED: Final = 1000
+"""Jobs among which a half-typed word is looked for."""
+
+
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     try:
-        jobs = Gateway(configured(ctx)).jobs(ended=True)
+        jobs = Gateway(configured(ctx)).jobs(ended=True, most=MAX_OFFERED)
     except ReclaimNetError:
         return []
     words = sorted({job.spec.name for job in jobs} | {str(job.id) for job in jobs})

@@ -39,6 +39,8 @@ refuses at once, longer if each try runs into its timeout."""
 EXIT_CANCELLED: Final = 143
 EXIT_INTERRUPTED: Final = 130
 MAX_NAME: Final = 64
+LISTED: Final = 200
+"""Jobs that `rn ps` lists unless it is told otherwise: more than anybody reads."""
 
 
 @command(
@@ -160,20 +162,27 @@ def run(
         return _detached(record)
 
 
-@command("rn ps\nrn ps -a --json")
+@command("rn ps\nrn ps -a --json\nrn ps --limit 1000")
 @click.option("ended", "-a", "--all", is_flag=True, help="Also those that are over.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1),
+    help=f"At most so many, the newest. [default: {LISTED}; with --json all]",
+)
 @json_option
-def ps(ended: bool, as_json: bool) -> None:
+def ps(ended: bool, limit: int | None, as_json: bool) -> None:
     """List jobs: state, node, steps, moves, steps lost, reason.
 
     States are Slurm's: PD waits, CF starts, R runs, CK saves, MG moves, S is suspended, CD is
     done, F failed, CA was cancelled.
     """
-    jobs = Gateway(configured()).jobs(ended=ended)
+    most = limit or (None if as_json else LISTED)
+    jobs, states = Gateway(configured()).listed(ended=ended, most=most)
     jobs.sort(key=lambda job: (job.submitted_at, job.id))
     sending = _on_the_way(jobs)
     if as_json:
-        print_json(jobs=jobs, sending=list(sending.values()))
+        print_json(jobs=jobs, sending=list(sending.values()), states=states)
         return
     if not jobs:
         say("no jobs" + ("." if ended else " now; `rn ps -a` lists those that are over."))
@@ -182,6 +191,13 @@ def ps(ended: bool, as_json: bool) -> None:
     click.secho(heading, bold=True)
     for job, line in zip(jobs, lines, strict=True):
         click.secho(line, fg=_COLOURS.get(job.state))
+    total = sum(states.values())
+    if total > len(jobs):
+        parts = ", ".join(f"{states[state]} {state.code}" for state in JobState if state in states)
+        say(
+            f"{total - len(jobs)} older ones are not shown; there are {total} ({parts}). "
+            f"`rn ps --limit {total}` lists all."
+        )
 
 
 def _on_the_way(jobs: Sequence[JobRecord]) -> dict[JobId, Sending]:

@@ -30,6 +30,8 @@ from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord
 
 MIN_PAUSE_S: Final = 0.2
+MAX_WATCHED: Final = 1000
+"""Jobs, the newest."""
 
 
 @command("rn page\nrn page --look")
@@ -112,7 +114,7 @@ def watch(every: int) -> None:
     pause = max(MIN_PAUSE_S, every / SECOND)
 
     def look() -> tuple[list[JobRecord], list[Node]]:
-        return gateway.jobs(ended=True), gateway.nodes()
+        return gateway.jobs(ended=True, most=MAX_WATCHED), gateway.nodes()
 
     with suppress(KeyboardInterrupt):
         if not sys.stdout.isatty():

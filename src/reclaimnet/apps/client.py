@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -48,6 +48,8 @@ ANSWER_TIMEOUT_S: Final = 10.0
 FETCH_TIMEOUT_S: Final = 600.0
 FOLLOW_TIMEOUT_S: Final = 60.0
 """Silence on a followed log after which the connection is made anew; a quiet job is no fault."""
+PAGE: Final = 1000
+"""Jobs asked for at once."""
 MAX_PAGES: Final = 1000
 MAX_REPLY_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 16
@@ -98,6 +100,7 @@ class _Shipped:
 class _Jobs:
     jobs: list[JobRecord]
     next: str | None = None
+    states: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,25 +147,36 @@ class Gateway:
         value = json.loads(self._call("GET", "/health"))
         return value if isinstance(value, dict) else {}
 
-    def submit(self, fields: Mapping[str, Any]) -> JobRecord:
-        return self._decode(self._call("POST", "/jobs", fields=fields), JobRecord)
+    def submit(self, fields: Mapping[str, Any], *, key: str | None = None) -> JobRecord:
+        """Who is left in doubt may submit it again: the same key and words give the same job."""
+        return self._decode(self._call("POST", "/jobs", fields=fields, key=key), JobRecord)
 
     def ship(self, bundle: bytes) -> str:
         """The id under which the gateway keeps the bundle."""
         return self._decode(self._call("PUT", "/bundles", body=bundle), _Shipped).id
 
-    def jobs(self, *, ended: bool) -> list[JobRecord]:
-        """The jobs that are not over; with `ended` also those that are."""
+    def jobs(self, *, ended: bool, most: int | None = None) -> list[JobRecord]:
+        """The jobs that are not over, or so many of them, newest first; with `ended` also those
+        that are over."""
+        return self.listed(ended=ended, most=most)[0]
+
+    def listed(
+        self, *, ended: bool, most: int | None = None, named: str = ""
+    ) -> tuple[list[JobRecord], dict[str, int]]:
+        """As `jobs`, and how many there are of each state in all."""
         found: list[JobRecord] = []
-        cursor: str | None = None
+        states: dict[str, int] = {}
+        query = {"all": "true" if ended else "false"} | ({"named": named} if named else {})
         for _ in range(MAX_PAGES):
-            query = {"all": "true" if ended else "false"} | ({"cursor": cursor} if cursor else {})
-            page = self._decode(self._call("GET", f"/jobs?{urlencode(query)}"), _Jobs)
+            left = PAGE if most is None else min(PAGE, most - len(found))
+            words = urlencode({**query, "limit": left})
+            page = self._decode(self._call("GET", f"/jobs?{words}"), _Jobs)
             found += page.jobs
-            cursor = page.next
-            if not cursor:
+            states = states or page.states
+            if not page.next or (most is not None and len(found) >= most):
                 break
-        return found
+            query["cursor"] = page.next
+        return found if most is None else found[:most], states
 
     def job(self, job: str) -> JobRecord:
         return self._decode(self._call("GET", f"/jobs/{quote(job, safe='')}"), JobRecord)
@@ -172,7 +186,7 @@ class Gateway:
         try:
             return self.job(reference)
         except NotFound:
-            jobs = self.jobs(ended=True)
+            jobs, _ = self.listed(ended=True, named=reference)
         named = [job for job in jobs if job.spec.name == reference]
         # A name used again means the one that is not over yet, if there is just one.
         alive = [job for job in named if not job.state.terminal]
@@ -184,6 +198,7 @@ class Gateway:
                 ids = ", ".join(sorted(job.id for job in candidates)[:5])
                 more = f" and {len(candidates) - 5} more" if len(candidates) > 5 else ""
                 raise UsageError(f"{reference!r} may mean {ids}{more}; write more of the id")
+        jobs = self.jobs(ended=True, most=PAGE)
         names = sorted({job.spec.name for job in jobs} | {job.id for job in jobs})
         hint = did_you_mean(reference, names)
         if not hint.startswith("; did"):
@@ -237,11 +252,12 @@ class Gateway:
         *,
         fields: Mapping[str, Any] | None = None,
         body: bytes | None = None,
+        key: str | None = None,
     ) -> bytes:
         headers = {"Accept": "application/json", "Content-Type": "application/octet-stream"}
         if method == "POST":
             # So that a proxy's retry does not submit a job twice.
-            headers["Idempotency-Key"] = os.urandom(16).hex()
+            headers["Idempotency-Key"] = key or os.urandom(16).hex()
             headers["Content-Type"] = "application/json"
             body = msgspec.json.encode(fields or {})
         with closing(self._connection(ANSWER_TIMEOUT_S)) as connection:

@@ -309,6 +309,8 @@ def application(
         exception_handlers={
             ReclaimNetError: _problem_of_ours,
             HTTPException: _problem_of_http,
+            UnicodeDecodeError: _problem_of_bytes,
+            RecursionError: _problem_of_bytes,
             Exception: _problem_of_a_bug,
         },
         request_max_body_size=MAX_BODY_BYTES,
@@ -531,9 +533,13 @@ async def list_jobs(
     all: FromQuery[bool] = False,
     limit: Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)] = PAGE,
     cursor: Annotated[str | None, QueryParameter(pattern=CURSOR)] = None,
+    named: Annotated[str, QueryParameter(max_length=MAX_NAME)] = "",
 ) -> Response[Any]:
-    """Newest first. With `If-None-Match`, an unchanged list is not sent again."""
-    page: Page = state.desk.page(caller_of(request), ended_too=all, limit=limit, cursor=cursor)
+    """Newest first; with `named`, those of this name or whose id begins so. With `If-None-Match`,
+    an unchanged list is not sent again."""
+    page: Page = state.desk.page(
+        caller_of(request), ended_too=all, limit=limit, cursor=cursor, named=named
+    )
     body = msgspec.json.encode(page)
     tag = f'"{blake3.blake3(body).hexdigest(12)}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
@@ -660,7 +666,7 @@ async def _refuse_guesses(request: Req, kind: type) -> None:
     the same number as 2."""
     try:
         msgspec.convert(_whole(msgspec.json.decode(await request.body())), type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"body: {error}") from error
 
 
@@ -736,6 +742,12 @@ def _problem_of_http(_request: Req, error: HTTPException) -> Response[bytes]:
     if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         sentence = "the body is too large; send less, or leave data out of the bundle"
     return _problem(error.status_code, sentence, error.headers)
+
+
+def _problem_of_bytes(_request: Req, error: Exception) -> Response[bytes]:
+    """The framework knows bodies that are not JSON, but not those that are no text at all, or a
+    hundred thousand brackets."""
+    return _problem(400, f"the body is not JSON that can be read: {error}")
 
 
 def _problem_of_a_bug(request: Req, error: Exception) -> Response[bytes]:

@@ -10,6 +10,7 @@ from base64 import b32encode
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
+from itertools import islice
 from pathlib import PurePath
 from typing import Annotated, Any, Final
 
@@ -60,7 +61,8 @@ MINT_TRIES: Final = 8
 WRITE_TRIES: Final = 16
 """How often a cancel is tried again when others write the record at the same time."""
 ASK_TIMEOUT_S: Final = 10.0
-ID_LETTERS: Final = 6
+ID_LETTERS: Final = 8
+"""Of an id: with fewer, the key of one job in ten thousand leads to the id of another by chance."""
 KEPT_BUNDLE: Final = DAY
 """How long a bundle is kept that no living job needs."""
 TIDY_EVERY_S: Final = 3600.0
@@ -96,6 +98,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[JobRecord]
     next: str | None
     """The cursor of the next page; None on the last."""
+    states: dict[str, int] = {}
+    """How many jobs of each state there are, on all pages together."""
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,19 +152,28 @@ class Desk:
             self._view.see_record(record)
         return record
 
-    def page(self, caller: Caller, *, ended_too: bool, limit: int, cursor: str | None) -> Page:
-        """Newest first."""
-        records = self._view.records()
-        if not ended_too:
-            records = [record for record in records if not record.state.terminal]
-        if cursor is not None:
-            place = _parsed_cursor(cursor)
-            records = [each for each in records if (each.submitted_at, each.id) < place]
-        chosen = records[:limit]
-        more = len(records) > len(chosen)
+    def page(
+        self,
+        caller: Caller,
+        *,
+        ended_too: bool,
+        limit: int,
+        cursor: str | None,
+        named: str = "",
+    ) -> Page:
+        """Newest first. `named`: only those with this name, or whose id begins so."""
+        before = None if cursor is None else _parsed_cursor(cursor)
+        found = self._view.records(ended_too=ended_too, before=before)
+        if named:
+            found = (e for e in found if e.spec.name == named or e.id.startswith(named))
+        chosen = list(islice(found, limit + 1))
+        more = len(chosen) > limit
+        chosen = chosen[:limit]
+        states = self._view.states().items()
         return Page(
             jobs=[caller.shown(each) for each in chosen],
-            next=_cursor(chosen[-1]) if more and chosen else None,
+            next=_cursor(chosen[-1]) if more else None,
+            states={str(s): count for s, count in states if ended_too or not s.terminal},
         )
 
     async def cancel(self, job: JobId) -> JobRecord:
@@ -249,7 +262,7 @@ class Desk:
             return
         sent_at = await self._campus.list_bundles()
         # Read after the list: a job that was accepted meanwhile has sent its bundle since.
-        needed = {each.spec.bundle for each in self._view.records() if not each.state.terminal}
+        needed = {each.spec.bundle for each in self._view.records(ended_too=False)}
         for bundle, sent in sorted(sent_at.items()):
             if sent < sent_before and bundle not in needed:
                 await self._campus.drop_bundle(bundle)
@@ -357,9 +370,7 @@ class _Measured(Collector):
         self._version = version
 
     def collect(self) -> Iterator[Metric]:
-        jobs = dict.fromkeys(JobState, 0)
-        for record in self._view.records():
-            jobs[record.state] += 1
+        jobs = dict.fromkeys(JobState, 0) | self._view.states()
         yield _gauge("reclaimnet_jobs", "Jobs by state.", jobs)
         nodes = dict.fromkeys(NodeState, 0)
         gpus = dict.fromkeys(("vacant", "busy", "leaving", "unreachable"), 0)
@@ -436,8 +447,8 @@ def _cursor(record: JobRecord) -> str:
     return f"{record.submitted_at}.{record.id}"
 
 
-def _parsed_cursor(text: str) -> tuple[int, str]:
+def _parsed_cursor(text: str) -> tuple[int, JobId]:
     match = re.fullmatch(CURSOR, text)
     if match is None:
         raise UsageError("the cursor is not one of ours; take it from `next` of the last answer")
-    return int(match[1]), match[2]
+    return int(match[1]), JobId(match[2])

@@ -5,18 +5,20 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections import OrderedDict
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from heapq import merge
+from typing import Final, NamedTuple
 
 from reclaimnet.adapters.nats.campus import Campus, Heard
 from reclaimnet.adapters.nats.streams import KEPT_CARD, KEPT_ENDED
 from reclaimnet.model.market import Card, JobId, NodeId, Outlook
 from reclaimnet.model.units import SECOND
-from reclaimnet.model.work import JobRecord
-from reclaimnet.wire import encode_json
+from reclaimnet.model.work import JobRecord, JobState
+from reclaimnet.wire import decode_record, encode_json, encode_record
 
 UNREACHABLE_AFTER: Final = 10 * SECOND
 """Several beats missed. It is a word for people: nothing is cancelled because of it."""
@@ -66,6 +68,18 @@ class Change:
 
 Thing = tuple[str, str]
 """Its kind (`record` or `node`) and its id."""
+Place = tuple[int, JobId]
+"""Of a job in the list of all: when it was submitted, and its id."""
+
+
+class _Over(NamedTuple):
+    """The record of a job that is over, packed: a month of them is many times what lives."""
+
+    ended_at: int
+    revision: int
+    state: JobState
+    place: Place
+    packed: bytes
 
 
 class _Listener:
@@ -99,6 +113,13 @@ class _Listener:
 class View:
     def __init__(self) -> None:
         self._records: dict[JobId, JobRecord] = {}
+        """Of the jobs that are not over."""
+        self._over: dict[JobId, _Over] = {}
+        """In about the rank in which they ended."""
+        self._places: dict[bool, list[Place]] = {True: [], False: []}
+        """Of the jobs that are over, and of those that are not; the newest at the end. Kept in
+        rank, since a list of thousands must not be sorted anew for each who looks."""
+        self._states: Counter[JobState] = Counter()
         self._cards: dict[NodeId, tuple[Card, int]] = {}
         self._told_states: dict[NodeId, NodeState] = {}
         self._listeners: set[_Listener] = set()
@@ -143,7 +164,10 @@ class View:
 
     def record(self, job: JobId) -> JobRecord | None:
         record = self._records.get(job)
-        return self._with_progress(record) if record is not None else None
+        if record is not None:
+            return self._with_progress(record)
+        over = self._over.get(job)
+        return decode_record(over.packed) if over is not None else None
 
     def _with_progress(self, record: JobRecord) -> JobRecord:
         """Steps travel with their node's beats; the record learns of them only now and then."""
@@ -154,17 +178,44 @@ class View:
                 return dataclasses.replace(record, step=progress.step, last_step_at=progress.at)
         return record
 
-    def records(self) -> list[JobRecord]:
-        """Newest first."""
+    def records(
+        self, *, ended_too: bool = True, before: Place | None = None
+    ) -> Iterator[JobRecord]:
+        """Newest first, from a place on; what is not looked at costs nothing."""
+        self._forget_old()
+        kinds = (False, True) if ended_too else (False,)
+        runs = [_backwards(self._places[over], before) for over in kinds]
+        for _, job in merge(*runs, reverse=True):
+            record = self.record(job)
+            if record is not None:
+                yield record
+
+    def states(self) -> dict[JobState, int]:
+        """How many jobs there are of each state, if any."""
+        self._forget_old()
+        return {state: count for state, count in self._states.items() if count}
+
+    def _forget_old(self) -> None:
+        """As the store does: it tells nobody."""
         forgotten_before = time.time_ns() - KEPT_ENDED
-        for job, record in list(self._records.items()):
-            if record.ended_at is not None and record.ended_at < forgotten_before:
-                del self._records[job]
-                self._tell_gone("record", job)
-        ranked = sorted(
-            self._records.values(), key=lambda each: (each.submitted_at, each.id), reverse=True
-        )
-        return [self._with_progress(record) for record in ranked]
+        while self._over:
+            job, over = next(iter(self._over.items()))
+            if over.ended_at >= forgotten_before:
+                return
+            self._take_out(job)
+            self._tell_gone("record", job)
+
+    def _take_out(self, job: JobId) -> None:
+        over, record = self._over.pop(job, None), self._records.pop(job, None)
+        if over is not None:
+            place, state = over.place, over.state
+        elif record is not None:
+            place, state = _place(record), record.state
+        else:
+            return
+        places = self._places[over is not None]
+        del places[bisect_left(places, place)]
+        self._states[state] -= 1
 
     def node(self, node: NodeId) -> NodeSeen | None:
         known = self._cards.get(node)
@@ -179,11 +230,25 @@ class View:
         return [seen for node in sorted(self._cards) if (seen := self.node(node)) is not None]
 
     def see_record(self, record: JobRecord) -> None:
-        known = self._records.get(record.id)
+        known = self._records.get(record.id) or self._over.get(record.id)
         if known is not None and known.revision >= record.revision:
             return
-        self._records[record.id] = record
-        self._tell(_record_change(record), "record", record.id)
+        self._take_out(record.id)
+        change = _record_change(record)
+        over = record.state.terminal
+        if over:
+            self._over[record.id] = _Over(
+                ended_at=record.ended_at or record.submitted_at,
+                revision=record.revision,
+                state=record.state,
+                place=_place(record),
+                packed=change.data,
+            )
+        else:
+            self._records[record.id] = record
+        insort(self._places[over], _place(record))
+        self._states[record.state] += 1
+        self._tell(change, "record", record.id)
 
     def see_card(self, heard: Heard) -> None:
         if heard.card.parting:
@@ -237,6 +302,9 @@ class View:
         if thing in self._gone:
             return _gone_change(kind, id)
         if kind == "record":
+            over = self._over.get(JobId(id))
+            if over is not None:
+                return Change(event="record", data=over.packed)
             record = self.record(JobId(id))
             return _record_change(record) if record is not None else None
         seen = self.node(NodeId(id))
@@ -301,8 +369,17 @@ class View:
             listener.tell(thing, told)
 
 
+def _place(record: JobRecord) -> Place:
+    return record.submitted_at, record.id
+
+
+def _backwards(places: list[Place], before: Place | None) -> Iterator[Place]:
+    end = len(places) if before is None else bisect_left(places, before)
+    return (places[index] for index in range(end - 1, -1, -1))
+
+
 def _record_change(record: JobRecord) -> Change:
-    return Change(event="record", data=encode_json(record))
+    return Change(event="record", data=encode_record(record))
 
 
 def _node_change(seen: NodeSeen) -> Change:

@@ -186,7 +186,7 @@ class Register:
             return msgspec.json.decode(self._path.read_bytes(), type=_Book)
         except FileNotFoundError:
             return _Book()
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadConfig(
                 f"{self._path} is damaged ({error}); restore it, or remove it and invite all anew"
             ) from error

@@ -1,6 +1,7 @@
 """An agenda: what is to be looked at when, without looking through all of it at every event."""
 
 from collections.abc import Hashable
+from itertools import islice
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -26,12 +27,12 @@ class Agenda(Generic[K]):
     def next_wake(self) -> int | None:
         return self._not_before
 
-    def take_due(self, now: int) -> list[K]:
-        """Those whose time has come, in the rank in which they were set; they are off the agenda
-        until they are set again."""
+    def take_due(self, now: int, most: int | None = None) -> list[K]:
+        """Those whose time has come, or so many of them, in the rank in which they were set; they
+        are off the agenda until they are set again."""
         if self._not_before is None or now < self._not_before:
             return []
-        due = [key for key, at in self._at.items() if now >= at]
+        due = list(islice((key for key, at in self._at.items() if now >= at), most))
         for key in due:
             del self._at[key]
         self._not_before = min(self._at.values(), default=None)

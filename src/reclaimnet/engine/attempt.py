@@ -889,13 +889,18 @@ class Attempt:
         times: list[int] = []
         if self._write_at is not None:
             times.append(self._write_at)
-        if self._fetch_at is not None:
+        if self._fetch_at is not None and self.phase == Phase.FETCHING:
+            # A job that was cancelled while it waited to ask again asks no more.
             times.append(self._fetch_at)
         if self.phase == Phase.RUNNING:
             if self.due_at is not None and self._may_save():
                 # A state that could not leave the node is worth little: one copy at a time.
                 due_at = max(self.due_at, self._save_after)
-                times.append(max(due_at, self._copy_by) if self._copying else due_at)
+                due_at = max(due_at, self._copy_by) if self._copying else due_at
+                if not times and self.departure is None:
+                    # Nearly always, and this is asked after every event.
+                    return due_at
+                times.append(due_at)
         elif self.phase == Phase.BOOKED:
             times.append(min(self._booked_until, self._look_at))
         elif self.phase == Phase.FINISHING:

@@ -55,7 +55,8 @@ REPORT_AFTER: Final = SECOND
 REPORT_AGAIN: Final = 30 * SECOND
 """The expected start is told again this often, if it has changed."""
 REPORTS: Final = 16
-"""Jobs told at once: a flood of submissions must not become a flood of writes."""
+"""Jobs told at once, and again after REPORT_AFTER: a flood of submissions must not become a flood
+of writes."""
 
 
 class Dispatcher:
@@ -92,6 +93,8 @@ class Dispatcher:
         self._rank: dict[JobId, Key] = {}
         """Where each stands in its line: fixed when it came, however often it lines up again."""
         self._reports: Agenda[JobId] = Agenda()
+        self._report_at = now
+        """No more of them before that."""
         self._writing: set[JobId] = set()
         self._cancelled: dict[JobId, tuple[JobRecord, int]] = {}
         """Jobs whose cancelling is not stored yet, and when to try again."""
@@ -107,7 +110,9 @@ class Dispatcher:
         times = [prober.next_wake() for prober in self._searches.values()]
         times += [self._lost_at, self._foreign_at]
         times += [at for _, at in self._cancelled.values()]
-        times += [self._resting.next_wake(), self._reports.next_wake()]
+        times.append(self._resting.next_wake())
+        report = self._reports.next_wake()
+        times.append(None if report is None else max(report, self._report_at))
         return min((time for time in times if time is not None), default=None)
 
     def expects(self, event: ProbeAnswered) -> bool:
@@ -451,9 +456,12 @@ class Dispatcher:
 
     def _report(self, now: int) -> list[Order]:
         """Tell those who wait why, and when they can expect to start."""
-        due = sorted(self._reports.take_due(now))
+        if now < self._report_at:
+            return []
+        due = self._reports.take_due(now, REPORTS)
         if not due:
             return []
+        self._report_at = now + REPORT_AFTER
         ends = sorted(
             (record.started_at or now) + record.spec.lasts
             for record in self.held.values()
@@ -461,9 +469,6 @@ class Dispatcher:
         )
         orders: list[Order] = []
         for job in due:
-            if len(orders) >= REPORTS:
-                self._reports.set(job, now + REPORT_AFTER)
-                continue
             self._reports.set(job, now + REPORT_AGAIN)
             record = self.waiting[job]
             reason = self._why(record, ends, now)

@@ -189,14 +189,22 @@ def enter(sandbox: dict[str, Any], argv: list[str], status: int) -> None:
         if fd > 2:
             with contextlib.suppress(OSError):
                 os.set_inheritable(fd, False)
-    words = os.memfd_create("sandbox", 0)
-    os.write(words, b"".join(os.fsencode(word) + b"\0" for word in sandbox["args"]))
-    os.lseek(words, 0, os.SEEK_SET)
+    words = _handed_over(b"".join(os.fsencode(word) + b"\0" for word in sandbox["args"]))
+    refused = _handed_over(bytes.fromhex(sandbox["seccomp"]))
     os.set_inheritable(status, True)
     # The shell tells a command that is not there from one that fails.
     command = ["/bin/sh", "-c", 'exec "$@"', "sh", *argv]
-    outside = ["bwrap", "--args", str(words), "--json-status-fd", str(status), "--", *command]
+    outside = ["bwrap", "--args", str(words), "--seccomp", str(refused)]
+    outside += ["--json-status-fd", str(status), "--", *command]
     os.execve(sandbox["program"], outside, {})
+
+
+def _handed_over(data: bytes) -> int:
+    """A descriptor from which the next program can read it."""
+    file = os.memfd_create("sandbox", 0)
+    os.write(file, data)
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
 
 
 def look(folders: list[str]) -> Iterator[tuple[int, int]]:

@@ -8,6 +8,7 @@ so that a job need not know where it is.
 
 import contextlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import reclaimnet
-from reclaimnet.adapters.linux import egress
+from reclaimnet.adapters.linux import egress, seccomp
 from reclaimnet.adapters.linux.cgroup import MARK, end_group, find_parent, make_group, own_group
 from reclaimnet.adapters.linux.minder import write_control
 from reclaimnet.adapters.linux.page import GUEST_PAGE
@@ -120,6 +121,8 @@ def obstacle(network: Network) -> str | None:
         _run(program, *_namespaces(Network.NONE), *_system(), "--proc", "/proc", "true")
     except Unavailable as error:
         return f"bubblewrap cannot make user namespaces here ({error})"
+    if seccomp.program() is None:
+        return f"no list of system calls is known for {platform.machine()}"
     if os.geteuid() == 0 and _pids_parent() is None:
         return "the number of its processes cannot be bounded: there is no pids control group"
     return _obstacle_to_confining() if network is Network.CAMPUS else None
@@ -141,8 +144,8 @@ def _obstacle_to_confining() -> str | None:
 
 def place(sandbox: Sandbox, rooms: Rooms, gpus: Sequence[GpuId], env: dict[str, str]) -> Any:
     """What the minder has to know of the sandbox of one attempt; makes the files it needs."""
-    program = shutil.which("bwrap")
-    if program is None:
+    program, refused = shutil.which("bwrap"), seccomp.program()
+    if program is None or refused is None:
         raise OSError("bubblewrap is gone from this machine")
     uid, gid = os.getuid(), os.getgid()
     (rooms.run / PASSWD).write_text(f"guest:x:{uid}:{gid}::{GUEST_HOME}:/bin/sh\n")
@@ -173,6 +176,7 @@ def place(sandbox: Sandbox, rooms: Rooms, gpus: Sequence[GpuId], env: dict[str, 
         "program": program,
         "confined": sandbox.network is Network.CAMPUS,
         "args": args,
+        "seccomp": refused.hex(),
         "pids": sandbox.pids,
         "files": sandbox.files,
         "disk": sandbox.disk_bytes,

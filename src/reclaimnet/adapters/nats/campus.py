@@ -38,6 +38,7 @@ from reclaimnet.model.work import JobRecord
 from reclaimnet.wire import (
     MAX_MESSAGE_BYTES,
     decode_card,
+    decode_json,
     decode_record,
     decode_reply,
     decode_request,
@@ -165,6 +166,11 @@ class Campus:
     @property
     def is_up(self) -> bool:
         return self._link.is_up
+
+    @property
+    def journal_added(self) -> int:
+        """Lines given to the journal so far; all of them are stored but those that were dropped."""
+        return self._journal.added
 
     @property
     def journal_dropped(self) -> int:
@@ -337,8 +343,8 @@ class Campus:
         if stored is None:
             return 0, None
         try:
-            hold = msgspec.json.decode(stored.data or b"", type=_Hold)
-        except msgspec.DecodeError:
+            hold = decode_json(stored.data or b"", _Hold)
+        except Damaged:
             self._drop_bad(_role_subject(role))
             hold = None
         return stored.seq or 0, hold
@@ -430,8 +436,8 @@ class Campus:
         if reason is not None:
             raise Forbidden(f"the campus does not take this node in: {reason}")
         try:
-            return msgspec.json.decode(answer.data, type=Enrolment)
-        except msgspec.DecodeError as error:
+            return decode_json(answer.data, Enrolment)
+        except Damaged as error:
             raise Damaged(f"the gateway's answer is not a certificate: {error}") from error
 
     async def serve_enrol(self, take_in: Callable[[EnrolmentAsked], Enrolment]) -> None:
@@ -439,9 +445,9 @@ class Campus:
 
         async def receive(message: Msg) -> None:
             try:
-                asked = msgspec.json.decode(message.data, type=EnrolmentAsked)
+                asked = decode_json(message.data, EnrolmentAsked)
                 enrolment = await asyncio.to_thread(take_in, asked)
-            except (ReclaimNetError, msgspec.DecodeError) as error:
+            except ReclaimNetError as error:
                 reason = " ".join(str(error).split())
                 await self._respond(message, b"", headers={"Rn-Refused": reason})
             else:
@@ -566,8 +572,8 @@ class Campus:
         bundles: dict[str, int] = {}
         for each in stored:
             try:
-                meta = msgspec.json.decode(each.data, type=dict[str, Any])
-            except msgspec.DecodeError:
+                meta = decode_json(each.data, dict[str, Any])
+            except Damaged:
                 self._drop_bad(each.subject)
                 continue
             if not meta.get("deleted"):

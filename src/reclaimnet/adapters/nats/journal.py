@@ -41,6 +41,7 @@ class JournalWriter:
         self._has_work = asyncio.Event()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
+        self.added = 0
         self.dropped = 0
         self._said_dropped = 0
 
@@ -52,6 +53,7 @@ class JournalWriter:
                 _log.warning("the journal's buffer is full: its oldest entries are dropped")
             self.dropped += 1
         self._waiting.append(line)
+        self.added += 1
         self._is_empty.clear()
         self._has_work.set()
 

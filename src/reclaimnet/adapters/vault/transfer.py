@@ -53,6 +53,7 @@ from reclaimnet.errors import (
 from reclaimnet.model.market import Address, JobId
 from reclaimnet.model.units import show_size
 from reclaimnet.model.work import ChunkId, Manifest, ManifestId
+from reclaimnet.wire import decode_json
 
 MAX_CONNECTIONS: Final = 64
 MAX_CONNECTIONS_PER_PEER: Final = 16
@@ -229,7 +230,7 @@ class ChunkServer:
         try:
             # A peer that breaks off, breaks the rules or is not one of us ends its connection,
             # and nothing else.
-            with suppress(OSError, ReclaimNetError, msgspec.DecodeError):
+            with suppress(OSError, ReclaimNetError):
                 stream = Stream(
                     connection,
                     self._context,
@@ -265,7 +266,7 @@ class ChunkServer:
 
     def _answer(self, stream: Stream) -> None:
         _, length = stream.receive_header(_FROM_PULLER_FIRST)
-        opening = msgspec.json.decode(stream.receive(length), type=_Opening)
+        opening = decode_json(stream.receive(length), _Opening)
         try:
             manifest, data = self._open(stream.peer, opening)
         except ReclaimNetError as refusal:
@@ -688,7 +689,7 @@ class _Puller:
                 kind, length = stream.receive_header(_FROM_SERVER_FIRST)
                 payload = stream.receive(length)
                 if kind == _REFUSED:
-                    refusal = msgspec.json.decode(payload, type=_Refusal)
+                    refusal = decode_json(payload, _Refusal)
                     raise Forbidden(refusal.text) if refusal.forbidden else NotFound(refusal.text)
                 if send:
                     found = parse_manifest(payload, self._identity)
@@ -784,7 +785,7 @@ class _Puller:
             yield
         except VaultFull:
             raise
-        except (ReclaimNetError, msgspec.DecodeError) as error:
+        except ReclaimNetError as error:
             self._give_up(origin, error)
             raise _Broken from error
         except ssl.SSLError as error:

@@ -12,6 +12,7 @@ import queue
 import random
 import signal
 import ssl
+import subprocess
 import sys
 import tempfile
 import threading
@@ -35,7 +36,7 @@ from reclaimnet.engine.node import DISPATCHER, Body, Node
 from reclaimnet.errors import Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Offer, Terms
-from reclaimnet.model.orders import Order, Suspend
+from reclaimnet.model.orders import End, Order, Suspend, Unsuspend
 from reclaimnet.model.units import MIB, MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec
 from reclaimnet.policy.cadence import Due, Savable, Stage
@@ -70,6 +71,7 @@ SATURATED: Final = 0.9
 SAMPLE_S: Final = 0.01
 STOP_POLL_S: Final = 0.0005
 END_PATIENCE_S: Final = 10.0
+HOGS_PER_CORE: Final = 2
 SIM_NODES: Final = 1000
 QUICK_SIM_NODES: Final = 4
 SIM_ZONE: Final = 4
@@ -226,6 +228,9 @@ def note(
     """From one entry of the journal, whichever world wrote it. What a job that waits elsewhere or
     in the queue does not do counts until it runs again. `done` is the last step of a job that
     ended, where that is known better than from its reports."""
+    changes = isinstance(event, (ev.ProcessExited, ev.ProcessStarted))
+    if not changes and not any(isinstance(order, (Suspend, Unsuspend, End)) for order in orders):
+        return
     kinds: dict[str, set[JobId]] = {}
     for order in orders:
         kinds.setdefault(type(order).__name__, set()).add(getattr(order, "job", JobId("")))
@@ -269,6 +274,7 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
     for name, survive in CONTENDERS.items():
         _say(f"{name}: {limit // MIB} MiB for {window_s:.0f} s")
         results[name] = _contest(parent, name, survive, seed, limit, window_s)
+    hurried = {} if quick else _under_load(parent, seed, limit, window_s)
     nodes = QUICK_SIM_NODES if quick else SIM_NODES
     simulated = {}
     for name, survive in CONTENDERS.items():
@@ -294,7 +300,25 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
             "used_fraction": f"mean from the first moment above {SATURATED} on",
         },
         "results": results,
+        "under_load": hurried,
         "simulated": {"nodes": nodes, "node_bytes": SIM_NODE_BYTES, "results": simulated},
+    }
+
+
+def _under_load(parent: Path, seed: int, limit: int, window_s: float) -> dict[str, Any]:
+    """How quickly the first is stopped on a machine whose processors are all taken: the airlock's
+    contest once more, beside processes that do nothing but compute."""
+    count = HOGS_PER_CORE * (os.cpu_count() or 1)
+    _say(f"airlock: {limit // MIB} MiB for {window_s:.0f} s beside {count} that compute")
+    with contextlib.ExitStack() as hogs:
+        for _ in range(count):
+            hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            hogs.callback(hog.wait)
+            hogs.callback(hog.kill)
+        row = _contest(parent, "busy", priority_ladder, seed, limit, window_s)
+    return {
+        "load": f"{HOGS_PER_CORE} processes for each processor that do nothing but compute",
+        **row,
     }
 
 
@@ -325,7 +349,20 @@ def render(result: dict[str, Any]) -> None:
                 f"{row['work_lost_s']:.1f} s",
             )
         console.print(table)
+    console.print(_reactions(result))
     _plot(result)
+
+
+def _reactions(result: dict[str, Any]) -> str:
+    """For people: from the last reading at which nobody had to be stopped to the stop."""
+    rows = {"alone": result["results"]["airlock"], "all processors taken": result["under_load"]}
+    said = [
+        f"{name}: p50 {row['react_ms']['p50']} ms, p99 {row['react_ms']['p99']} ms, "
+        f"{row['react_ms']['count']} stops"
+        for name, row in rows.items()
+        if row
+    ]
+    return "From crossing to stop at most: " + "; ".join(said)
 
 
 def _plot(result: dict[str, Any]) -> None:

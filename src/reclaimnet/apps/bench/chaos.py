@@ -58,7 +58,12 @@ class Chaos:
         """How long after its deadline the last guest process was seen."""
 
     def faults(self) -> dict[str, Callable[[], Mend]]:
-        several = {"server_majority_lost": self._majority} if self.place.servers > 1 else {}
+        several: dict[str, Callable[[], Mend]] = {
+            "server_majority_lost": self._majority,
+            "server_leader_cut_off": lambda: self.place.cut_routes([self.place.leader()]),
+            "servers_apart": lambda: self.place.cut_routes(range(self.place.servers)),
+        }
+        several = several if self.place.servers > 1 else {}
         return several | {
             "agent_killed": self._agent_killed,
             "guard_killed": self._guard_killed,

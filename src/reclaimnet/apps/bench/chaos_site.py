@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ from reclaimnet.wire import GATEWAY
 PATIENCE_S: Final = 90.0
 POLL_S: Final = 0.03
 LEADER_S: Final = 3.0
+CUT_EVERY_S: Final = 0.05
 VAULT_BYTES: Final = 48 * MIB
 """Of each host's vault, a file system of its own that can be filled."""
 STEP_S: Final = 0.02
@@ -153,6 +154,7 @@ class Site:
         self.guards: dict[str, subprocess.Popen[Any]] = {}
         self.jobs: dict[str, JobId] = {}
         self._frozen: set[int] = set()
+        self._cuts: list[Callable[[], None]] = []
         self._gateway_port = 0
         source = str(Path(reclaimnet.__file__).parents[1])
         self._env = {k: v for k, v in os.environ.items() if not k.startswith("RECLAIMNET_")} | {
@@ -240,6 +242,8 @@ class Site:
 
     def close(self) -> None:
         """All of it, by id; in any state."""
+        for end in self._cuts:
+            end()
         for pid in tuple(self._frozen):
             self.thaw(pid)
         self.ear.close()
@@ -336,6 +340,30 @@ class Site:
 
         inside(self.bed.racks[self.bed.hosts[host].rack], change)
 
+    def cut_routes(self, ranks: Iterable[int]) -> Callable[[], None]:
+        """Between these servers and all others nothing arrives any more, while everybody still
+        reaches each of them. Returns how that is ended."""
+        over = threading.Event()
+        ports = {int(word) for word in (self.config.state / "route-ports").read_text().split()}
+        pids = [server.pid for rank in ranks if (server := self.server(rank)) is not None]
+
+        def keep_cutting() -> None:
+            # A server tries again after a second, and is cut off again before it can say much.
+            while not over.wait(CUT_EVERY_S):
+                for local, remote in _connections(pids, ports):
+                    argv = ["ss", "--kill", "sport", "=", f":{local}", "dport", "=", f":{remote}"]
+                    subprocess.run(argv, capture_output=True, check=False)
+
+        thread = threading.Thread(target=keep_cutting, name="chaos-cut")
+        thread.start()
+
+        def end() -> None:
+            over.set()
+            thread.join()
+
+        self._cuts.append(end)
+        return end
+
     def fill(self, host: str, leave: int) -> None:
         """The host's vault is full but for a few bytes."""
         vault = self.config.agents / host / "vault"
@@ -393,6 +421,24 @@ class Site:
                     if state not in (b"Z", b"X"):
                         found.append(int(entry.name))
         return found
+
+
+def _connections(pids: Iterable[int], ports: set[int]) -> list[tuple[int, int]]:
+    """Local and remote port of each connection of these processes from or to one of the ports."""
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                target = os.readlink(fd)
+                if target.startswith("socket:["):
+                    inodes.add(target[8:-1])
+    found = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        local, remote = (int(words[place].rpartition(":")[2], 16) for place in (1, 2))
+        if remote and words[9] in inodes and (local in ports or remote in ports):
+            found.append((local, remote))
+    return found
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import msgspec
 
 from reclaimnet.model.market import JobId
+from reclaimnet.model.talk import parse_talk
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, Saving
 
@@ -126,6 +127,8 @@ class _Handler(BaseHTTPRequestHandler):
         fields["env"] = tuple(sorted(fields["env"].items()))
         if "lasts_s" in fields:
             fields["lasts"] = round(fields.pop("lasts_s") * SECOND)
+        if "rhythm" in fields:
+            fields["talk"] = parse_talk(fields.pop("rhythm"))
         fields["command"] = tuple(fields["command"])
         fields["saving"] = Saving(fields["saving"])
         record = JobRecord(

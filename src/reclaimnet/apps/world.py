@@ -325,6 +325,10 @@ class LiveWorld:
             case od.Listen():
                 self._spawn(self._listen(order))
             case od.Rotate():
+                if self._guard is not None:
+                    self._guard.hold_to_slots(
+                        order.job, order.epoch, order.anchor, order.period, order.slots
+                    )
                 self.runner.rotate(
                     order.job,
                     order.epoch,

@@ -65,6 +65,8 @@ class Need:
     vacant_now: bool = True
     """False for a standby: it should be able to take the job one day, not at once."""
     avoid: tuple[NodeId, ...] = ()
+    slowest: float | None = None
+    """It leaves for the sake of its rhythm: a place that costs it as much as this is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +238,11 @@ def objection_to(need: Need, candidate: Candidate) -> str:
         return lacks(missing)
     if len(card.vacant) < need.shape.gpus:
         return f"{len(card.vacant)} of {need.shape.gpus} GPUs vacant"
+    if need.slowest is not None and candidate.slowdown >= need.slowest:
+        return (
+            f"its rhythm fits no better there: everybody would be {candidate.slowdown - 1:.0%} "
+            f"slower, at most {max(need.slowest - 1, 0):.0%} are worth the move"
+        )
     return _too_late(need, candidate, round(transfer_time(need, candidate) * SAFETY) + FIXED)
 
 

@@ -13,6 +13,7 @@ from reclaimnet.model.market import Card, JobId, NodeId, Offer
 from reclaimnet.model.moving import TransferId
 from reclaimnet.model.pressure import Pressure
 from reclaimnet.model.rhythm import ExplainLink
+from reclaimnet.model.talk import Talk
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, ManifestId
 from reclaimnet.policy.suite import Suite
@@ -23,7 +24,7 @@ from reclaimnet.sim.memory import Footprint, Memory
 from reclaimnet.sim.process import Mode, Process, Work
 from reclaimnet.sim.sending import Sendings
 from reclaimnet.sim.store import Store
-from reclaimnet.sim.talk import Band, Talk
+from reclaimnet.sim.talk import Band
 
 MINDER_POLL: Final = 20 * MILLISECOND
 """The live minder looks at its limits at least this often; here it is exact, but the promise
@@ -144,7 +145,9 @@ class SimWorld:
         self._contenders: dict[str, list[NodeId]] = {}
         self.talks: dict[JobId, Talk] = {}
         """Jobs that talk, iteration by iteration."""
-        self.bands: dict[tuple[JobId, int], Band] = {}
+        self.mute: set[JobId] = set()
+        """Those of them that do not mark their iterations."""
+        self.bands: dict[tuple[JobId, int, NodeId], Band] = {}
         self.sendings = Sendings(
             self.kernel, self.links, quiet=quiet, tell=self._deliver, presses=self._presses
         )
@@ -531,9 +534,11 @@ class SimWorld:
             case od.Listen():
                 self._listen(machine, order)
             case od.Rotate():
-                band = self.bands.get((order.job, order.epoch))
+                band = self.bands.get((order.job, order.epoch, machine.body.node))
                 if band is not None:
-                    band.rotation = (order.anchor, order.period, order.bound)
+                    # A job that is held to slots waits for its own barrier: for all its slot.
+                    bound = order.period if order.slots else order.bound
+                    band.rotation = (order.anchor, order.period, bound)
             case _:
                 assert_never(order)
 
@@ -694,7 +699,7 @@ class SimWorld:
 
         self.kernel.at(process.finishes_at(), finish)
         if process.job in self.talks:
-            key = (process.job, process.epoch)
+            key = (process.job, process.epoch, machine.body.node)
             band = self.bands.setdefault(key, Band(talk=self.talks[process.job]))
             self._iterate(machine, process, band, generation)
         if self.report_every is not None:
@@ -717,7 +722,8 @@ class SimWorld:
                 ready_at=ready + machine.clock,
                 began_at=self.now + machine.clock,
             )
-            self._report(machine, seen)
+            if process.job not in self.mute:
+                self._report(machine, seen)
             self.kernel.after(band.talk.period, end)
 
         def end() -> None:
@@ -727,7 +733,7 @@ class SimWorld:
         self.kernel.after(wait, begin)
 
     def _listen(self, machine: Machine, order: od.Listen) -> None:
-        band = self.bands.get((order.job, order.epoch))
+        band = self.bands.get((order.job, order.epoch, machine.body.node))
         if band is None:
             return
         begin = self.now

@@ -65,6 +65,7 @@ NEEDS: Final[dict[str, Callable[[], str]]] = {
     "nats": doctor.nats_server,
     "gpu": doctor.nvml,
     "git": _program("git"),
+    "bash": _program("bash"),
     "ip": _program("ip"),
     "tc": _program("tc"),
     "gcc": _program("gcc"),
@@ -85,11 +86,15 @@ NEEDS: Final[dict[str, Callable[[], str]]] = {
     "pyroute2": _package("pyroute2"),
     "lightgbm": _package("lightgbm"),
     "sklearn": _package("sklearn"),
+    "lightning": _package("lightning"),
+    "transformers": _package("transformers"),
 }
 """Every name that `@pytest.mark.needs("...")` knows; a probe raises Absent with the reason."""
 
 HARDWARE: Final = frozenset({"gpu"})
 """What no set-up can bring: its absence is a skip even where nothing else may be skipped."""
+GUESTS: Final = frozenset({"lightning", "transformers"})
+"""Large libraries of borrowers that ours never imports: with them installed, recipes are tried."""
 
 _absent: dict[str, str | None] = {}
 
@@ -111,7 +116,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         reason = _why_absent(need)
         if reason is None:
             continue
-        if os.environ.get("RN_REQUIRE_ALL") == "1" and need not in HARDWARE:
+        if os.environ.get("RN_REQUIRE_ALL") == "1" and need not in HARDWARE | GUESTS:
             pytest.fail(f"needs {need}: {reason} (RN_REQUIRE_ALL=1)", pytrace=False)
         pytest.skip(f"needs {need}: {reason}")
 

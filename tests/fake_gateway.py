@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import msgspec
 
 from reclaimnet.model.market import JobId
+from reclaimnet.model.talk import parse_talk
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, Saving
 
@@ -28,6 +29,7 @@ class FakeGateway:
     nodes: list[dict[str, Any]] = field(default_factory=list)
     entries: list[dict[str, Any]] = field(default_factory=list)
     bundles: list[bytes] = field(default_factory=list)
+    chains: dict[str, dict[str, Any]] = field(default_factory=dict)
     asked: list[tuple[str, str, dict[str, list[str]], bytes]] = field(default_factory=list)
     log: list[bytes] = field(default_factory=list)
     drop_log_after: int | None = None
@@ -101,6 +103,9 @@ class _Handler(BaseHTTPRequestHandler):
             case ["PUT", "bundles"]:
                 fake.bundles.append(body)
                 self._json({"id": f"bundle-{len(fake.bundles)}"}, status=201)
+            case ["PUT", "chains", name]:
+                fake.chains[name] = msgspec.json.decode(body)
+                self._json({})
             case [_, "jobs", job, *rest]:
                 record = fake.find(job)
                 if record is None:
@@ -122,6 +127,8 @@ class _Handler(BaseHTTPRequestHandler):
         fields["env"] = tuple(sorted(fields["env"].items()))
         if "lasts_s" in fields:
             fields["lasts"] = round(fields.pop("lasts_s") * SECOND)
+        if "rhythm" in fields:
+            fields["talk"] = parse_talk(fields.pop("rhythm"))
         fields["command"] = tuple(fields["command"])
         fields["saving"] = Saving(fields["saving"])
         record = JobRecord(

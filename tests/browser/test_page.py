@@ -12,11 +12,17 @@ from typing import Any
 
 import pytest
 from tests.live.campus import LiveCampus
+from tests.live.test_gang_live import submit as submit_gang
 from tests.live.waiting import until
+
+from reclaimnet.apps.chain_told import ChainTold, LinkTold
+from reclaimnet.model.asking import ReclaimRequest
+from reclaimnet.model.units import SECOND
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.needs("playwright")]
 
-WAIT_MS = 60_000
+WAIT_MS = 90_000
+PATIENCE_S = 180.0
 VIEWS = ("", "reclaims", "jobs", "owner", "operator")
 SHOTS = os.environ.get("RN_SCREENSHOTS")
 """A folder to keep pictures in; they are always taken, since taking them is part of the test."""
@@ -122,13 +128,23 @@ def test_an_owner_takes_a_gpu_back_by_clicking_and_the_job_goes_on(place: Place)
         moved = campus.await_running(record.id, epoch=2)
         assert (moved.moves, moved.steps_lost) == (1, 0)
         assert moved.holder != source
-        assert len(campus[source].card().gpus) == 1
+        until(lambda: len(campus[source].card().gpus) == 1, "its owner has the GPU")
+        # What is over stays: who opens the page later sees it too.
+        page.reload()
+        race.get_by_text("done", exact=True).wait_for()
+        race.get_by_text("no step lost").wait_for()
         # The story of it, the plots across the move, and one log.
         race.get_by_role("link", name="vision").click()
         page.locator(".story").get_by_text("a deadline of my own").first.wait_for()
-        page.locator(".plot .main-svg").first.wait_for()
         page.locator(".log pre", has_text="attempt 2").wait_for()
-        assert page.locator(".timeline .attempt").count() == 2
+        page.locator(".timeline .attempt").nth(1).wait_for()
+        for plot in ("progress", "memory", "network"):
+            page.locator(f"#plot-{record.id}-{plot} .main-svg").first.wait_for()
+        both = {source, str(moved.holder)}
+        until(
+            lambda: both <= set(page.evaluate(NODES_OF_LINE, f"plot-{record.id}-memory")),
+            "the plot of its memory goes on where the job went on",
+        )
         place.shoot(page, "job")
         # What was taken back can be lent again from the page as well.
         place.visit(page, "owner")
@@ -141,16 +157,19 @@ def test_an_owner_takes_a_gpu_back_by_clicking_and_the_job_goes_on(place: Place)
         machine.locator(".own-gpus .vacant").nth(1).wait_for()
 
 
+NODES_OF_LINE = "id => document.getElementById(id)?.data?.[0]?.text ?? []"
+
+
 def test_the_campus_so_far_can_be_replayed(place: Place, tmp_path: Path) -> None:
-    """After the test above there is a reclaim in the journal."""
     file = tmp_path / "campus.jsonl"
-    file.write_text(place.campus.rn("journal").stdout)
+    file.write_text(_journal_with_a_reclaim(place.campus))
     argv = [sys.executable, "-m", "reclaimnet.apps.cli", "replay", str(file)]
     with subprocess.Popen(argv, env=place.campus.env, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             link = server.stdout.readline().strip()
             context = place.browser.new_context()
+            context.set_default_timeout(WAIT_MS)
             page = context.new_page()
             page.goto(link)
             page.get_by_label("Time").fill("1000")
@@ -167,6 +186,94 @@ def test_the_campus_so_far_can_be_replayed(place: Place, tmp_path: Path) -> None
             context.close()
         finally:
             server.terminate()
+
+
+def _journal_with_a_reclaim(campus: LiveCampus) -> str:
+    """The test above has left one, if it ran."""
+    reason = "a deadline of my own"
+    if reason not in campus.rn("journal").stdout:
+        job = campus.gateway.find("vision").id
+        saved = campus.await_saved(job, holders=2)
+        reclaim = ReclaimRequest(grace=20 * SECOND, reason=reason)
+        assert campus[str(saved.holder)].ask(reclaim).ok
+        campus.await_running(job, epoch=saved.epoch + 1)
+        campus[str(saved.holder)].lend()
+    return until(
+        lambda: text if reason in (text := campus.rn("journal").stdout) else "",
+        "the journal tells of it",
+    )
+
+
+def test_the_operator_sees_chains_with_gap_and_overlap(place: Place) -> None:
+    hour = 3600 * SECOND
+    now = time.time_ns()
+    told = ChainTold(
+        phase="active",
+        up=True,
+        user="ada",
+        jobs=2,
+        gap_s=90.0,
+        overlap_s=1800.0,
+        next_start=now + 2 * hour,
+        next_low=now + hour,
+        next_high=now + 3 * hour,
+        links=[
+            LinkTold(number=1, id="7", state="done", started=now - 3 * hour, ends=now - hour),
+            LinkTold(number=2, id="8", state="running", started=now - 2 * hour, ends=now + hour),
+        ],
+    )
+    with place.page() as page:
+        place.visit(page, "operator")
+        page.get_by_text("No chain runs on a batch cluster").wait_for()
+        place.campus.gateway.tell_chain("serve", told)
+        row = page.get_by_role("row", name="serve")
+        for words in ("ada", "serving", "1 min 30 s", "30 min 00 s", "in 1 h"):
+            row.get_by_text(words).first.wait_for()
+        row.get_by_role("img", name="2 jobs, gap 1 min 30 s, overlap 30 min 00 s so far").wait_for()
+        place.shoot(page, "operator")
+
+
+def test_a_job_over_several_nodes_shows_its_seats(place: Place) -> None:
+    campus = place.campus
+    for agent in campus.agents.values():
+        agent.lend()
+    job = submit_gang(campus, nodes=2, steps=1_000_000)
+    try:
+        seats = campus.await_running(job).seats
+        with place.page() as page:
+            page.get_by_role("link", name="gang").nth(1).wait_for()
+            page.get_by_role("link", name="gang").first.click()
+            table = page.get_by_role("region", name="Seats")
+            for rank, node in enumerate(seats):
+                row = table.get_by_role("row").nth(1 + rank)
+                row.get_by_role("rowheader", name=str(node)).wait_for()
+            assert len(seats) == 2
+    finally:
+        campus.gateway.cancel(job)
+
+
+def test_a_link_tells_whose_traffic_it_carries(place: Place) -> None:
+    """Rates as a node would measure them: on one machine there is no network between nodes."""
+    with place.page() as page:
+        page.wait_for_selector(".node")
+        page.evaluate(BUSY_LINK)
+        name = (
+            "far up of 1 Gbit/s: moving state 400 Mbit/s (40 %), training 200 Mbit/s (20 %), "
+            "everybody else 300 Mbit/s (30 %)"
+        )
+        page.get_by_role("img", name=name).wait_for()
+
+
+BUSY_LINK = """async () => {
+    const { campus } = await import('/web/main.js');
+    const link = { link: 'far up', rate: 125e6, carries: null, assumed: false, sending: 1,
+        reached: 50e6, shed: 0, round: 1e9, use: 0.2, voices: [], met_before: 0, meets_now: 0 };
+    campus.apply('node', { age_s: 0.1, state: 'IDLE', card: { node: 'far', zone: 'elsewhere',
+        provider: 'ada', beat: 1, gpus: [], vacant: [], leaving: [], deadline: null, jobs: [],
+        terms: { notice: 6e10, users: [], hours: [], maintenance: [] }, memory: null, roles: [],
+        links: [link], sending: [], traffic: { sent: 112.5e6, received: 0 } } });
+    campus.changed();
+}"""
 
 
 def test_the_page_fits_a_phone_and_the_dark(place: Place) -> None:
@@ -271,6 +378,7 @@ def test_who_may_only_look_can_press_nothing(place: Place) -> None:
 
 def test_without_the_token_nothing_is_shown(place: Place) -> None:
     context = place.browser.new_context()
+    context.set_default_timeout(WAIT_MS)
     try:
         page = context.new_page()
         page.goto(place.url)
@@ -290,18 +398,20 @@ def test_five_hundred_nodes_keep_the_browser_calm(place: Place) -> None:
     with place.page() as page:
         page.wait_for_selector(".node")
         session = page.context.new_cdp_session(page)
-        session.send("Performance.enable")
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
 
         def busy() -> float:
             metrics = session.send("Performance.getMetrics")["metrics"]
             return next(each["value"] for each in metrics if each["name"] == "TaskDuration")
 
         page.evaluate(MANY)
-        until(lambda: page.locator(".node").count() >= 500, "all nodes are shown")
+        until(lambda: page.locator(".node").count() >= 500, "all nodes are shown", PATIENCE_S)
         page.evaluate("document.querySelector('.node.mixed, .node.idle').marked = true")
         before, begun = busy(), time.monotonic()
         rounds = page.evaluate("window.rounds")
-        until(lambda: page.evaluate("window.rounds") >= rounds + 40, "beats are taken in")
+        until(
+            lambda: page.evaluate("window.rounds") >= rounds + 40, "beats are taken in", PATIENCE_S
+        )
         share = (busy() - before) / (time.monotonic() - begun)
         print(f"\n500 nodes: the main thread is busy for {share:.0%} of the time")
         place.shoot(page, "campus-500")

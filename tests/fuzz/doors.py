@@ -21,6 +21,7 @@ import msgspec
 
 from reclaimnet import wire
 from reclaimnet.adapters.linux.bpf_killswitch import NoSwitch
+from reclaimnet.adapters.linux.slots import Turnstile
 from reclaimnet.adapters.nats import access
 from reclaimnet.adapters.slurm import words
 from reclaimnet.adapters.tls import ca
@@ -154,6 +155,7 @@ GUARD: Final = tuple(
         {"verb": "stop", "guest": "j1.1"},
         {"verb": "pace", "transfer": "t", "rate": 5},
         {"verb": "mark", "transfer": "t"},
+        {"verb": "slots", "guest": "j1.1", "anchor": 5, "period": 9, "slots": [[1, 2]]},
         {"verb": "listen", "port": 0},
         {"verb": "counts"},
         {"verb": "status"},
@@ -172,6 +174,7 @@ def _guard(folder: Path) -> Callable[[bytes], object]:
     made.lane_deadline, made.halted, made.ended = guard.NEVER, False, deque()
     made.switch = NoSwitch()
     made._shaper = None
+    made._turnstile = Turnstile("eth0", netns=None)
     made._cgroups = folder / "cgroup"
     made._cgroups.mkdir(exist_ok=True)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.live.reporting import Reporting
-from tests.live.waiting import until
+from tests.live.waiting import WAIT_S, until
 
 from reclaimnet.adapters.linux import memory
 from reclaimnet.adapters.linux.attempts.reports import Exited, Stepped
@@ -19,6 +19,7 @@ from reclaimnet.adapters.linux.memory import MemoryGroup, Sensor
 from reclaimnet.adapters.linux.pressure import Watch
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.apps.bench import airlock as bench
+from reclaimnet.engine.attempt import Phase
 from reclaimnet.model.market import JobId
 from reclaimnet.model.page import FOREVER, Word
 from reclaimnet.model.work import JobSpec, Saving
@@ -39,6 +40,15 @@ with sdk.job() as job:
         state["step"] += 1
         job.step(state["step"], state)
 """
+
+
+async def turning(condition) -> None:
+    """The same, while the event loop goes on."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -228,6 +238,37 @@ def test_a_crossing_is_seen_at_once_by_the_watch(root) -> None:
     finally:
         watch.close()
     assert "looking" in watch.level
+
+
+def test_the_first_is_stopped_while_the_agent_is_busy_with_something_else(
+    root, tmp_path, monkeypatch
+) -> None:
+    """The event loop does not turn from before memory begins to fill up until somebody stands
+    still: only the thread that sees it can have stopped them."""
+    stopped: list[str] = []
+
+    async def submit(campus, clock, folder, plan, window_s, score) -> None:
+        world = campus.world
+        await usual(campus, clock, folder, plan, 0.0, score)
+        low = JobId("low0")
+        attempts, airlock = world.mind.attempts, world.mind.airlock
+        await turning(lambda: [a.phase for a in attempts.values()] == [Phase.RUNNING] * len(plan))
+        running = clock.now()
+        await turning(lambda: airlock.reading.at >= running)
+        world.runner.hold_lease(FOREVER, [JobId(load.name) for load in plan])
+        until(lambda: world.runner.suspended_at(low, 1), "the stop")
+        stopped.append("high" if world.runner.suspended_at(JobId("high0"), 1) else "low")
+
+    usual = bench._submit
+    monkeypatch.setattr(bench, "_submit", submit)
+    plan = [
+        bench.Load(
+            name=name, rank=rank, at_s=0.0, base=MB, peak=peak * MB, growth_bps=rate, run_s=600.0
+        )
+        for name, rank, peak, rate in (("high0", "high", 30, MB), ("low0", "low", 200, 20 * MB))
+    ]
+    asyncio.run(bench._held(tmp_path, root, priority_ladder, plan, 4 * WAIT_S))
+    assert stopped == ["low"]
 
 
 def test_under_pressure_the_low_give_way_and_the_owners_process_runs_on(root, tmp_path) -> None:

@@ -1,14 +1,16 @@
 """Gangs on a real campus: processes that know each other, saved at one step, replaced together."""
 
 import getpass
+import json
 import sys
 from pathlib import Path
 
 import pytest
 from tests.live.campus import LiveCampus, live_campus
+from tests.live.waiting import until
 
 from reclaimnet.apps import bundle
-from reclaimnet.model.market import JobId
+from reclaimnet.model.market import JobId, NodeId, Progress
 from reclaimnet.model.work import JobState
 
 pytestmark = pytest.mark.needs("nats")
@@ -97,3 +99,27 @@ def test_a_gang_that_does_not_fit_starts_nothing_and_says_why(tmp_path: Path) ->
         campus.add("c")
         ended = campus.await_job(job, lambda r: r.state.terminal, "it ends")
         assert ended.state is JobState.COMPLETED
+
+
+def test_a_gang_practises_a_reclaim_and_each_node_tells_of_its_member(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start("a", "b", "c")
+        job = submit(campus, nodes=2, steps=1_000_000)
+        running = campus.await_running(job)
+        campus.await_saved(job)
+        for node in running.seats:
+            told = until(lambda node=node: told_of(campus, node, job), f"{node} tells of it")
+            assert told.gpus == tuple(gpu.id for gpu in campus[str(node)].card().gpus)
+        spare = ({"a", "b", "c"} - set(running.seats)).pop()
+        done = campus.rn("rehearse", job, "--notice", "30s", "-y", "--json")
+        outcome = json.loads(done.stdout)["outcome"]
+        assert (outcome["source"], outcome["destination"]) == (running.holder, spare)
+        assert (outcome["steps_lost"], outcome["lent_again"]) == (0, True)
+        campus.gateway.cancel(job)
+        campus.await_job(job, lambda r: r.state.terminal, "it is cancelled")
+
+
+def told_of(campus: LiveCampus, node: NodeId, job: JobId) -> Progress | None:
+    """What a node's card says of a job."""
+    cards = [seen.card for seen in campus.gateway.nodes() if seen.card.node == node]
+    return next((each for card in cards for each in card.jobs if each.job == job), None)

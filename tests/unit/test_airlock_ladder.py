@@ -1,8 +1,17 @@
 """The ladder, rung by rung: what a node orders when its memory runs short."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from reclaimnet.engine.airlock import PROBES, RELEASE_FOR, SEEK_FOR, SUSPEND_FOR, Rung
+from reclaimnet.engine.airlock import (
+    LEAVING_AT_ONCE,
+    PROBES,
+    RELEASE_FOR,
+    SEEK_FOR,
+    SUSPEND_AT_MOST,
+    SUSPEND_FOR,
+    Rung,
+)
 from reclaimnet.engine.attempt import Phase
 from reclaimnet.engine.node import Body, Node
 from reclaimnet.model import events as ev
@@ -22,15 +31,28 @@ LIMIT = 1000
 class Story:
     """A node with two running jobs, a clock, and a store that always says yes."""
 
-    def __init__(self, *, saving: Saving = Saving.SDK) -> None:
+    def __init__(
+        self,
+        *,
+        saving: Saving = Saving.SDK,
+        jobs: Sequence[tuple[JobId, int]] = ((LOW, 0), (HIGH, 9)),
+        group: str = "",
+    ) -> None:
         self.now = MINUTE
         self.node = Node(Body(node=ME), Suite())
         self.revision = 0
-        gpus = tuple(Gpu(id=GpuId(f"g{i}"), index=i) for i in range(4))
+        gpus = tuple(Gpu(id=GpuId(f"g{i}"), index=i) for i in range(max(4, len(jobs))))
         offer = Offer(provider="p", gpus=gpus, terms=Terms(notice=MINUTE))
         self.tell(ev.LendAsked(request="q", offer=offer))
-        for index, (job, priority) in enumerate(((LOW, 0), (HIGH, 9))):
-            spec = JobSpec(name=job, user="u", command=("x",), priority=priority, saving=saving)
+        for index, (job, priority) in enumerate(jobs):
+            spec = JobSpec(
+                name=job,
+                user="u",
+                command=("x",),
+                priority=priority,
+                saving=saving,
+                group="" if job == HIGH else group,
+            )
             record = JobRecord(
                 id=job,
                 spec=spec,
@@ -55,13 +77,20 @@ class Story:
         return orders
 
     def read(self, low: int, high: int, *, after: int = 100 * MILLISECOND, **fields):
+        return self.read_all({LOW: low, HIGH: high}, after=after, **fields)
+
+    def read_all(self, held: dict[JobId, int], *, after: int = 100 * MILLISECOND, **fields):
         self.now += after
-        jobs = (Usage(job=LOW, epoch=1, bytes=low), Usage(job=HIGH, epoch=1, bytes=high))
-        jobs = tuple(usage for usage in jobs if usage.job in self.node.attempts)
-        reading = Pressure(
-            at=fields.pop("at", self.now), limit=LIMIT, used=low + high, jobs=jobs, **fields
+        return self.tell(ev.PressureRead(reading=self.reading(held, **fields)))
+
+    def reading(self, held: dict[JobId, int], **fields) -> Pressure:
+        jobs = tuple(
+            Usage(job=job, epoch=1, bytes=size)
+            for job, size in held.items()
+            if job in self.node.attempts
         )
-        return self.tell(ev.PressureRead(reading=reading))
+        at = fields.pop("at", self.now)
+        return Pressure(at=at, limit=LIMIT, used=sum(held.values()), jobs=jobs, **fields)
 
     def suspend_low(self, **fields) -> list[od.Order]:
         self.read(380, 583, **fields)
@@ -165,6 +194,64 @@ def test_released_means_saved_ended_and_back_in_the_queue() -> None:
     assert last.newest is not None
     assert last.newest.step == 5
     assert LOW not in story.node.airlock.holds
+
+
+def test_who_is_above_waits_for_those_below_to_leave_and_not_for_ever() -> None:
+    """All were stopped at the same moment, so that the time of all is up at the same moment."""
+    story = Story()
+    story.read(300, 520)
+    story.read(420, 570)
+    assert set(story.node.airlock.holds) == {LOW, HIGH}
+    orders = story.wait(SUSPEND_FOR + 2 * SECOND)
+    assert story.node.airlock.holds[LOW].rung == Rung.RELEASED
+    assert {save.job for save in kinds(orders, od.Save)} <= {LOW}
+    assert story.node.airlock.holds[HIGH].rung == Rung.SUSPENDED
+    story.wait(SUSPEND_AT_MOST - SUSPEND_FOR)
+    assert story.node.airlock.holds[HIGH].rung == Rung.RELEASED
+
+
+def test_not_all_leave_when_the_time_of_all_is_up() -> None:
+    jobs = [JobId(f"j{index}") for index in range(8)]
+    story = Story(jobs=[(job, 0) for job in jobs])
+    story.read_all(dict.fromkeys(jobs, 100))
+    story.read_all(dict.fromkeys(jobs, 124))
+    assert set(story.node.airlock.holds) == set(jobs)
+    story.wait(SUSPEND_FOR + SECOND)
+    rungs = [story.node.airlock.holds[job].rung for job in jobs]
+    assert rungs.count(Rung.RELEASED) == 1
+    story.wait(SUSPEND_AT_MOST - SUSPEND_FOR)
+    assert Rung.SUSPENDED not in {hold.rung for hold in story.node.airlock.holds.values()}
+
+
+def test_a_group_leaves_together_however_large() -> None:
+    jobs = [JobId(f"j{index}") for index in range(LEAVING_AT_ONCE + 2)]
+    story = Story(jobs=[*((job, 0) for job in jobs), (HIGH, 9)], group="gang")
+    story.read_all({**dict.fromkeys(jobs, 60), HIGH: 520})
+    story.read_all({**dict.fromkeys(jobs, 68), HIGH: 577})
+    story.wait(SUSPEND_FOR + SECOND)
+    assert {story.node.airlock.holds[job].rung for job in jobs} == {Rung.RELEASED}
+
+
+def test_one_that_has_only_just_begun_does_not_run_on_while_others_above_it_are_stopped() -> None:
+    """It is not in the reading yet."""
+    story = Story(jobs=((LOW, 0), (JobId("mid"), 5), (HIGH, 9)))
+    story.read_all({JobId("mid"): 380, HIGH: 583})
+    orders = story.read_all({JobId("mid"): 403, HIGH: 583})
+    assert [stop.job for stop in kinds(orders, od.Suspend)] == [LOW, "mid"]
+
+
+def test_who_will_be_stopped_is_known_before_anybody_is_told() -> None:
+    story = Story()
+    story.read(380, 583)
+    story.now += 100 * MILLISECOND
+    reading = story.reading({LOW: 403, HIGH: 583})
+    assert story.node.airlock.reflex(reading) == [(LOW, 1)]
+    assert not story.node.airlock.holds
+    orders = story.tell(ev.PressureRead(reading=reading))
+    assert kinds(orders, od.Suspend) == [od.Suspend(job=LOW, epoch=1)]
+    assert story.node.airlock.stands_still(LOW, 1)
+    assert not story.node.airlock.stands_still(LOW, 2)
+    assert story.node.airlock.reflex(reading) == []
 
 
 def test_a_save_that_fails_stops_it_again_and_is_not_tried_for_ever() -> None:

@@ -19,6 +19,8 @@ from tests.fake_gateway import TOKEN, FakeGateway, serving
 
 from reclaimnet import wire
 from reclaimnet.apps import cli, cli_base, cli_tables
+from reclaimnet.apps.client import Gateway
+from reclaimnet.apps.config import load
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
 from reclaimnet.model.units import GIB, MINUTE, SECOND
@@ -661,6 +663,56 @@ def test_jobs_are_completed_from_the_gateway(gateway: FakeGateway) -> None:
         check=False,
     )
     assert done.stdout == "plain,resnet\n"
+
+
+@pytest.mark.needs("bash")
+def test_the_script_for_bash_completes_in_a_real_bash(gateway: FakeGateway, tmp_path: Path) -> None:
+    """As a person has it: the script is read by the shell, and Tab is pressed after `logs r`."""
+    gateway.jobs = [a_job("job-1", "resnet"), a_job("job-2", "bert")]
+    shim = tmp_path / "rn"
+    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m reclaimnet.apps.cli "$@"\n')
+    shim.chmod(0o755)
+    pressed = (
+        "source <(rn completion bash) && COMP_WORDS=(rn logs r) COMP_CWORD=2 && "
+        'complete -p rn && _rn_completion rn r logs && echo "offers ${COMPREPLY[*]}"'
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-c", pressed],
+        env={**os.environ, "PYTHONPATH": str(SRC), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1:] == ["offers resnet"], done.stderr
+
+
+def test_what_is_sent_is_told_as_it_goes(gateway: FakeGateway) -> None:
+    told: list[float] = []
+    bundle = bytes(range(256)) * 4000
+    sent = Gateway(load(env=dict(os.environ))).ship(bundle, told.append)
+    assert sent == "bundle-1"
+    assert gateway.bundles == [bundle]
+    assert told == sorted(told)
+    assert len(told) > 2
+    assert told[-1] == 1.0
+
+
+def test_a_bar_is_shown_on_a_terminal_for_what_takes_a_while(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(cli_base, "SHOWN_AFTER_S", 3600.0)
+    with cli_base.progress() as tell:
+        tell("sending", 0.5)
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(cli_base, "SHOWN_AFTER_S", -1.0)
+    with cli_base.progress() as tell:
+        tell("sending", 0.5)
+    assert "sending" in capfd.readouterr().err
+    with cli_base.waiting("starting"):
+        pass
+    assert "starting" in capfd.readouterr().err
 
 
 def test_completion_scripts_are_for_rn(person: Person) -> None:

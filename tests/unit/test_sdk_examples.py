@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -52,3 +54,31 @@ def test_the_plain_script_leaves_with_85_on_sigterm_and_goes_on_from_there(tmp_p
     assert (tmp_path / "b" / ".saved").read_text().isdigit()
     again = run("train_signal.py", *quick, RN_CHECKPOINT_DIR=str(tmp_path / "b"))
     assert last_line(again) == last_line(whole)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("train_lightning.py", marks=pytest.mark.needs("lightning")),
+        pytest.param("train_transformers.py", marks=pytest.mark.needs("transformers")),
+    ],
+)
+def test_a_trainer_saves_when_it_is_asked_and_goes_on_from_there(script, tmp_path):
+    env = environment(RN_CHECKPOINT_DIR=str(tmp_path))
+    args = command(script, "--steps", "1000000", "--delay", "0.01")
+
+    def read_until(words):
+        return next(line for line in process.stdout if words in line)
+
+    with subprocess.Popen(args, env=env, stdout=subprocess.PIPE, text=True) as process:
+        read_until("from step 0")
+        process.send_signal(signal.SIGUSR1)
+        read_until("saved at step")
+        process.send_signal(signal.SIGTERM)
+        last = int(read_until("saved at step").split()[-1])
+        process.stdout.read()
+        assert process.wait() == 85
+    assert (tmp_path / ".saved").read_text() == str(last)
+    again = run(script, "--steps", str(last + 20), "--delay", "0", RN_CHECKPOINT_DIR=str(tmp_path))
+    assert f"from step {last}\n" in again.stdout
+    assert last_line(again) == f"done at step {last + 20}"

@@ -98,6 +98,20 @@ def test_a_save_happens_when_it_is_wanted_and_only_then(page, tmp_path):
     assert (image.load(tmp_path / "shared" / "1")[0]["w"] == np.arange(5.0)).all()
 
 
+def test_a_member_of_a_gang_saves_only_at_the_step_that_all_were_told(page):
+    """Its own saves at other steps would answer for the one that is wanted, or fail the job."""
+    with sdk.job() as job:
+        job.restore({})
+        page[Word.SAVE_AT], page[Word.SAVE_WANTED] = 5, 1
+        job.save(4, {"step": 4})
+        assert job.due()
+        assert page[Word.SAVE_COUNT] == 0
+        job.step(5, {"step": 5})
+        assert (page[Word.SAVE_STEP], page[Word.SAVE_ANSWERED]) == (5, 1)
+        job.save(8, {"step": 8})
+        assert page[Word.SAVE_STEP] == 5
+
+
 def test_a_state_that_grows_and_shrinks_is_saved_whole_each_time(page, tmp_path):
     with sdk.job() as job:
         for count, size in enumerate((10, 100_000, 5, 0, 200_000), start=1):

@@ -104,6 +104,22 @@ def test_where_everybody_stands_still_somebody_leaves_so_that_another_goes_on() 
     assert len(verdict.free) == 1
 
 
+def test_a_node_where_everybody_was_stopped_does_not_stand_still_until_time_is_up() -> None:
+    """Between the line where growth is stopped and the one where memory is freed whoever grows."""
+    low, high = resident("low", 0, 488, held=True), resident("high", 9, 500, held=True)
+    assert priority_ladder(scene(low, high)).free == ("low",)
+    equals = [resident(f"j{i}", 9, 247, held=True) for i in range(4)]
+    assert len(priority_ladder(scene(*equals)).free) == 1
+    leaving = replace(low, leaving=True)
+    assert priority_ladder(scene(leaving, high)).free == ()
+
+
+def test_while_somebody_runs_nobody_is_freed_for_an_equal() -> None:
+    runs = resident("runs", 5, 500)
+    waits = [resident(f"j{i}", 5, 244, held=True) for i in range(2)]
+    assert priority_ladder(scene(runs, *waits)).free == ()
+
+
 def test_members_of_a_group_stop_together() -> None:
     gang = [resident(f"g{index}", size=200, group="gang") for index in range(3)]
     high = resident("high", 9, 385, growth_bps=50)

@@ -29,6 +29,7 @@ from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import daemon
+from reclaimnet.apps.cli_base import waiting
 from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import DEFAULT_GUEST_DISK, DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET
@@ -409,6 +410,7 @@ class Agent:
                     shelf_bytes=vault.room(),
                     timing=settings.timing,
                     topology=settings.topology,
+                    holds_slots=guard is not None and guard.holds_slots(),
                     abilities=() if obstacle else (str(Saving.CRIU),),
                     obstacles=(f"{Saving.CRIU}: {obstacle}",) if obstacle else (),
                 ),
@@ -880,13 +882,14 @@ def _detached(
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
     sock = folder / "control.sock"
     sock.unlink(missing_ok=True)
-    pid = daemon.spawn(
-        argv,
-        log=folder / "agent.log",
-        ready=lambda: _answers(config, node),
-        patience_s=READY_S,
-        env=env,
-    )
+    with waiting("the agent joins the campus"):
+        pid = daemon.spawn(
+            argv,
+            log=folder / "agent.log",
+            ready=lambda: _answers(config, node),
+            patience_s=READY_S,
+            env=env,
+        )
     sys.stderr.write(f"The agent for {node} runs (pid {pid}); `rn down` ends it.\n")
     return 0
 

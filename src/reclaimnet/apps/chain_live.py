@@ -24,6 +24,7 @@ from reclaimnet.adapters.slurm.client import Slurm, SubmitFailed
 from reclaimnet.adapters.slurm.words import PartitionRow, Refusal, Row, hopeless, in_words
 from reclaimnet.apps import chain_job, chain_policies, daemon
 from reclaimnet.apps.chain_job import EXIT_GO_ON
+from reclaimnet.apps.chain_told import ChainTold, Teller, told_of
 from reclaimnet.apps.config import Config, did_you_mean
 from reclaimnet.engine.chain import Chain, tally_of
 from reclaimnet.errors import BadConfig, NotFound, Unavailable, UsageError
@@ -102,7 +103,16 @@ def run(*, config: Config, name: str | None, detach: bool, tell: Tell, **wish: A
     folder = begin(config=config, name=name, tell=tell, **wish)
     if detach:
         return _detached(config, folder, tell)
-    return Keeper(folder, _slurm(config), tell).live()
+    return _kept(config, folder, tell)
+
+
+def _kept(config: Config, folder: Path, tell: Tell) -> int:
+    def told() -> ChainTold:
+        now = time.time_ns()
+        return told_of(_report(folder, now), user=getpass.getuser(), now=now)
+
+    with Teller(config, folder.name, told):
+        return Keeper(folder, _slurm(config), tell).live()
 
 
 def begin(
@@ -193,7 +203,7 @@ def cancel(*, config: Config, name: str, tell: Tell = lambda text: None) -> None
             raise Unavailable(f"the keeper of {name} does not answer; its log is {folder}/log")
         time.sleep(POLL_S)
     if not _kept_state(folder, name).phase.over:
-        Keeper(folder, _slurm(config), tell).live()
+        _kept(config, folder, tell)
 
 
 def advance(*, config: Config, name: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from reclaimnet.apps.cli_base import app, command, configured, say
+from reclaimnet.apps.cli_base import app, command, configured, say, waiting
 from reclaimnet.model.units import SECOND
 
 
@@ -17,7 +17,8 @@ def backup(file: Path) -> None:
     Register, authority, keys and store, while it stands still: `rn down` first. Whoever has the
     file has the campus: only you can read it, keep it so.
     """
-    made = app("backup", "backup")(configured(), file)
+    with waiting("saving the campus"):
+        made = app("backup", "backup")(configured(), file)
     say(f"The campus is saved in {file}: {made}.")
 
 
@@ -28,6 +29,7 @@ def restore(file: Path) -> None:
 
     Nodes find it again if it has its old address. Jobs go on from what the backup knew.
     """
-    made = app("backup", "restore")(configured(), file)
+    with waiting("making the campus again"):
+        made = app("backup", "restore")(configured(), file)
     when = datetime.fromtimestamp(made.made_at / SECOND, UTC)
     say(f"The campus is as it was at {when:%Y-%m-%d %H:%M:%S} UTC: {made}. Start it: rn up")

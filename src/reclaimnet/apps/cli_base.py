@@ -9,8 +9,9 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 import click
@@ -21,6 +22,7 @@ from reclaimnet.apps.client import Gateway, local_agents
 from reclaimnet.apps.config import Config, load
 from reclaimnet.errors import ReclaimNetError, Unavailable
 from reclaimnet.model.market import Hours, Maintenance
+from reclaimnet.model.talk import parse_talk
 from reclaimnet.model.units import parse_duration, parse_size
 
 JSON_VERSION: Final = 1
@@ -87,7 +89,19 @@ class MaintenanceType(click.ParamType[Maintenance]):
             self.fail(str(error), param, ctx)
 
 
+class RhythmType(click.ParamType[str]):
+    name = "rhythm"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse_talk(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
 HOURS: Final = HoursType()
+RHYTHM: Final = RhythmType()
 MAINTENANCE: Final = MaintenanceType()
 DURATION: Final = DurationType()
 SIZE: Final = SizeType()
@@ -210,18 +224,55 @@ def app(module: str, function: str) -> Callable[..., Any]:
     return handed
 
 
+SHOWN_AFTER_S: Final = 1.0
+"""What is over sooner needs no bar: one that flashes by is worse than none."""
+
+
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar on a terminal, nothing otherwise."""
+    """A bar on a terminal for what takes longer than a moment, nothing otherwise."""
     if not sys.stderr.isatty():
         yield lambda what, share: None
         return
+    with ExitStack() as stack:
+        began = time.monotonic()
+        shown: list[Callable[[str, float], None]] = []
+
+        def tell(what: str, share: float) -> None:
+            if not shown and time.monotonic() - began > SHOWN_AFTER_S:
+                shown.append(stack.enter_context(_bar()))
+            for show in shown:
+                show(what, share)
+
+        yield tell
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, float], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, redirect_stdout=False) as bars:
         task = bars.add_task("", total=1.0)
         yield lambda what, share: bars.update(task, description=what, completed=share)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """For what takes a while and nobody knows how long: on a terminal it says what is going on."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, redirect_stdout=False
+    ) as bars:
+        bars.add_task(what, total=None)
+        yield
 
 
 def print_json(**fields: Any) -> None:

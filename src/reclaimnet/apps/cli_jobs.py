@@ -5,7 +5,7 @@ import pwd
 import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ from reclaimnet.apps import cli_tables
 from reclaimnet.apps.cli_base import (
     DURATION,
     PAIR,
+    RHYTHM,
     SIZE,
     command,
     complete_job,
@@ -22,13 +23,14 @@ from reclaimnet.apps.cli_base import (
     job_argument,
     json_option,
     print_json,
+    progress,
     say,
     width,
 )
 from reclaimnet.apps.client import Gateway, follow_on
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.market import JobId, Sending
-from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.model.units import SECOND, show_duration, show_size
 from reclaimnet.model.work import JobRecord, JobState, Saving
 
 POLL_S: Final = 0.5
@@ -62,6 +64,12 @@ LISTED: Final = 200
     help="How long it will take, as in 10m. Up to 5m it goes into the lane for short jobs; "
     "others are told by it when they can expect to start.",
 )
+@click.option(
+    "--rhythm",
+    type=RHYTHM,
+    help="How it uses the network, as in 336ms/131ms@200M: an iteration, how long of it the job "
+    "talks, and how fast. It is placed where that fits; otherwise it is found by listening.",
+)
 @click.option("--name", help="What to call it; otherwise it is called like the script.")
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher goes first.")
 @click.option(
@@ -92,6 +100,7 @@ def run(
     gpus: int,
     nodes: int,
     lasts: int | None,
+    rhythm: str | None,
     name: str | None,
     priority: int,
     saving: str,
@@ -131,11 +140,16 @@ def run(
     }
     if lasts is not None:
         fields["lasts_s"] = lasts / SECOND
+    if rhythm is not None:
+        fields["rhythm"] = rhythm
     gateway = Gateway(configured())
     if not no_ship:
         from reclaimnet.apps import bundle
 
-        fields["bundle"] = gateway.ship(bundle.pack(workdir or Path.cwd()))
+        packed = bundle.pack(workdir or Path.cwd())
+        with progress() as tell:
+            what = f"sending {show_size(len(packed))}"
+            fields["bundle"] = gateway.ship(packed, lambda share: tell(what, share))
     else:
         fields["workdir"] = str(Path.cwd())
     record = gateway.submit(fields)
@@ -228,9 +242,23 @@ def fetch(job: str, directory: Path | None) -> None:
     gateway = Gateway(configured())
     record = gateway.find(job)
     target = directory or Path(record.spec.name)
-    count = bundle.unpack_output(gateway.output(record.id), target)
+    with progress() as tell:
+        pieces = _counted(gateway.output(record.id), record, tell)
+        count = bundle.unpack_output(pieces, target)
     noun = "1 file" if count == 1 else f"{count} files"
     say(f"{noun} of {record.spec.name} went into {target}/.")
+
+
+def _counted(
+    pieces: Iterator[bytes], record: JobRecord, tell: Callable[[str, float], None]
+) -> Iterator[bytes]:
+    """How far it is: the tar is little more than what is in it."""
+    whole = sum(piece.size for piece in record.output.pieces) if record.output else 0
+    arrived = 0
+    for piece in pieces:
+        arrived += len(piece)
+        tell(f"fetching {show_size(arrived)}", min(1.0, arrived / max(1, whole)))
+        yield piece
 
 
 @command("rn cancel train\nrn cancel 8f3a 91c0")

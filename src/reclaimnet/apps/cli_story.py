@@ -26,6 +26,8 @@ class Passage:
     text: str
     reasons: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    routine: bool = False
+    """A save or a copy among many: what a reader in a hurry skips."""
 
 
 def tell(job: str, entries: Iterable[Entry]) -> list[Passage]:
@@ -87,7 +89,7 @@ def _passages(job: str, entry: Entry) -> Iterable[Passage]:
         return
     told = _told(job, event)
     if told:
-        yield Passage(at=entry.at, node=entry.node, text=told)
+        yield Passage(at=entry.at, node=entry.node, text=told, routine=_is_routine(event))
     for fields in entry.orders:
         try:
             order = wire.order_from_dict(fields)
@@ -106,6 +108,12 @@ def _passages(job: str, entry: Entry) -> Iterable[Passage]:
                 pass
 
 
+def _is_routine(event: events.Event) -> bool:
+    if isinstance(event, events.SnapshotTaken):
+        return not event.final
+    return isinstance(event, (events.CopyHeld, events.Pulled))
+
+
 def _decided(entry: Entry, decision: Decision) -> Passage:
     question = decision.question.rstrip("?. ")
     return Passage(
@@ -114,6 +122,7 @@ def _decided(entry: Entry, decision: Decision) -> Passage:
         text=f"Decided: {question}? {decision.chosen.rstrip('.')}.",
         reasons=decision.reasons,
         refused=decision.refused,
+        routine=decision.question.startswith("when to save") or question == "when is it saved",
     )
 
 

@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -53,6 +53,7 @@ PAGE: Final = 1000
 MAX_PAGES: Final = 1000
 MAX_REPLY_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 16
+_SEND_BYTES: Final = 1 << 18
 T = TypeVar("T")
 
 _ERRORS: Final[dict[int, type[ReclaimNetError]]] = {
@@ -151,9 +152,16 @@ class Gateway:
         """Who is left in doubt may submit it again: the same key and words give the same job."""
         return self._decode(self._call("POST", "/jobs", fields=fields, key=key), JobRecord)
 
-    def ship(self, bundle: bytes) -> str:
-        """The id under which the gateway keeps the bundle."""
-        return self._decode(self._call("PUT", "/bundles", body=bundle), _Shipped).id
+    def ship(self, bundle: bytes, tell: Callable[[float], None] = lambda share: None) -> str:
+        """The id under which the gateway keeps the bundle. `tell` hears what share is sent."""
+
+        def pieces() -> Iterator[bytes]:
+            for start in range(0, len(bundle), _SEND_BYTES):
+                yield bundle[start : start + _SEND_BYTES]
+                tell(min(1.0, (start + _SEND_BYTES) / len(bundle)))
+
+        answer = self._call("PUT", "/bundles", body=pieces(), size=len(bundle))
+        return self._decode(answer, _Shipped).id
 
     def jobs(self, *, ended: bool, most: int | None = None) -> list[JobRecord]:
         """The jobs that are not over, or so many of them, newest first; with `ended` also those
@@ -231,6 +239,11 @@ class Gateway:
     def nodes(self) -> list[Node]:
         return self._decode(self._call("GET", "/nodes"), _Nodes).nodes
 
+    def tell_chain(self, name: str, told: msgspec.Struct) -> None:
+        """What a chain's keeper says of it; see chain_told."""
+        body = msgspec.json.encode(told)
+        self._call("PUT", f"/chains/{quote(name, safe='')}", body=body, kind="application/json")
+
     def journal(self) -> Iterator[bytes]:
         """Everybody's entries, a JSON object a line, in pieces."""
         return self._stream("/journal", start=0, timeout=FETCH_TIMEOUT_S)
@@ -251,10 +264,15 @@ class Gateway:
         path: str,
         *,
         fields: Mapping[str, Any] | None = None,
-        body: bytes | None = None,
+        body: bytes | Iterator[bytes] | None = None,
+        size: int | None = None,
+        kind: str = "application/octet-stream",
         key: str | None = None,
     ) -> bytes:
-        headers = {"Accept": "application/json", "Content-Type": "application/octet-stream"}
+        """A body that comes in pieces has its `size` said."""
+        headers = {"Accept": "application/json", "Content-Type": kind}
+        if size is not None:
+            headers["Content-Length"] = str(size)
         if method == "POST":
             # So that a proxy's retry does not submit a job twice.
             headers["Idempotency-Key"] = key or os.urandom(16).hex()
@@ -300,7 +318,7 @@ class Gateway:
         method: str,
         path: str,
         headers: dict[str, str],
-        body: bytes | None,
+        body: bytes | Iterator[bytes] | None,
     ) -> http.client.HTTPResponse:
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"

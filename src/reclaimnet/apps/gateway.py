@@ -36,6 +36,7 @@ from msgspec import Meta
 
 from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus
 from reclaimnet.adapters.tls.ca import Credentials
+from reclaimnet.apps.chain_told import ChainTold
 from reclaimnet.apps.gateway_access import (
     Access,
     Keys,
@@ -48,8 +49,8 @@ from reclaimnet.apps.gateway_access import (
 )
 from reclaimnet.apps.gateway_desk import CURSOR, MAX_NAME, MAX_PAGE, Desk, Page, Story, Submission
 from reclaimnet.apps.gateway_output import Fetcher, Outputs
-from reclaimnet.apps.gateway_view import NodeSeen, View
-from reclaimnet.apps.history import Deeds
+from reclaimnet.apps.gateway_view import ChainSeen, NodeSeen, View
+from reclaimnet.apps.history import Deeds, Reclaimed
 from reclaimnet.apps.people import Caller, Person, Role
 from reclaimnet.errors import (
     BadConfig,
@@ -126,6 +127,11 @@ def _may_fail(*statuses: int) -> dict[int, ResponseSpec]:
     }
 
 
+def _found(kind: type) -> ResponseSpec:
+    """Without examples: those that are made at random may be none of the kind."""
+    return ResponseSpec(kind, generate_examples=False)
+
+
 class BundleStored(msgspec.Struct, frozen=True, kw_only=True):
     id: str
 
@@ -157,6 +163,15 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 class Nodes(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeSeen]
+
+
+class Chains(msgspec.Struct, frozen=True, kw_only=True):
+    chains: list[ChainSeen]
+
+
+class Reclaims(msgspec.Struct, frozen=True, kw_only=True):
+    reclaims: list[Reclaimed]
+    """Newest first."""
 
 
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
@@ -250,6 +265,9 @@ def build(
             put_bundle,
             list_nodes,
             node_deeds,
+            list_reclaims,
+            list_chains,
+            tell_chain,
             lend,
             reclaim,
             withdraw,
@@ -507,7 +525,7 @@ def _session(state: State, caller: Caller) -> Session:
     )
 
 
-@post("/jobs", responses={200: ResponseSpec(JobRecord), **_may_fail(400, 403, 413)})
+@post("/jobs", responses={200: _found(JobRecord), **_may_fail(400, 403, 413)})
 async def submit(
     state: State,
     request: Req,
@@ -521,7 +539,7 @@ async def submit(
     return Response(record, status_code=status, headers={"Location": f"/api/v1/jobs/{record.id}"})
 
 
-@get("/jobs", responses={200: ResponseSpec(Page), **_may_fail(400)})
+@get("/jobs", responses={200: _found(Page), **_may_fail(400)})
 async def list_jobs(
     state: State,
     request: Req,
@@ -675,6 +693,35 @@ def _whole(value: Any) -> Any:
             return {key: _whole(each) for key, each in value.items()}
         case _:
             return value
+
+
+# --- what was, and what is elsewhere ----------------------------------------------------------
+
+
+@get("/reclaims", responses=_may_fail())
+async def list_reclaims(state: State) -> Reclaims:
+    """The newest ones, whatever came of them, from the journal."""
+    return Reclaims(reclaims=await state.desk.reclaims())
+
+
+@get("/chains", responses=_may_fail())
+async def list_chains(state: State) -> Chains:
+    """Chains on batch clusters, as their keepers (`rn chain run`) tell of them."""
+    return Chains(chains=state.view.chains())
+
+
+@put("/chains/{name:str}", status_code=200, responses=_may_fail(400, 403, 413))
+async def tell_chain(
+    state: State, request: Req, name: FromPath[str], data: JSONBody[ChainTold]
+) -> ChainSeen:
+    """What a keeper tells. It is shown until it is told anew, and not kept anywhere."""
+    await _refuse_guesses(request, ChainTold)
+    if len(name) > MAX_NAME:
+        raise UsageError(f"a chain's name has at most {MAX_NAME} letters")
+    user = caller_of(request).user_of(data.user or None)
+    seen = ChainSeen(id=f"{user}/{name}", user=user, told_at=time.time_ns(), told=data)
+    state.view.see_chain(seen)
+    return seen
 
 
 # --- watching --------------------------------------------------------------------------------

@@ -25,13 +25,15 @@ from prometheus_client.registry import Collector
 from reclaimnet.adapters.nats.campus import Campus, Refused
 from reclaimnet.apps import cli_story, history
 from reclaimnet.apps.client import Entry
+from reclaimnet.apps.gateway_samples import Sample
 from reclaimnet.apps.gateway_view import NodeState, View
-from reclaimnet.apps.history import Deeds, History
+from reclaimnet.apps.history import Deeds, History, Reclaimed
 from reclaimnet.apps.people import Caller, Role
 from reclaimnet.errors import NotFound, Unavailable, UsageError
 from reclaimnet.model.asking import Reply, Request
 from reclaimnet.model.events import CancelAsked
 from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.talk import parse_talk
 from reclaimnet.model.units import DAY, KIB, SECOND, show_size
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, Saving, shape_of
 from reclaimnet.wire import encode_json
@@ -65,6 +67,10 @@ ID_LETTERS: Final = 8
 KEPT_BUNDLE: Final = DAY
 """How long a bundle is kept that no living job needs."""
 TIDY_EVERY_S: Final = 3600.0
+RECLAIMS_FOR_S: Final = 2.0
+"""How long what was read of them is good for."""
+MAX_ENDED_JOBS: Final = 100
+"""Jobs whose journals are read to tell how they fared after a reclaim."""
 
 _log = logging.getLogger("reclaimnet.gateway")
 
@@ -82,6 +88,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS)] = 1
     nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)] = 1
     lasts_s: Annotated[float, Meta(gt=0, le=MAX_LASTS_S)] | None = None
+    rhythm: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
+    """As in 336ms/131ms@200M."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     saving: Saving = Saving.SDK
     memory_bytes: Annotated[int, Meta(ge=0, le=MAX_MEMORY)] = 0
@@ -103,6 +111,8 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     headline: str
     passages: list[cli_story.Passage]
     history: History
+    samples: list[Sample] = []
+    """How it was doing, from beats; only what this gateway has heard itself."""
 
 
 class Desk:
@@ -112,6 +122,8 @@ class Desk:
         self._version = version
         self._sent: OrderedDict[tuple[str, str], None] = OrderedDict()
         """Who has sent which bundle; what was forgotten is sent again."""
+        self._reading = asyncio.Lock()
+        self._reclaims: tuple[float, list[Reclaimed]] | None = None
 
     async def submit(
         self, submission: Submission, key: str | None, caller: Caller
@@ -228,12 +240,31 @@ class Desk:
             headline=cli_story.headline(record),
             passages=cli_story.tell(record.id, told),
             history=history.of_job(record.id, entries),
+            samples=self._view.samples.of(record.id),
         )
 
     async def deeds(self, node: NodeId) -> Deeds:
         if self._view.node(node) is None:
             raise NotFound(f"there is no node {node[:MAX_NAME]!r}; `rn nodes` lists the nodes")
         return history.of_node(await self._campus.read_node_journal(node), time.time_ns())
+
+    async def reclaims(self) -> list[Reclaimed]:
+        """The newest ones. Those who look at about the same time share one reading."""
+        async with self._reading:
+            if self._reclaims is None or time.monotonic() - self._reclaims[0] > RECLAIMS_FOR_S:
+                self._reclaims = (time.monotonic(), await self._read_reclaims())
+        return self._reclaims[1]
+
+    async def _read_reclaims(self) -> list[Reclaimed]:
+        """Who took something back, then who was there, then how those fared."""
+        entries = await self._campus.read_common_journal()
+        nodes = {each.node for each in history.of_reclaims(entries)}
+        for node in sorted(nodes):
+            entries += await self._campus.read_node_journal(NodeId(node))
+        jobs = {departed.job for each in _reclaims(entries) for departed in each.departures}
+        for job in sorted(jobs)[:MAX_ENDED_JOBS]:
+            entries += await self._campus.read_journal(JobId(job))
+        return _reclaims(entries)
 
     async def ask(self, node: NodeId, request: Request) -> Reply:
         try:
@@ -302,6 +333,10 @@ class Desk:
                 "a job over several nodes is saved by all at one step, which only the SDK can do;"
                 " use it, or submit the job with --saving none"
             )
+        try:
+            talk = None if submission.rhythm is None else parse_talk(submission.rhythm)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
         bundle = submission.bundle
         if bundle is not None and not await self._campus.has_bundle(bundle):
             raise UsageError(f"there is no bundle {bundle}; send it first")
@@ -312,6 +347,7 @@ class Desk:
             gpus=submission.gpus,
             nodes=submission.nodes,
             lasts=None if submission.lasts_s is None else round(submission.lasts_s * SECOND),
+            talk=talk,
             priority=submission.priority,
             saving=submission.saving,
             memory_bytes=submission.memory_bytes,
@@ -407,6 +443,10 @@ class _Measured(Collector):
             for labels, both in sorted(sums.items()):
                 family.add_metric(list(labels), float(both[index]))
             yield family
+
+
+def _reclaims(entries: list[dict[str, Any]]) -> list[Reclaimed]:
+    return history.of_reclaims(sorted(entries, key=lambda entry: int(entry["at"])))
 
 
 def _gauge(name: str, text: str, values: dict[Any, int]) -> GaugeMetricFamily:

@@ -15,8 +15,11 @@ from typing import Final, NamedTuple
 
 from reclaimnet.adapters.nats.campus import Campus, Heard
 from reclaimnet.adapters.nats.streams import KEPT_CARD, KEPT_ENDED
+from reclaimnet.apps.chain_told import ChainTold
+from reclaimnet.apps.gateway_samples import Samples
+from reclaimnet.errors import Unavailable
 from reclaimnet.model.market import Card, JobId, NodeId, Outlook
-from reclaimnet.model.units import SECOND
+from reclaimnet.model.units import DAY, SECOND
 from reclaimnet.model.work import JobRecord, JobState
 from reclaimnet.wire import decode_record, encode_json, encode_record
 
@@ -32,6 +35,11 @@ and waking up for each beat costs more than telling it."""
 MAX_GONE: Final = 1024
 """So many things that went are remembered for those who come back; who was away for longer is told
 everything anew."""
+
+
+KEPT_CHAIN: Final = DAY
+"""How long a chain is shown of which nobody tells any more."""
+MAX_CHAINS: Final = 256
 
 
 class NodeState(StrEnum):
@@ -52,11 +60,23 @@ class NodeSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChainSeen:
+    """A chain on a batch cluster, as its keeper last told of it."""
+
+    id: str
+    """The user's name and the chain's."""
+    user: str
+    told_at: int
+    told: ChainTold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One thing a listener is told, `data` is JSON. The events are:
 
     `campus`, first on every line: the clock here, and whether all is told anew (`reset`), so that
-    what was known before is to be forgotten. `record` and `node`: a job or a node as it is now.
+    what was known before is to be forgotten. `record`, `node` and `chain`: a job, a node or a chain
+    as it is now.
     `gone`: kind and id of what is no more. `current`: everything there is has been told.
     """
 
@@ -67,7 +87,7 @@ class Change:
 
 
 Thing = tuple[str, str]
-"""Its kind (`record` or `node`) and its id."""
+"""Its kind (`record`, `node` or `chain`) and its id."""
 Place = tuple[int, JobId]
 """Of a job in the list of all: when it was submitted, and its id."""
 
@@ -122,6 +142,8 @@ class View:
         self._states: Counter[JobState] = Counter()
         self._cards: dict[NodeId, tuple[Card, int]] = {}
         self._told_states: dict[NodeId, NodeState] = {}
+        self._chains: dict[str, ChainSeen] = {}
+        self.samples = Samples()
         self._listeners: set[_Listener] = set()
         self._line = secrets.token_hex(4)
         """Numbers mean something only to the gateway that gave them."""
@@ -255,7 +277,19 @@ class View:
             self.forget_node(heard.card.node)
             return
         self._cards[heard.card.node] = (heard.card, time.monotonic_ns() - heard.age)
+        self.samples.see(heard.card, time.time_ns() - heard.age)
         self._tell_node(heard.card.node)
+
+    def chains(self) -> list[ChainSeen]:
+        """By id."""
+        return [self._chains[id] for id in sorted(self._chains)]
+
+    def see_chain(self, seen: ChainSeen) -> None:
+        """Raises Unavailable if there are too many."""
+        if seen.id not in self._chains and len(self._chains) >= MAX_CHAINS:
+            raise Unavailable(f"{MAX_CHAINS} chains are shown already; end some, or try tomorrow")
+        self._chains[seen.id] = seen
+        self._tell(_chain_change(seen), "chain", seen.id)
 
     async def changes(self, since: str | None = None) -> AsyncGenerator[Change | None, None]:
         """Everything as it is, or (`since` is the id of a change) what has changed since then; then
@@ -307,6 +341,8 @@ class View:
                 return Change(event="record", data=over.packed)
             record = self.record(JobId(id))
             return _record_change(record) if record is not None else None
+        if kind == "chain":
+            return _chain_change(self._chains[id]) if id in self._chains else None
         seen = self.node(NodeId(id))
         return _node_change(seen) if seen is not None else None
 
@@ -338,6 +374,10 @@ class View:
                     self.forget_node(node)
                 elif self._told_states.get(node) != seen.state:
                     self._tell_node(node)
+            for chain in self.chains():
+                if time.time_ns() - chain.told_at > KEPT_CHAIN:
+                    del self._chains[chain.id]
+                    self._tell_gone("chain", chain.id)
 
     def _tell_node(self, node: NodeId) -> None:
         seen = self.node(node)
@@ -380,6 +420,10 @@ def _backwards(places: list[Place], before: Place | None) -> Iterator[Place]:
 
 def _record_change(record: JobRecord) -> Change:
     return Change(event="record", data=encode_record(record))
+
+
+def _chain_change(seen: ChainSeen) -> Change:
+    return Change(event="chain", data=encode_json(seen))
 
 
 def _node_change(seen: NodeSeen) -> Change:

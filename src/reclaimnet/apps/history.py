@@ -1,4 +1,5 @@
-"""What journals say has happened, as numbers: a job's attempts, saves and moves; a node's deeds.
+"""What journals say has happened, as numbers: a job's attempts, saves and moves; a node's deeds;
+the campus's reclaims.
 
 Pure. The words for it are in cli_story.
 """
@@ -10,6 +11,7 @@ import msgspec
 
 from reclaimnet.model.units import SECOND
 
+MAX_RECLAIMS: Final = 20
 MAX_GUESTS: Final = 500
 """A node's newest guests that are told."""
 
@@ -80,6 +82,34 @@ class Deeds(msgspec.Struct, frozen=True, kw_only=True):
     copied_bytes: int
     reclaims: int
     """How often its owner took GPUs back."""
+
+
+class Departed(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that had to leave a node."""
+
+    job: str
+    to: str = ""
+    """Where it went on; empty if it did not, or not yet."""
+    left: int | None = None
+    """When its process had ended at the node."""
+    done: int | None = None
+    """When it ran again."""
+    steps_lost: int = 0
+
+
+class Reclaimed(msgspec.Struct, frozen=True, kw_only=True):
+    """A loan, or some of it, that was ended."""
+
+    node: str
+    at: int
+    deadline: int
+    cause: str
+    gpus: list[str]
+    whole: bool
+    """Whether these were all that the node lent."""
+    withdrawn: bool = False
+    """The notice was taken back."""
+    departures: list[Departed] = []
 
 
 Entry = Mapping[str, Any]
@@ -188,6 +218,95 @@ def of_node(entries: Iterable[Entry], now: int) -> Deeds:
         copies=copies,
         copied_bytes=copied_bytes,
         reclaims=len(reclaims),
+    )
+
+
+def of_reclaims(entries: Iterable[Entry]) -> list[Reclaimed]:
+    """Newest first, bounded by MAX_RECLAIMS. `entries` are those of the nodes on which loans ended
+    and of the jobs that were there, ranked by time."""
+    ranked = list(entries)
+    lent: dict[str, Mapping[str, Any]] = {}
+    found: dict[tuple[str, str], Reclaimed] = {}
+    epochs: dict[tuple[str, str, str], int] = {}
+    for entry in ranked:
+        at, node, event = int(entry["at"]), str(entry["node"]), entry["event"]
+        match event.get("kind"):
+            case "LendAsked":
+                lent[node] = event["offer"]
+            case "ReclaimAsked" if not _is_refused(entry):
+                key = (node, str(event["request"]))
+                if key not in found:
+                    found[key] = _begun(at, node, event, lent.get(node))
+                for order in entry.get("orders", ()):
+                    if order.get("kind") == "Warn" and order.get("notice"):
+                        epochs.setdefault((*key, order["job"]), order["epoch"])
+                        found[key] = msgspec.structs.replace(
+                            found[key],
+                            deadline=order["notice"]["deadline"],
+                            gpus=list(order["notice"]["gpus"]),
+                        )
+            case "WithdrawAsked" if not _is_refused(entry):
+                for key, each in found.items():
+                    if key[0] == node and at < each.deadline:
+                        found[key] = msgspec.structs.replace(each, withdrawn=True)
+    departures: dict[tuple[str, str], list[Departed]] = {}
+    for (node, request, job), epoch in epochs.items():
+        since = found[node, request].at
+        left = _departed(node, job, epoch, (each for each in ranked if each["at"] >= since))
+        departures.setdefault((node, request), []).append(left)
+    told = [
+        msgspec.structs.replace(each, departures=departures.get(key, []))
+        for key, each in found.items()
+    ]
+    return sorted(told, key=lambda each: each.at, reverse=True)[:MAX_RECLAIMS]
+
+
+def _begun(
+    at: int, node: str, event: Mapping[str, Any], offer: Mapping[str, Any] | None
+) -> Reclaimed:
+    """As far as the asking itself tells; where guests are warned, their notice tells more."""
+    offered = [str(gpu["id"]) for gpu in offer["gpus"]] if offer else []
+    gpus = [str(gpu) for gpu in event.get("gpus") or offered]
+    grace = event.get("grace")
+    if grace is None:
+        grace = offer["terms"]["notice"] if offer else 0
+    return Reclaimed(
+        node=node,
+        at=at,
+        deadline=at + int(grace),
+        cause=str(event.get("cause", "reclaim")),
+        gpus=gpus,
+        whole=len(gpus) >= len(offered),
+    )
+
+
+def _departed(node: str, job: str, epoch: int, entries: Iterable[Entry]) -> Departed:
+    """How a job fared that had to leave a node, by what came later."""
+    departed = Departed(job=job)
+    lost_before: int | None = None
+    for entry in entries:
+        event = entry["event"]
+        if event.get("job") == job:
+            at, number = int(entry["at"]), int(event.get("epoch", 0))
+            match event.get("kind"):
+                case "ProcessExited" if entry["node"] == node and departed.left is None:
+                    departed = msgspec.structs.replace(departed, left=at)
+                case "ProcessStarted" if number > epoch and departed.done is None:
+                    departed = msgspec.structs.replace(departed, to=str(entry["node"]), done=at)
+        for order in entry.get("orders", ()):
+            record = order.get("record") if order.get("kind") == "Write" else None
+            if record is None or record["id"] != job or record["epoch"] > epoch + 1:
+                continue
+            lost = int(record["steps_lost"])
+            lost_before = lost if lost_before is None else lost_before
+            departed = msgspec.structs.replace(departed, steps_lost=max(0, lost - lost_before))
+    return departed
+
+
+def _is_refused(entry: Entry) -> bool:
+    return any(
+        order.get("kind") == "Answer" and not order.get("ok", True)
+        for order in entry.get("orders", ())
     )
 
 

@@ -1,6 +1,7 @@
 """What `rn links` shows: how full each link is, who talks when, what moves, and who conducts."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -10,8 +11,45 @@ from reclaimnet.model.units import show_duration, show_size
 
 WIDTH: Final = 60
 """Characters of the circle, laid out as a line."""
+WORTH_A_LINE: Final = 12_500
+"""Bytes a second, 0.1 Mbit/s: less than this goes through any machine."""
 _QUIET, _TALKS, _MEETS = "·", "█", "▒"
 _FREE: Final = "~"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What leaves a machine, in bytes a second, by whose it is."""
+
+    node: str
+    sent: int
+    """In all, as its network interface counts."""
+    migration: int
+    training: int
+
+    @property
+    def background(self) -> int:
+        """Everybody else's."""
+        return max(0, self.sent - self.migration - self.training)
+
+
+def loads(cards: Sequence[Card]) -> list[Load]:
+    """Of the machines that tell, by node."""
+    seen = {link.link: link for card in cards for link in card.links}
+    found = []
+    for card in cards:
+        if card.traffic is None:
+            continue
+        link = seen.get(f"{card.node} up")
+        found.append(
+            Load(
+                node=card.node,
+                sent=card.traffic.sent,
+                migration=link.reached if link else sum(sent.rate for sent in card.sending),
+                training=round(link.use * (link.carries or link.rate)) if link else 0,
+            )
+        )
+    return found
 
 
 def data(cards: Iterable[Card]) -> dict[str, Any]:
@@ -24,6 +62,9 @@ def data(cards: Iterable[Card]) -> dict[str, Any]:
             for link in card.links
         ],
         "stretches": {stretch: card.node for card in ranked for stretch in card.conducts},
+        "uplinks": [
+            {**msgspec.to_builtins(load), "background": load.background} for load in loads(ranked)
+        ],
         "sending": [
             {**msgspec.to_builtins(sending), "from": card.node}
             for card in ranked
@@ -42,10 +83,20 @@ def lines(cards: Iterable[Card], *, now: int) -> list[str]:
             found += [f"{head}  by {card.node}", *voices]
     for card in ranked:
         found += [f"{card.node} → {sent.to}  {progress(sent, now=now)}" for sent in card.sending]
+    found += [
+        f"{load.node} out  {_mbit(load.sent)}: everybody else {_mbit(load.background)}, "
+        f"training {_mbit(load.training)}, moving state {_mbit(load.migration)}"
+        for load in loads(ranked)
+        if load.sent >= WORTH_A_LINE
+    ]
     if not found:
         count = len({stretch for card in ranked for stretch in card.conducts})
         found.append(f"nothing moves; {count} stretches are conducted")
     return found
+
+
+def _mbit(rate: int) -> str:
+    return f"{rate * 8 / 1e6:.3g} Mbit/s"
 
 
 def progress(sent: Sending, *, now: int) -> str:

@@ -73,7 +73,7 @@ def plan(gateway: Gateway, word: str, notice: int | None) -> Plan:
     elsewhere = tuple(
         other
         for other, seen in sorted(nodes.items())
-        if other != job.holder and len(seen.card.vacant) >= job.spec.gpus
+        if other not in (job.holder, *job.seats) and len(seen.card.vacant) >= job.spec.gpus
     )
     return Plan(
         job=job,
@@ -91,7 +91,8 @@ def lines(plan: Plan) -> list[str]:
     notice = show_duration(plan.notice)
     places = ", ".join(plan.elsewhere) or "nowhere: no other node has room, so it would wait"
     return [
-        f"job          {job.spec.name} ({job.id}), step {job.step}",
+        f"job          {job.spec.name} ({job.id}), step {job.step}"
+        + (f", over {', '.join(job.seats)}: all of them move together" if job.seats else ""),
         f"leaves       {job.holder}, {len(plan.gpus)} GPU, with {notice} notice",
         f"may go to    {places}",
         f"its state    {show_size(newest.size) if newest else 'was never saved'}"
@@ -125,13 +126,21 @@ def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) 
         job=before.id,
         name=before.spec.name,
         source=str(card.node),
-        destination=after.holder if after.epoch > before.epoch else None,
+        destination=_destination(before, after),
         steps_lost=after.steps_lost - before.steps_lost,
         downtime_s=round(still / SECOND, 3) if still else None,
         took_s=round(took, 2),
         notice_s=plan.notice / SECOND,
         lent_again=lent,
     )
+
+
+def _destination(before: JobRecord, after: JobRecord) -> str | None:
+    """Of a gang: who is new in it."""
+    if after.epoch <= before.epoch:
+        return None
+    new = [seat for seat in after.seats if seat not in before.seats]
+    return ", ".join(new) or after.holder
 
 
 def _counted(gateway: Gateway, before: JobRecord, after: JobRecord) -> JobRecord:

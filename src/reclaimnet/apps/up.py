@@ -36,6 +36,7 @@ from reclaimnet.adapters.nats.server import (
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps import daemon, gateway, gateway_page
+from reclaimnet.apps.cli_base import waiting
 from reclaimnet.apps.client import Gateway, connection_to
 from reclaimnet.apps.config import Config, remember_gateway
 from reclaimnet.apps.gateway_output import Fetcher
@@ -97,13 +98,14 @@ def up(
     argv += ["--read-only"] if read_only else []
     argv += ["--servers", str(count)]
     argv += ["--plain-http"] if plain_http else []
-    daemon.spawn(
-        argv,
-        log=config.state / "up.log",
-        ready=lambda: _healthy(config),
-        patience_s=READY_S * count,
-        env=dict(os.environ),
-    )
+    with waiting("starting the campus"):
+        daemon.spawn(
+            argv,
+            log=config.state / "up.log",
+            ready=lambda: _healthy(config),
+            patience_s=READY_S * count,
+            env=dict(os.environ),
+        )
     left = _left(config)
     link = page_link(left["gateway_url"], _secret(config.state / "gateway-token"))
     sys.stderr.write(
@@ -125,7 +127,8 @@ def down(*, config: Config, sure: Callable[[list[JobRecord]], bool] = lambda _jo
     jobs = _jobs_here(config)
     if jobs and not sure(jobs):
         return 1
-    ended = end_all(config)
+    with waiting("ending what runs here"):
+        ended = end_all(config)
     sys.stderr.write(f"Ended {', '.join(ended)}.\n" if ended else "Nothing was running here.\n")
     if jobs:
         named = ", ".join(f"{job.spec.name} ({job.id})" for job in jobs)

@@ -1,10 +1,14 @@
 """The live world of one node: carries a mind's orders out on a real machine, and reports back.
 
 Everything here runs on one event loop; what takes long runs in threads and returns as an event.
+Only the thread that watches memory acts by itself: it stops whom the mind would stop, and then
+tells it.
 """
 
 import asyncio
+import collections
 import contextlib
+import itertools
 import logging
 import os
 import shutil
@@ -22,7 +26,7 @@ from typing import Any, Final, assert_never
 from reclaimnet import journal
 from reclaimnet.adapters.gpu.memory import Meter
 from reclaimnet.adapters.linux.attempts import reports as rn
-from reclaimnet.adapters.linux.counters import Samples, listen
+from reclaimnet.adapters.linux.counters import Samples, Uplink, listen
 from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
 from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.adapters.linux.pressure import Watch
@@ -42,7 +46,7 @@ from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
 from reclaimnet.model.moving import UNLIMITED, TransferId
-from reclaimnet.model.pressure import MAX_AGE, Pressure
+from reclaimnet.model.pressure import CLOSE, Pressure
 from reclaimnet.model.rhythm import ExplainLink
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, Manifest, ManifestId, Saving, Team
@@ -165,7 +169,12 @@ class LiveWorld:
         sys.setswitchinterval(SWITCH_S)
         self._sensor = Sensor(guests, clock.now)
         self._gpus = Meter(clock.now)
+        self._uplink = Uplink()
         self._pressure_due = False
+        self._reading: Pressure | None = None
+        """The last one, which is what is decided on, however late we come to it."""
+        self._stopped_ahead: collections.deque[tuple[JobId, int]] = collections.deque()
+        """Attempts that the watch's thread has stopped and the mind does not know of yet."""
         self._sendings = sendings or Sendings()
         self._sendings.on_connection = self._on_connection_from_thread
         self._paces: dict[TransferId, int] = {}
@@ -193,11 +202,14 @@ class LiveWorld:
             return
         now = self._clock.now()
         orders = self.mind.handle(event, now)
+        # Who must stand still does so before anything is written down.
+        stops = list(itertools.takewhile(lambda order: isinstance(order, od.Suspend), orders))
+        self.carry_out(stops)
         for entry in journal.entries(now, self.node, event, orders):
             self._campus.journal(entry)
         if isinstance(event, (ev.LendAsked, ev.ReclaimAsked, ev.WithdrawAsked, ev.Woke)):
             self.after_owner_event()
-        self.carry_out(orders)
+        self.carry_out(orders[len(stops) :])
         self._set_alarm()
         self._turned.set()
 
@@ -313,6 +325,10 @@ class LiveWorld:
             case od.Listen():
                 self._spawn(self._listen(order))
             case od.Rotate():
+                if self._guard is not None:
+                    self._guard.hold_to_slots(
+                        order.job, order.epoch, order.anchor, order.period, order.slots
+                    )
                 self.runner.rotate(
                     order.job,
                     order.epoch,
@@ -355,6 +371,7 @@ class LiveWorld:
 
     async def _beat(self, card: Card) -> None:
         sent_at = self._clock.now()
+        card = replace(card, traffic=self._uplink.rates(sent_at))
         if self._guard is not None:
             card = replace(card, edge=self._guard.edge())
         with contextlib.suppress(Unavailable):
@@ -526,22 +543,31 @@ class LiveWorld:
                 assert_never(report)
 
     def _read_memory(self) -> Pressure:
-        reading = self._sensor.read(self.runner.memory())
-        vram = self._gpus.read()
-        return replace(reading, vram=vram) if vram else reading
+        return self._sensor.read(self.runner.memory())
 
     def _on_pressure_from_thread(self, reading: Pressure) -> None:
+        """Nobody waits for this thread's turn but memory: where little is left it stops at once
+        whom the mind would stop, by the same policy, and only then tells it."""
+        if reading.share >= CLOSE:
+            for job, epoch in self.mind.airlock.reflex(reading):
+                self.runner.suspend(job, epoch)
+                self._stopped_ahead.append((job, epoch))
+        # A GPU's driver may take its time, so it is asked last.
+        self._reading = replace(reading, vram=self._gpus.read())
         if not self._pressure_due:
             self._pressure_due = True
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._on_pressure, reading)
+                self._loop.call_soon_threadsafe(self._on_pressure)
 
-    def _on_pressure(self, reading: Pressure) -> None:
+    def _on_pressure(self) -> None:
         self._pressure_due = False
-        if self._clock.now() - reading.at > MAX_AGE:
-            # We were busy: what it says is no longer so.
-            reading = self._read_memory()
-        self.deliver(ev.PressureRead(reading=reading))
+        ahead = [self._stopped_ahead.popleft() for _ in range(len(self._stopped_ahead))]
+        assert self._reading is not None, "we are called because there is one"
+        self.deliver(ev.PressureRead(reading=self._reading))
+        for job, epoch in ahead:
+            if not self.mind.airlock.stands_still(job, epoch):
+                # The mind has seen something that the watch could not know.
+                self.runner.unsuspend(job, epoch)
 
     async def _keep(self, report: rn.Snapshot, before: "asyncio.Task[None] | None") -> None:
         """Bring a snapshot from shared memory into the vault."""
@@ -955,6 +981,7 @@ class LiveWorld:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._preparing.values(), return_exceptions=True)
         await asyncio.to_thread(self.watch.close)
+        self._sensor.close()
         self._gpus.close()
         await asyncio.to_thread(self.runner.close)
         await asyncio.to_thread(self._pool.shutdown)

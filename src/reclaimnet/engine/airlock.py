@@ -11,7 +11,7 @@ how long each rung may last is decided here, so that every episode ends within E
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -40,6 +40,10 @@ from reclaimnet.policy.survive import Resident, Scene, Verdict
 
 SUSPEND_FOR: Final = 10 * SECOND
 """How long a job waits for room in place."""
+SUSPEND_AT_MOST: Final = 2 * SUSPEND_FOR
+"""And how long if others leave meanwhile, so that there may be room for it in a moment."""
+LOOK_AGAIN: Final = SECOND
+"""Then it is looked so often whether they are gone."""
 READDRESS_FOR: Final = 20 * SECOND
 """How long finding another place and moving there may take."""
 RELEASE_FOR: Final = 10 * SECOND
@@ -50,9 +54,9 @@ PROBES: Final = 5
 """Nodes asked to take a suspended job before it is released."""
 SEEK_FOR: Final = 2 * SECOND
 """How long they are looked for."""
-EPISODE: Final = SUSPEND_FOR + READDRESS_FOR + RELEASE_FOR
-"""No job is in the airlock for longer than this and what its state takes to write, unless a save
-of it fails."""
+EPISODE: Final = SUSPEND_AT_MOST + READDRESS_FOR + RELEASE_FOR
+"""No job is in the airlock for longer than this and what its state takes to write, unless it cannot
+be saved or a save of it fails."""
 FAILED_SAVES: Final = 2
 """A job whose last save fails this often is ended without it; until then it is stopped again."""
 EXTENSIONS: Final = 3
@@ -120,6 +124,8 @@ class Airlock:
         self.holds: dict[JobId, Hold] = {}
         self.reading: Pressure | None = None
         self.verdict = Verdict()
+        self._seen: tuple[Scene, Pressure] | None = None
+        """What was decided on last, and the reading it was made of."""
         self._used: deque[tuple[int, int]] = deque(maxlen=HISTORY)
         self._history: dict[JobId, deque[tuple[int, int]]] = {}
         self._went_on: dict[JobId, int] = {}
@@ -157,12 +163,39 @@ class Airlock:
             growth_bps=_slope(self._used, reading.at),
             lag=lag,
         )
+        self._seen = (scene, reading)
         self.verdict = self.suite.survive(scene)
         if self.verdict.closed:
             self.short, self._closed_at = True, now
         elif now - self._closed_at >= REOPEN:
             self.short = False
         return self._carry_out(self.verdict, reading, attempts, now)
+
+    def reflex(self, reading: Pressure) -> list[tuple[JobId, int]]:
+        """Who is to stand still if this reading is all that has changed, with their epochs. It only
+        looks at what never changes, so that a thread that sees memory run out may ask, and stop
+        them, before anybody finds the time to tell us; what stands is decided by `read`."""
+        seen = self._seen
+        if seen is None or reading.at <= seen[1].at:
+            return []
+        scene, before = seen
+        held = {usage.job: usage.bytes for usage in before.jobs}
+        holds = {usage.job: usage for usage in reading.jobs}
+        took = max(reading.at - before.at, GROWTH_AT_LEAST)
+        residents = []
+        for resident in scene.residents:
+            if (usage := holds.get(resident.job)) is not None:
+                grown = (usage.bytes - held.get(resident.job, usage.bytes)) * SECOND // took
+                growth = max(resident.growth_bps, grown)
+                residents.append(replace(resident, bytes=usage.bytes, growth_bps=growth))
+        verdict = self.suite.survive(
+            replace(scene, limit=reading.limit, used=reading.used, residents=tuple(residents))
+        )
+        return [(job, holds[job].epoch) for job in verdict.suspend]
+
+    def stands_still(self, job: JobId, epoch: int) -> bool:
+        hold = self.holds.get(job)
+        return hold is not None and hold.epoch == epoch and hold.still
 
     def _remember(self, reading: Pressure) -> None:
         self._used.append((reading.at, reading.used))
@@ -177,22 +210,25 @@ class Airlock:
     def _residents(
         self, reading: Pressure, attempts: Mapping[JobId, Attempt], now: int
     ) -> Iterable[Resident]:
-        for usage in sorted(reading.jobs, key=lambda usage: usage.job):
-            attempt = attempts.get(usage.job)
-            if attempt is None or attempt.epoch != usage.epoch or attempt.phase != Phase.RUNNING:
+        held = {(usage.job, usage.epoch): usage.bytes for usage in reading.jobs}
+        for job in sorted(attempts):
+            attempt = attempts[job]
+            if attempt.phase != Phase.RUNNING:
                 continue
-            record, hold = attempt.record, self.holds.get(usage.job)
+            # One that began after memory was looked at holds nothing yet, but gives way as well.
+            size = held.get((job, attempt.epoch), 0)
+            record, hold = attempt.record, self.holds.get(job)
             if record.spec.memory_bytes:
-                self._declared[usage.job] = record.spec.memory_bytes
+                self._declared[job] = record.spec.memory_bytes
             begun = record.started_at if record.started_at is not None else now
             unsaved = now - (begun if record.spec.saving == Saving.NONE else attempt.saved_at)
-            leaving = attempt.departure is not None or usage.job in self._ending
+            leaving = attempt.departure is not None or job in self._ending
             yield Resident(
-                job=usage.job,
+                job=job,
                 group=f"{record.spec.user}/{record.spec.group}" if record.spec.group else "",
                 priority=record.spec.priority,
-                bytes=usage.bytes,
-                growth_bps=_faded(hold, now) if hold else self._growth(usage.job, reading.at),
+                bytes=size,
+                growth_bps=_faded(hold, now) if hold else self._growth(job, reading.at),
                 residency=now - begun,
                 redo=max(unsaved, 0) + (attempt.save_cost or 0),
                 held=hold is not None,
@@ -216,9 +252,10 @@ class Airlock:
         stops: list[Order] = []
         orders: list[Order] = []
         for job in verdict.suspend:
-            push_out = reading.swap_free > sizes[job]
+            size = sizes.get(job, 0)
+            push_out = reading.swap_free > size
             stops.append(Suspend(job=job, epoch=attempts[job].epoch, push_out=push_out))
-            orders += self._suspend(attempts[job], sizes[job], reading, now)
+            orders += self._suspend(attempts[job], size, reading, now)
         orders += [
             Explain(job=job, decision=decision)
             for job, decision in verdict.decisions
@@ -233,7 +270,7 @@ class Airlock:
             if reading.swap_free > hold.bytes and now - hold.since < SUSPEND_FOR // 2:
                 # It is being pushed out to swap; only if that does not help must it leave.
                 continue
-            if self._going() >= LEAVING_AT_ONCE:
+            if self._going() >= LEAVING_AT_ONCE and not self._mates_leave(attempts[job], attempts):
                 break
             orders += self._free(hold, attempts[job], now)
         for job, room in verdict.resume:
@@ -251,7 +288,7 @@ class Airlock:
         orders = attempt.suspend(why, now)
         went_on = self._went_on.get(attempt.job)
         bounced = went_on is not None and now - went_on < IN_A_ROW
-        if bounced and self._going() < LEAVING_AT_ONCE and self._elsewhere(attempt, now):
+        if bounced and not self._going() and self._elsewhere(attempt, now):
             assert went_on is not None, "it went on before"
             orders.append(
                 _explain(
@@ -267,6 +304,20 @@ class Airlock:
 
     def _going(self) -> int:
         return sum(hold.rung != Rung.SUSPENDED for hold in self.holds.values())
+
+    def _mates_leave(self, attempt: Attempt, attempts: Mapping[JobId, Attempt]) -> bool:
+        """Others of its group are on their way: then it goes as well, however many they are."""
+        return any(
+            self.holds[mate.job].rung != Rung.SUSPENDED for mate in self._mates(attempt, attempts)
+        )
+
+    def _mates(self, attempt: Attempt, attempts: Mapping[JobId, Attempt]) -> list[Attempt]:
+        """Those of its group that stand still here, itself included."""
+        spec = attempt.record.spec
+        if not spec.group:
+            return [attempt]
+        specs = ((job, attempts[job].record.spec) for job in sorted(self.holds) if job in attempts)
+        return [attempts[job] for job, s in specs if (s.user, s.group) == (spec.user, spec.group)]
 
     def _held(self, attempt: Attempt, size: int, why: str, now: int) -> Hold:
         return Hold(
@@ -381,9 +432,11 @@ class Airlock:
     ) -> list[Order]:
         """Who is asked for its state must run for it, whatever ended the loan meanwhile; and who
         has been refused by PROBES nodes asks no further one."""
+        if not self.holds:
+            return orders
         out: list[Order] = []
         for order in orders:
-            hold = self.holds.get(_job_of(order)) if self.holds else None
+            hold = self.holds.get(_job_of(order))
             if hold is None:
                 out.append(order)
             elif isinstance(order, Save):
@@ -534,8 +587,27 @@ class Airlock:
             if hold.seek_until and now >= hold.seek_until:
                 hold.seek_until = 0
                 orders += self._if_sought_in_vain(hold, attempts[job], now)
-            if hold.rung == Rung.SUSPENDED and now >= hold.until:
-                orders += self._instead(hold, attempts, now) or self._free(hold, attempts[job], now)
+        return orders + self._time_is_up(attempts, now)
+
+    def _time_is_up(self, attempts: Mapping[JobId, Attempt], now: int) -> list[Order]:
+        """Those who were stopped together have waited long enough together. Not all of them leave,
+        but the first by rank: what it leaves behind may be enough for the others."""
+        orders: list[Order] = []
+        over = [h for h in self.holds.values() if h.rung == Rung.SUSPENDED and now >= h.until]
+        for hold in sorted(over, key=lambda h: _gives_way(attempts[h.job])):
+            attempt = attempts[hold.job]
+            if hold.rung != Rung.SUSPENDED:
+                # It has gone with its group.
+                continue
+            if now < hold.since + SUSPEND_AT_MOST and self._going():
+                hold.until = min(now + LOOK_AGAIN, hold.since + SUSPEND_AT_MOST)
+                continue
+            instead = self._instead(hold, attempts, now)
+            if instead:
+                orders += instead
+                continue
+            for mate in self._mates(attempt, attempts):
+                orders += self._free(self.holds[mate.job], mate, now)
         return orders
 
     def _if_sought_in_vain(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
@@ -563,7 +635,7 @@ class Airlock:
         ]
         if not others:
             return []
-        other = min(others, key=lambda a: (a.record.spec.priority, -a.saved_at, a.job))
+        other = min(others, key=_gives_way)
         hold.extensions += 1
         hold.until = now + SUSPEND_FOR
         orders: list[Order] = [
@@ -576,6 +648,10 @@ class Airlock:
             self.holds[other.job] = self._held(other, size, hold.why, now)
             orders += [Suspend(job=other.job, epoch=other.epoch), *other.suspend(hold.why, now)]
         return orders + self._free(self.holds[other.job], other, now)
+
+    def held_by_jobs(self) -> dict[JobId, int]:
+        """Bytes that each job's processes hold, as far as somebody has looked."""
+        return {usage.job: usage.bytes for usage in self.reading.jobs} if self.reading else {}
 
     def gauge(self) -> Gauge | None:
         """What others are told with the next beat."""
@@ -602,6 +678,11 @@ class Airlock:
             )
             for _, hold in sorted(self.holds.items())
         )
+
+
+def _gives_way(attempt: Attempt) -> tuple[int, int, JobId]:
+    """The least comes first: of the lowest priority, and with the least to do again."""
+    return (attempt.record.spec.priority, -attempt.saved_at, attempt.job)
 
 
 def _job_of(order: Order) -> JobId:

@@ -24,7 +24,7 @@ from reclaimnet.model.events import (
     SnapshotTaken,
     StepDone,
 )
-from reclaimnet.model.market import GpuId, JobId, NodeId, Notice
+from reclaimnet.model.market import GpuId, JobId, NodeId, Notice, Progress
 from reclaimnet.model.orders import (
     End,
     Forget,
@@ -65,6 +65,8 @@ class Seat:
         self.job: JobId = record.id
         self.epoch = record.epoch
         self.spec = record.spec
+        self.members = record.seats
+        """Where each rank runs."""
         self.team = team
         self.gpus = gpus
         self.phase = SeatPhase.READY
@@ -76,6 +78,7 @@ class Seat:
         self._fetched: ManifestId | None = None
         """The piece that it has, or tries to get."""
         self._step = 0
+        self._stepped_at: int | None = None
         self._save = 0
         self._shard: Shard | None = None
         self._kept = False
@@ -109,6 +112,13 @@ class Seat:
         """What of the job's state must not be dropped from this node's vault."""
         own = self._shard.manifest if self._shard else None
         return tuple(dict.fromkeys(m for m in (*self.wish.keep, self._fetched, own) if m))
+
+    def progress(self) -> Progress | None:
+        if self.phase != SeatPhase.RUNNING:
+            return None
+        return Progress(
+            job=self.job, epoch=self.epoch, step=self._step, at=self._stepped_at, gpus=self.gpus
+        )
 
     # --- who leads -------------------------------------------------------------------------
 
@@ -240,7 +250,7 @@ class Seat:
         return self._tell(now) + (self._answer_save(self.wish) if self.wish.save else [])
 
     def stepped(self, event: StepDone, now: int) -> list[Order]:
-        self._step = max(self._step, event.step)
+        self._step, self._stepped_at = max(self._step, event.step), event.at
         return []
 
     def snapshot_taken(self, event: SnapshotTaken, now: int) -> list[Order]:

@@ -69,43 +69,36 @@ class Verdict:
 Survive = Callable[[Scene], Verdict]
 
 
-@dataclass(frozen=True, slots=True)
 class _Unit:
-    """Residents that share one fate."""
+    """Residents that share one fate. Added up once: readings come often."""
 
-    members: tuple[Resident, ...]
+    __slots__ = (
+        "bytes",
+        "growth_bps",
+        "held",
+        "leaving",
+        "members",
+        "name",
+        "priority",
+        "redo",
+        "residency",
+    )
 
-    @property
-    def priority(self) -> int:
-        return max(member.priority for member in self.members)
-
-    @property
-    def bytes(self) -> int:
-        return sum(member.bytes for member in self.members)
-
-    @property
-    def growth_bps(self) -> int:
-        return sum(member.growth_bps for member in self.members)
-
-    @property
-    def redo(self) -> int:
-        return sum(member.redo for member in self.members)
-
-    @property
-    def residency(self) -> int:
-        return max(member.residency for member in self.members)
-
-    @property
-    def held(self) -> bool:
-        return any(member.held for member in self.members)
-
-    @property
-    def leaving(self) -> bool:
-        return any(member.leaving for member in self.members)
-
-    @property
-    def name(self) -> JobId:
-        return self.members[0].job
+    def __init__(self, members: Sequence[Resident]) -> None:
+        first = members[0]
+        self.members = members
+        self.name = first.job
+        self.priority, self.residency = first.priority, first.residency
+        self.bytes, self.growth_bps, self.redo = first.bytes, first.growth_bps, first.redo
+        self.held, self.leaving = first.held, first.leaving
+        for member in members[1:]:
+            self.priority = max(self.priority, member.priority)
+            self.residency = max(self.residency, member.residency)
+            self.bytes += member.bytes
+            self.growth_bps += member.growth_bps
+            self.redo += member.redo
+            self.held = self.held or member.held
+            self.leaving = self.leaving or member.leaving
 
     @property
     def jobs(self) -> tuple[JobId, ...]:
@@ -130,8 +123,9 @@ class PriorityLadder:
     the kernel would choose next, by size."""
     admit: float = 0.97
     """Nearer to the limit than others dare: a guess that was wrong costs a stop, not a life."""
-    room_below: float = 0.1
-    """A newcomer may come to a full node if those below it hold this share of the limit."""
+    room_below: float = 0.25
+    """A newcomer may come to a full node if those below it hold this share of the limit: it grows,
+    and so do its equals. Where nobody is below, the next to leave would be one of them."""
     horizon: int = 150 * MILLISECOND
     """How far growth is looked ahead at least: a reading, and the time to stop a process."""
     longest_horizon: int = SECOND
@@ -153,7 +147,8 @@ class PriorityLadder:
         if forecast <= scene.limit * self.high and scene.used <= scene.limit * self.high:
             chosen: list[_Unit] = []
             resumed, shortfall = self._resumed(scene, held, forecast)
-            waiting = [unit for unit in held if unit not in [on for on, _ in resumed]]
+            going_on = [unit for unit, _ in resumed]
+            waiting = [unit for unit in held if unit not in going_on]
             idle = not running and not resumed
             freed = self._freed_for_those_above(scene, waiting, going, shortfall, idle=idle)
         else:
@@ -218,11 +213,16 @@ class PriorityLadder:
         going: list[_Unit],
     ) -> list[_Unit]:
         still_running = [unit for unit in running if unit not in chosen]
+        waiting = [*held, *chosen]
         demand = self._demand(scene, still_running)
+        if demand == 0 and scene.used < scene.limit * self.critical:
+            # Nothing gets worse, so only those who wait for others below them need room. Without
+            # this, a node on which everybody was stopped would stand still until time is up.
+            _, shortfall = self._resumed(scene, waiting, scene.used)
+            idle = not still_running
+            return self._freed_for_those_above(scene, waiting, going, shortfall, idle=idle)
         need = scene.used + demand - scene.limit * self.high - sum(u.bytes for u in going)
-        if need <= 0 or (demand == 0 and scene.used < scene.limit * self.critical):
-            return []
-        return self._enough(scene, [*held, *chosen], need)
+        return self._enough(scene, waiting, need)
 
     def _enough(self, scene: Scene, units: list[_Unit], need: float) -> list[_Unit]:
         """The first by rank that hold so much; of several worth the same, whoever fits best."""
@@ -344,6 +344,8 @@ class PriorityLadder:
         considered: list[_Unit],
         gone: list[_Unit],
     ) -> list[tuple[JobId, Decision]]:
+        if not units:
+            return []
         growth = sum(resident.growth_bps for resident in scene.residents if not resident.held)
         spared = [unit for unit in considered if unit not in units]
         return [
@@ -419,7 +421,7 @@ def _units(residents: Iterable[Resident]) -> list[_Unit]:
     for resident in sorted(residents, key=lambda r: r.job):
         key = ("group", resident.group) if resident.group else ("job", resident.job)
         together.setdefault(key, []).append(resident)
-    return [_Unit(tuple(members)) for members in together.values()]
+    return [_Unit(members) for members in together.values()]
 
 
 def _stragglers(held: list[_Unit], resumed: list[tuple[_Unit, int]]) -> tuple[JobId, ...]:

@@ -202,9 +202,10 @@ class Job:
 
     def save(self, step: int, state: Any | Callable[[], Any]) -> None:
         """Save now, asked for or not. `step` does it when it is needed, which is nearly always
-        better. Raises UsageError if the state cannot be saved, OSError if there is no room."""
+        better. A job over several nodes is saved by all of them at one step: at others it is left
+        out. Raises UsageError if the state cannot be saved, OSError if there is no room."""
         if self._link is not None:
-            if self._link.leads:
+            if self._link.leads and not self._link.saves_elsewhen(step):
                 self._serve(self._link, step, state)
         elif self._shelf is not None:
             self._shelf.save(step, _value(state))
@@ -369,6 +370,10 @@ class _Link:
     def too_early(self, step: int) -> bool:
         """A save of one step and no other is wanted, and it is still to come."""
         return step < self.words[Word.SAVE_AT]
+
+    def saves_elsewhen(self, step: int) -> bool:
+        """Saves are of steps that all members were told, and this is not one of them."""
+        return self.words[Word.SAVE_AT] not in (0, step)
 
     def fail_save(self, wanted: int, reason: str) -> None:
         # Written in place: in a sandbox nothing else can be made in the run directory.

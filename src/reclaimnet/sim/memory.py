@@ -65,6 +65,8 @@ class Memory:
         self._tell = tell
         self._kill = kill
         self._cells: dict[tuple[JobId, int], _Cell] = {}
+        self._ranked: list[tuple[JobId, int]] | None = None
+        """The keys of the cells in their rank, until one comes or goes."""
         self._before: Pressure | None = None
         self._generation = 0
         self.filled = 0.0
@@ -83,27 +85,26 @@ class Memory:
         self.settle()
         key = (process.job, process.epoch)
         if process.mode == Mode.DEAD:
-            self._cells.pop(key, None)
+            self._drop(key)
         elif process.mode != Mode.WARM:
-            cell = self._cells.setdefault(
-                key,
-                _Cell(
-                    process,
-                    footprint,
-                    0.0 if footprint.load_time else float(footprint.base),
-                    self._kernel.now,
-                ),
-            )
+            cell = self._cells.get(key)
+            if cell is None:
+                held = 0.0 if footprint.load_time else float(footprint.base)
+                cell = self._cells[key] = _Cell(process, footprint, held, self._kernel.now)
+                self._ranked = None
             cell.grows = process.progressing
         self._expect_the_end()
 
     def settle(self) -> None:
         """Bring the account up to this moment."""
         now = self._kernel.now
-        before = sum(cell.held for cell in self._cells.values())
+        before = after = 0.0
         for cell in self._cells.values():
-            cell.held, cell.since = self._bytes(cell), now
-        after = sum(cell.held for cell in self._cells.values())
+            before += cell.held
+            if cell.grows:
+                cell.held = self._bytes(cell)
+            cell.since = now
+            after += cell.held
         self.filled += (before + after) / 2 * (now - self._filled_at)
         self._filled_at = now
 
@@ -133,15 +134,18 @@ class Memory:
             self.settle()
             while self.used >= self.limit and self._cells:
                 largest = max(self._cells.values(), key=lambda c: (c.held, c.process.job))
-                self._cells.pop((largest.process.job, largest.process.epoch))
+                self._drop((largest.process.job, largest.process.epoch))
                 self.kills += 1
                 self._kill(largest.process)
             self._expect_the_end()
 
         self._kernel.after(wait, arrive)
 
+    def _drop(self, key: tuple[JobId, int]) -> None:
+        self._cells.pop(key, None)
+        self._ranked = None
+
     def _look(self) -> None:
-        self.settle()
         reading = self.read()
         waited_for = any(cell.process.suspended_at is not None for cell in self._cells.values())
         wait = look_again(self._before, reading, waited_for=waited_for, closely=False)
@@ -150,12 +154,18 @@ class Memory:
         self._kernel.after(wait, self._look)
 
     def read(self) -> Pressure:
+        self.settle()
+        if self._ranked is None:
+            self._ranked = sorted(self._cells)
+        cells = self._cells
         return Pressure(
             at=self._kernel.now,
             limit=self.limit,
-            used=self.used,
+            used=round(sum([cell.held for cell in cells.values()])),
             jobs=tuple(
-                Usage(job=job, epoch=epoch, bytes=round(self._bytes(cell)))
-                for (job, epoch), cell in sorted(self._cells.items())
+                [
+                    Usage(job=key[0], epoch=key[1], bytes=round(cells[key].held))
+                    for key in self._ranked
+                ]
             ),
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from reclaimnet.errors import NotFound, Unavailable
+from reclaimnet.model.market import Traffic
 from reclaimnet.model.units import SECOND
 
 KEPT: Final = 4096
@@ -28,14 +29,8 @@ _RECEIVED: Final = 0
 _SENT: Final = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    received: int
-    sent: int
-
-
 def parse_net_dev(text: str) -> dict[str, Traffic]:
-    """The kernel's table of interfaces with their byte counts."""
+    """The kernel's table of interfaces, with all bytes since they were made."""
     found = {}
     for line in text.splitlines():
         name, colon, numbers = line.partition(":")
@@ -74,6 +69,48 @@ class Counter:
             raise NotFound(f"There is no interface {self.interface} to count bytes on.")
         self.times.append(time.monotonic_ns())
         self.counts.append(traffic.received if self.received else traffic.sent)
+
+
+def parse_default_route(text: str) -> str | None:
+    """The interface by which the kernel's table of routes leaves for the world."""
+    for line in text.splitlines()[1:]:
+        words = line.split()
+        if len(words) > _MASK and words[1] == words[_MASK] == _ANYWHERE:
+            return words[0]
+    return None
+
+
+_MASK: Final = 7
+_ANYWHERE: Final = "00000000"
+
+
+class Uplink:
+    """What goes through this machine's network interface, between one look and the next. It is
+    the one with the default route; where there is none, all but loopback count."""
+
+    def __init__(self, *, proc: Path = Path("/proc/self/net")) -> None:
+        self._proc = proc
+        self._before: tuple[int, str | None, Traffic] | None = None
+
+    def rates(self, now: int) -> Traffic | None:
+        """In bytes a second; None at the first look, and if nothing can be read."""
+        try:
+            route = parse_default_route((self._proc / "route").read_text())
+            counts = parse_net_dev((self._proc / "dev").read_text())
+        except (OSError, ValueError):
+            return None
+        chosen = [counts[name] for name in counts if name == route or (not route and name != "lo")]
+        total = Traffic(
+            received=sum(count.received for count in chosen), sent=sum(c.sent for c in chosen)
+        )
+        before, self._before = self._before, (now, route, total)
+        if before is None or now <= before[0] or before[1] != route:
+            return None
+        took, last = now - before[0], before[2]
+        return Traffic(
+            received=max(0, total.received - last.received) * SECOND // took,
+            sent=max(0, total.sent - last.sent) * SECOND // took,
+        )
 
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)

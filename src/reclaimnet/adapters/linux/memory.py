@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -112,12 +112,41 @@ def make_memory_group(parent: Path, name: str, limit: int = 0) -> MemoryGroup | 
 
 
 def protect_self() -> bool:
-    """The kernel ends others before us; False if it does not let us ask for that."""
-    return write_control("/proc/self/oom_score_adj", str(OWN_OOM_SCORE))
+    """The kernel ends others before us; False if it does not let us ask for that. Whoever started
+    us may have asked for more."""
+    path = "/proc/self/oom_score_adj"
+    asked = int(_read(Path(path)))
+    return asked <= OWN_OOM_SCORE or write_control(path, str(OWN_OOM_SCORE))
+
+
+class _Dial:
+    """The counters of one group, kept open: a look is two calls into the kernel, not six, each of
+    which would have to wait for its turn in a busy interpreter."""
+
+    def __init__(self, path: Path) -> None:
+        files = V2 if (path / V2.usage).exists() else V1
+        self._inactive = f"\n{files.inactive} ".encode()
+        self._usage = os.open(path / files.usage, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._stat = os.open(path / "memory.stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            os.close(self._usage)
+            raise
+
+    def read(self) -> int:
+        """Bytes that somebody would miss. Raises OSError if the group is gone."""
+        used = int(os.pread(self._usage, 64, 0))
+        stat = b"\n" + os.pread(self._stat, 1 << 16, 0)
+        start = stat.index(self._inactive) + len(self._inactive)
+        return max(used - int(stat[start : stat.index(b"\n", start)]), 0)
+
+    def close(self) -> None:
+        os.close(self._usage)
+        os.close(self._stat)
 
 
 class Sensor:
-    """Takes readings. `root` is the group above all attempts, if there is one."""
+    """Takes readings, from one thread. `root` is the group above all attempts, if there is one."""
 
     def __init__(
         self, root: Path | None, now: Callable[[], int], *, host: Path = Path("/proc")
@@ -125,15 +154,17 @@ class Sensor:
         self._now = now
         self._host = host
         self._bounds = [MemoryGroup(path) for path in _upwards(root)] if root else []
+        self._dials: dict[Path, _Dial] = {}
 
     def read(self, attempts: Mapping[tuple[JobId, int], tuple[Path | None, int]]) -> Pressure:
         """Now. Attempts are known by their memory group, or else by their first process."""
         at = self._now()
         usages = []
         for (job, epoch), (group, main) in sorted(attempts.items()):
-            used = _usage_of(group, main)
+            used = _held_by(main) if group is None else self._inside(group)
             if used is not None:
                 usages.append(Usage(job=job, epoch=epoch, bytes=used))
+        self._forget({group for group, _ in attempts.values()})
         meminfo = parse_meminfo(_read(self._host / "meminfo"))
         total = meminfo["MemTotal"]
         limit, used = total, total - meminfo["MemAvailable"]
@@ -141,10 +172,9 @@ class Sensor:
             # Whichever is nearest to its limit decides; limits are read anew, since they change.
             own = bound.limit()
             if own is not None and own < total:
-                with contextlib.suppress(OSError):
-                    inside = bound.usage()
-                    if inside * limit > used * own:
-                        limit, used = own, inside
+                inside = self._inside(bound.path)
+                if inside is not None and inside * limit > used * own:
+                    limit, used = own, inside
         return Pressure(
             at=at,
             limit=limit,
@@ -153,6 +183,30 @@ class Sensor:
             swap_free=meminfo.get("SwapFree", 0),
             stall=self._stall(),
         )
+
+    def close(self) -> None:
+        for dial in self._dials.values():
+            dial.close()
+        self._dials.clear()
+
+    def _inside(self, group: Path) -> int | None:
+        """What the group holds; None if there is no such group any more."""
+        for _ in range(2):
+            try:
+                if group not in self._dials:
+                    self._dials[group] = _Dial(group)
+                return self._dials[group].read()
+            except (OSError, ValueError):
+                # Gone; or made anew under the same name, which the second look finds.
+                dial = self._dials.pop(group, None)
+                if dial is not None:
+                    dial.close()
+        return None
+
+    def _forget(self, present: Set[Path | None]) -> None:
+        kept = present | {bound.path for bound in self._bounds}
+        for group in [group for group in self._dials if group not in kept]:
+            self._dials.pop(group).close()
 
     def _stall(self) -> float:
         try:
@@ -188,15 +242,9 @@ def parse_pressure(text: str) -> float:
     raise ValueError("there is no line `some`")
 
 
-def _usage_of(group: Path | None, main: int) -> int | None:
-    if group is not None:
-        try:
-            return MemoryGroup(group).usage()
-        except (OSError, KeyError, ValueError):
-            return None
-    if not main:
-        return None
-    return sum(_resident(pid) for pid in (main, *descendants(main)))
+def _held_by(main: int) -> int | None:
+    """What a process and its descendants hold, where there are no groups."""
+    return sum(_resident(pid) for pid in (main, *descendants(main))) if main else None
 
 
 def _resident(pid: int) -> int:

@@ -11,6 +11,7 @@ from typing import Final
 
 from reclaimnet.adapters.linux.memory import V1, MemoryGroup
 from reclaimnet.adapters.linux.minder import NICE, hurry
+from reclaimnet.adapters.linux.real_time import go_first
 from reclaimnet.model.pressure import Pressure, look_again
 from reclaimnet.model.units import MILLISECOND
 
@@ -62,7 +63,9 @@ class Watch:
             os.close(fd)
 
     def _run(self) -> None:
-        hurry(NICE)
+        if not go_first():
+            # Short turns, and none for long: memory does not wait until the processor is idle.
+            hurry(NICE)
         before: Pressure | None = None
         wait = 0
         while True:

@@ -10,15 +10,21 @@ _MCL_CURRENT_AND_FUTURE: Final = 3
 _FIFO_PRIORITY: Final = 20
 
 
-def run_ahead() -> bool:
-    """Before all ordinary processes and never swapped out; whether the machine lets us."""
+def go_first() -> bool:
+    """The calling thread before all ordinary ones; whether the machine lets us. What it starts
+    does not inherit it."""
     try:
         os.sched_setscheduler(
             0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_FIFO_PRIORITY)
         )
     except OSError:
         return False
-    return bool(ctypes.CDLL(None).mlockall(_MCL_CURRENT_AND_FUTURE) == 0)
+    return True
+
+
+def run_ahead() -> bool:
+    """Before all ordinary processes and never swapped out; whether the machine lets us."""
+    return go_first() and bool(ctypes.CDLL(None).mlockall(_MCL_CURRENT_AND_FUTURE) == 0)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ from reclaimnet.adapters.nats import streams
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.market import NodeId
 
+SIGN_IN_TIMEOUT_S: Final = 30
+"""A machine under heavy load takes seconds to say who it is, and is refused after this."""
 ENROL: Final = "enrol"
 CAMPUS_HOST: Final = "campus.reclaimnet"
 """The host that a campus's server proves to be, whatever its address."""
@@ -89,7 +91,7 @@ def config_lines(access: Access) -> list[str]:
     ]
     return [
         "authorization {",
-        "  timeout: 5",
+        f"  timeout: {SIGN_IN_TIMEOUT_S}",
         "  users: [",
         *(f"    {json.dumps(user)}" for user in users),
         "  ]",

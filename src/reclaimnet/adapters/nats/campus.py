@@ -487,6 +487,10 @@ class Campus:
         """The node's entries about all jobs, likewise."""
         return await self._journalled(f"journal.{token(node)}.>", MAX_JOURNAL_ENTRIES)
 
+    async def read_common_journal(self) -> list[dict[str, Any]]:
+        """The entries of all nodes that are about no job: what their owners said, above all."""
+        return await self._journalled(f"journal.*.{token('_')}", MAX_JOURNAL_ENTRIES)
+
     async def read_whole_journal(self) -> list[dict[str, Any]]:
         """Everybody's entries, likewise."""
         return await self._journalled("journal.>", MAX_WHOLE_JOURNAL)

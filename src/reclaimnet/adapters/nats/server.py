@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from reclaimnet.adapters.nats.access import Access, config_lines
+from reclaimnet.adapters.nats.access import SIGN_IN_TIMEOUT_S, Access, config_lines
 from reclaimnet.adapters.nats.streams import LEAST_VERSION, STORE_BYTES
 from reclaimnet.errors import BadConfig, Unavailable
 from reclaimnet.model.units import KIB
@@ -273,6 +273,7 @@ def config_text(
             "tls {",
             f"  cert_file: {json.dumps(str(tls.certificate))}",
             f"  key_file: {json.dumps(str(tls.key))}",
+            f"  timeout: {SIGN_IN_TIMEOUT_S}",
             "}",
         ]
     if routes is not None:
@@ -310,7 +311,7 @@ def _token_lines(token: str) -> list[str]:
             f"a token is at least {LEAST_TOKEN_LENGTH} letters, digits, '-' or '_';"
             " secrets.token_urlsafe(32) makes a good one"
         )
-    return [f'authorization {{ token: "{token}", timeout: 5 }}']
+    return [f'authorization {{ token: "{token}", timeout: {SIGN_IN_TIMEOUT_S} }}']
 
 
 def _packaged_binary() -> Path | None:

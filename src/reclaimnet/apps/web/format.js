@@ -10,6 +10,7 @@ export function duration(ns) {
   if (ns === null || ns === undefined || Number.isNaN(ns)) return "–";
   const sign = ns < 0 ? "−" : "";
   const n = Math.abs(ns);
+  if (n === 0) return "0 s";
   if (n < SECOND) return sign + Math.round(n / MS) + " ms";
   if (n < 10 * SECOND) return sign + (n / SECOND).toFixed(1) + " s";
   if (n < MINUTE) return sign + Math.floor(n / SECOND) + " s";
@@ -41,6 +42,18 @@ export function size(bytes) {
 
 export function rate(bytesPerSecond) {
   return bytesPerSecond ? size(bytesPerSecond) + "/s" : "–";
+}
+
+/** Networks are built in bits. */
+export function bits(bytesPerSecond) {
+  const units = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"];
+  let n = 8 * bytesPerSecond;
+  let unit = 0;
+  while (n >= 1000 && unit < units.length - 1) {
+    n /= 1000;
+    unit++;
+  }
+  return `${n >= 10 || unit === 0 ? Math.round(n) : Number(n.toFixed(1))} ${units[unit]}`;
 }
 
 export function count(n, noun) {

@@ -4,6 +4,7 @@ import { announce } from "./dom.js";
 import { count, duration, SECOND } from "./format.js";
 
 const MAX_KEPT = 50;
+const SAME = 1.5 * SECOND; // two clocks may tell the same moment so differently
 const ENDED = new Set(["COMPLETED", "FAILED", "CANCELLED"]);
 
 /** The steps of a departure, in their order; the last is the goal. */
@@ -14,11 +15,66 @@ export class Reclaims {
     this.campus = campus;
     this.all = []; // newest first
     this.departures = new Map(); // job -> the open departure
+    this.isRecalled = false; // whether the journal was asked for what is over
   }
 
   clear() {
     this.all = [];
     this.departures.clear();
+    this.isRecalled = false;
+  }
+
+  /** What the journal knows of reclaims that are over. Those that were seen here are known better. */
+  recall(told) {
+    for (const each of told) {
+      const known = this.all.find(
+        (other) =>
+          other.node === each.node &&
+          (Math.abs(other.deadline - each.deadline) < SAME || (each.at >= other.began - SAME && each.at <= other.deadline)),
+      );
+      // Who opens the page in the middle of a race learns when it began.
+      if (known) known.began = Math.min(known.began, each.at);
+      else this.all.push(this.recalled(each));
+    }
+    this.all.sort((a, b) => b.began - a.began);
+    if (this.all.length > MAX_KEPT) this.all.length = MAX_KEPT;
+  }
+
+  recalled(told) {
+    const left = told.departures.map((each) => each.left || each.done).filter(Boolean);
+    const freedAt = left.length ? Math.max(told.at, ...left) : told.at;
+    const reclaim = {
+      id: `${told.node}@${told.deadline}`,
+      node: told.node,
+      provider: "",
+      gpus: told.gpus,
+      offered: told.whole ? told.gpus.length : Infinity,
+      began: told.at,
+      deadline: told.deadline,
+      jobs: [],
+      over: told.withdrawn ? "withdrawn" : "back",
+      freedAt,
+      endedAt: freedAt,
+      atOnce: told.deadline - told.at < SAME,
+    };
+    reclaim.jobs = told.departures.map((each) => ({
+      job: each.job,
+      reclaim,
+      epoch: 0,
+      began: told.at,
+      stage: told.withdrawn ? "stays" : each.done ? "running" : this.stageOf(each.job),
+      to: each.to || null,
+      doneAt: each.done,
+      lost: 0,
+      stepsLost: each.steps_lost,
+      transfer: null,
+    }));
+    return reclaim;
+  }
+
+  stageOf(job) {
+    const record = this.campus.records.get(job);
+    return record && !ENDED.has(record.state) ? "waiting" : "ended";
   }
 
   open() {
@@ -44,7 +100,7 @@ export class Reclaims {
       if (this.mustLeave(current, card, progress)) this.depart(current, progress.job);
     }
     for (const record of this.campus.records.values()) {
-      if (record.holder === card.node && record.state === "MIGRATING") {
+      if (placesOf(record).includes(card.node) && record.state === "MIGRATING") {
         this.depart(current, record.id);
       }
     }
@@ -114,6 +170,7 @@ export class Reclaims {
       job,
       reclaim,
       epoch: record ? record.epoch : 0,
+      from: record ? placesOf(record) : [],
       began: this.campus.now(),
       stage: "notice",
       to: null,
@@ -131,10 +188,12 @@ export class Reclaims {
     if (!departure || departure.doneAt !== null) return;
     const source = departure.reclaim.node;
     const before = departure.stage;
-    departure.to = record.handover_to || (record.holder !== source ? record.holder : departure.to);
+    const places = placesOf(record);
+    const news = places.filter((node) => !departure.from.includes(node));
+    departure.to = record.handover_to || news.join(", ") || departure.to;
     if (ENDED.has(record.state)) {
       departure.stage = "ended";
-    } else if (record.holder === source) {
+    } else if (places.includes(source)) {
       // Its last save is on the way to the place that was found; before, it is looked for.
       if (record.handover_to) departure.stage = "moving";
       else if (record.state !== "RUNNING") departure.stage = "saving";
@@ -148,7 +207,7 @@ export class Reclaims {
       departure.doneAt = this.campus.now();
       this.departures.delete(record.id);
       if (departure.stage === "running" && before !== "running" && this.campus.isCurrent) {
-        announce(`${record.spec.name} goes on at ${record.holder}.`);
+        announce(`${record.spec.name} goes on at ${departure.to || record.holder}.`);
       }
     }
     this.look(departure.reclaim);
@@ -185,7 +244,7 @@ export class Reclaims {
     const guests = seen.card.jobs.filter((each) => this.mustLeave(reclaim, seen.card, each));
     const gone = reclaim.jobs.every((each) => {
       const record = this.campus.records.get(each.job);
-      return !record || ENDED.has(record.state) || record.holder !== reclaim.node;
+      return !record || ENDED.has(record.state) || !placesOf(record).includes(reclaim.node);
     });
     if (guests.length === 0 && gone) {
       if (reclaim.freedAt === null) reclaim.freedAt = this.campus.now();
@@ -215,6 +274,12 @@ export class Reclaims {
           : `${reclaim.node} is its owner's again, ${duration(Math.max(0, early))} before the deadline.`,
     );
   }
+}
+
+/** Where a job is: of one over several nodes, where each of its ranks is. */
+export function placesOf(record) {
+  if (record.seats && record.seats.length) return record.seats;
+  return record.holder ? [record.holder] : [];
 }
 
 /** When a departure will be done, by what is known of its bytes; null if nothing is. */

@@ -13,6 +13,7 @@ export class Campus {
     this.records = new Map();
     this.nodes = new Map();
     this.links = new Map();
+    this.chains = new Map();
     this.samples = new Map();
     this.reclaims = new Reclaims(this);
     this.session = null;
@@ -68,6 +69,7 @@ export class Campus {
     this.records.clear();
     this.nodes.clear();
     this.links.clear();
+    this.chains.clear();
     this.samples.clear();
     this.reclaims.clear();
   }
@@ -86,6 +88,9 @@ export class Campus {
       case "node":
         data.heard = this.now() - data.age_s * SECOND;
         this.sawNode(data);
+        break;
+      case "chain":
+        this.chains.set(data.id, data);
         break;
       case "gone":
         this.mapOf(data.kind).delete(data.id);
@@ -122,7 +127,12 @@ export class Campus {
               met: told.met_before,
               meets: told.meets_now,
               arcs: told.voices.flatMap((voice) =>
-                voice.talks.map(([start, length]) => ({ job: voice.job, start, length })),
+                voice.talks.map(([start, length]) => ({
+                  job: voice.job,
+                  start,
+                  length,
+                  demand: voice.demand || 0,
+                })),
               ),
             }
           : null,
@@ -131,27 +141,85 @@ export class Campus {
   }
 
   mapOf(kind) {
-    return kind === "record" ? this.records : this.nodes;
+    return { record: this.records, node: this.nodes, chain: this.chains }[kind] || new Map();
   }
 
-  /** Steps and memory over time while the page is open; journals know only the checkpoints. */
+  /** What a node's own link carries and whose traffic it is, in bytes a second; null if unknown.
+   * All that its interface counts and that is neither of ours is somebody else's. */
+  uplink(seen) {
+    const { node, traffic, sending, uplink_bps } = seen.card;
+    const link = this.links.get(`${node} up`);
+    if (!link && !traffic) return null;
+    const migration = link ? link.migration : (sending || []).reduce((sum, each) => sum + each.rate, 0);
+    const training = link ? link.training : 0;
+    return {
+      id: `${node} up`,
+      rate: link ? link.rate : uplink_bps || 0,
+      assumed: link ? link.assumed : true,
+      migration,
+      training,
+      background: traffic ? Math.max(0, traffic.sent - migration - training) : null,
+    };
+  }
+
+  /** Links that more than one node uses. Nobody counts what else is on them, but it cannot be more
+   * than what all machines there send or take in. */
+  sharedLinks() {
+    if (!this.links.size) return [];
+    const known = new Map(this.zones());
+    const own = new Set();
+    for (const node of this.nodes.keys()) own.add(`${node} up`).add(`${node} down`);
+    return [...this.links.values()]
+      .filter((link) => !own.has(link.id))
+      .map((link) => {
+        const [, zone, way] = /^(.*) (up|down)$/.exec(link.id) || [];
+        const there = known.get(zone) || known.get(`building ${zone}`);
+        if (!there) return { ...link, background: null };
+        const counted = there.filter((seen) => seen.card.traffic);
+        const all = counted.reduce((sum, { card }) => sum + card.traffic[way === "up" ? "sent" : "received"], 0);
+        const rest = Math.max(0, Math.min(all, link.rate) - link.migration - link.training);
+        return { ...link, background: counted.length ? rest : null, atMost: true };
+      })
+      .sort((a, b) => compare(a.id, b.id));
+  }
+
+  /** How jobs are doing while the page is open; what was before that, the gateway tells. */
   sample(seen) {
-    const memory = seen.card.memory;
-    for (const progress of seen.card.jobs) {
+    const { node, jobs, memory, sending } = seen.card;
+    const vram = new Map(((memory && memory.vram) || []).map((each) => [each.gpu, each.used]));
+    for (const progress of jobs) {
       let line = this.samples.get(progress.job);
       if (!line) this.samples.set(progress.job, (line = []));
       line.push({
-        at: progress.at || this.now(),
+        at: seen.heard || this.now(),
+        node,
         step: progress.step,
-        node: seen.card.node,
-        memory: memory ? memory.used : null,
+        memory: progress.memory || 0,
+        vram: (progress.gpus || []).reduce((sum, gpu) => sum + (vram.get(gpu) || 0), 0),
+        training: this.talkOf(progress.job),
+        moving: (sending || []).reduce((sum, each) => sum + (each.job === progress.job ? each.rate : 0), 0),
       });
       if (line.length > MAX_SAMPLES) line.splice(0, line.length - MAX_SAMPLES);
     }
   }
 
+  /** What a job is known to exchange as it trains, on average over a round. */
+  talkOf(job) {
+    for (const { circle } of this.links.values()) {
+      const arcs = circle ? circle.arcs.filter((each) => each.job === job) : [];
+      if (arcs.length) {
+        return arcs.reduce((sum, each) => sum + (each.demand * each.length) / circle.period, 0);
+      }
+    }
+    return 0;
+  }
+
+  /** Ranked anew only when one came or went: hundreds beat all the time. */
   nodesByName() {
-    return [...this.nodes.values()].sort((a, b) => compare(a.card.node, b.card.node));
+    if (!this.order || this.order.length !== this.nodes.size || !this.order.every((name) => this.nodes.has(name))) {
+      this.order = [...this.nodes.keys()].sort(compare);
+    }
+    return this.order.map((name) => this.nodes.get(name));
   }
 
   zones() {
@@ -228,7 +296,19 @@ export async function begin(token) {
   return answer.json();
 }
 
-const KINDS = ["campus", "record", "node", "gone", "current"];
+const KINDS = ["campus", "record", "node", "chain", "gone", "current"];
+
+/** Reclaims that were over before the page was opened are in the journal. */
+async function recallReclaims(campus) {
+  try {
+    const { reclaims } = await ask("GET", "/reclaims");
+    campus.reclaims.recall(reclaims);
+  } catch (error) {
+    if (!(error instanceof Refusal)) throw error;
+  }
+  campus.reclaims.isRecalled = true;
+  campus.changed();
+}
 
 /** Follow the events for ever; the browser comes back by itself, with the id it heard last. */
 export function follow(campus) {
@@ -236,6 +316,7 @@ export function follow(campus) {
   for (const kind of KINDS) {
     source.addEventListener(kind, (event) => {
       campus.apply(kind, JSON.parse(event.data));
+      if (kind === "current") recallReclaims(campus);
       campus.changed();
     });
   }

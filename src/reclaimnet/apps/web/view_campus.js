@@ -1,7 +1,7 @@
 // The campus: every zone, its nodes and GPUs, who lends and who runs, and the links between them.
 
 import { h } from "./dom.js";
-import { count, duration, percent, rate, size } from "./format.js";
+import { bits, count, duration, percent, size } from "./format.js";
 import { TERMINAL, useOf } from "./store.js";
 
 const FOLD_FROM = 4; // GPUs; above, vacant ones share a line
@@ -24,7 +24,7 @@ export function campusView(campus) {
         )
       : h("div", { class: "zones" }, zones.map(([name, nodes]) => zone(campus, name, nodes, total))),
     links(campus),
-    total ? legend() : null,
+    total ? legend(campus) : null,
   );
 }
 
@@ -108,6 +108,18 @@ function tile(campus, seen) {
           ? `${card.provider || "owner"} · ${duration(card.terms.notice)} notice`
           : `${card.provider || "its owner"} uses it now`,
     ),
+    uplink(campus.uplink(seen)),
+  );
+}
+
+function uplink(link) {
+  if (!link) return null;
+  const used = (link.background || 0) + link.training + link.migration;
+  return h(
+    "div",
+    { class: "uplink", title: tellLoad(link) },
+    load(link),
+    h("span", { class: "of" }, used ? `${bits(used)} out` : "network idle"),
   );
 }
 
@@ -188,59 +200,68 @@ export function words(seen) {
   }[seen.state];
 }
 
-function legend() {
+function legend(campus) {
+  const marks = ["vacant", "busy", "leaving", "unreachable"].map((use) =>
+    h("li", { key: use }, h("i", { class: `gpu ${use}`, "aria-hidden": "true" }), use),
+  );
+  const wires = campus.links.size || [...campus.nodes.values()].some((seen) => seen.card.traffic);
+  const kinds = KINDS.map(([kind, name]) =>
+    h("li", { key: kind }, h("i", { class: `swatch ${kind}`, "aria-hidden": "true" }), name),
+  );
   return h(
-    "ul",
-    { class: "legend", "aria-label": "Marks" },
-    ["vacant", "busy", "leaving", "unreachable"].map((use) =>
-      h("li", { key: use }, h("i", { class: `gpu ${use}`, "aria-hidden": "true" }), use),
+    "div",
+    { class: "legends" },
+    h("ul", { class: "legend", "aria-label": "GPUs" }, h("li", { key: "of", class: "of" }, "GPUs"), marks),
+    wires ? h("ul", { class: "legend", "aria-label": "Network" }, h("li", { key: "of", class: "of" }, "Network"), kinds) : null,
+  );
+}
+
+const KINDS = [
+  ["migration", "moving state"],
+  ["training", "training"],
+  ["background", "everybody else"],
+];
+
+/** Links that machines share, split by whose traffic it is. */
+function links(campus) {
+  const shared = campus.sharedLinks();
+  if (!shared.length) return null;
+  return h(
+    "section",
+    { class: "links", "aria-labelledby": "links" },
+    h("h2", { id: "links" }, "Shared links"),
+    h(
+      "ul",
+      null,
+      shared.map((link) =>
+        h(
+          "li",
+          { key: link.id, title: tellLoad(link) },
+          h("span", { class: "name" }, link.id),
+          load(link),
+          h("span", { class: "of" }, `${bits(link.rate)}${link.assumed ? ", a guess" : ""}`),
+        ),
+      ),
     ),
   );
 }
 
-/** Each link's load, split by whose traffic it is. */
-function links(campus) {
-  if (!campus.links.size) return null;
-  const rows = [...campus.links.values()].sort((a, b) => (a.id < b.id ? -1 : 1));
+function load(link) {
+  const share = (bytes) => (link.rate ? Math.min(1, (bytes || 0) / link.rate) : 0);
   return h(
-    "section",
-    { class: "links", "aria-labelledby": "links" },
-    h("h2", { id: "links" }, "Links"),
-    h(
-      "ul",
-      null,
-      rows.map((link) => {
-        const share = (bytes) => (link.rate ? Math.min(1, (bytes || 0) / link.rate) : 0);
-        const parts = [
-          ["background", share(link.background)],
-          ["training", share(link.training)],
-          ["migration", share(link.migration)],
-        ];
-        return h(
-          "li",
-          { key: link.id },
-          h("span", { class: "name" }, link.id),
-          h(
-            "span",
-            {
-              class: "load",
-              role: "img",
-              "aria-label": parts.map(([name, s]) => `${name} ${percent(s)}`).join(", "),
-            },
-            parts.map(([name, s]) =>
-              h("i", { key: name, class: name, style: `transform-origin:left;width:${100 * s}%` }),
-            ),
-          ),
-          h("span", { class: "of" }, rate(link.rate), link.assumed ? " (a guess)" : ""),
-        );
-      }),
-    ),
-    h(
-      "ul",
-      { class: "legend" },
-      ["background", "training", "migration"].map((kind) =>
-        h("li", { key: kind }, h("i", { class: `swatch ${kind}` }), kind),
-      ),
-    ),
+    "span",
+    { class: "load", role: "img", "aria-label": tellLoad(link) },
+    KINDS.map(([kind]) => h("i", { key: kind, class: kind, style: `width:${100 * share(link[kind])}%` })),
   );
+}
+
+function tellLoad(link) {
+  const share = (bytes) => (link.rate ? ` (${percent(bytes / link.rate)})` : "");
+  const parts = KINDS.map(([kind, name]) =>
+    link[kind] === null || link[kind] === undefined
+      ? `${name} unknown`
+      : `${name} ${link.atMost && kind === "background" ? "at most " : ""}${bits(link[kind])}${share(link[kind])}`,
+  );
+  const of = link.rate ? ` of ${bits(link.rate)}${link.assumed ? ", a guess" : ""}` : "";
+  return `${link.id}${of}: ${parts.join(", ")}`;
 }

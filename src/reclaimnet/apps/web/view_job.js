@@ -1,7 +1,8 @@
 // One job: where it is and why, its life on a timeline, its plots across moves, its log.
 
 import { h } from "./dom.js";
-import { clock, count, duration, moment, size } from "./format.js";
+import { ago, clock, count, duration, moment, size } from "./format.js";
+import { placesOf } from "./reclaims.js";
 import { TERMINAL, ask } from "./store.js";
 import { state } from "./view_jobs.js";
 import { plots } from "./charts.js";
@@ -37,13 +38,18 @@ export function jobView(campus, { id }) {
   return h(
     "div",
     { class: "job", key: id },
-    h("h1", null, record.spec.name),
+    h(
+      "header",
+      { class: "title" },
+      h("h1", null, record.spec.name),
+      campus.mayAct && !TERMINAL.has(record.state) ? actions(campus, record) : null,
+    ),
     h("p", { class: "lead" }, state(record), " ", where(record)),
     facts(campus, record),
-    campus.mayAct && !TERMINAL.has(record.state) ? actions(campus, record) : null,
+    seats(campus, record),
     story && story.history.attempts.length ? timeline(campus, record, story.history) : null,
     plots(campus, record, story),
-    why(story),
+    why(campus, story),
     log(campus, record),
   );
 }
@@ -56,6 +62,7 @@ function upTo(story, campus) {
   const { attempts, saves, transfers, notices } = story.history;
   return {
     passages: past(story.passages),
+    samples: [],
     history: {
       attempts: attempts
         .filter((each) => each.began <= now)
@@ -71,7 +78,7 @@ function where(record) {
   const reason = record.reason ? `: ${record.reason}` : "";
   if (record.holder && !TERMINAL.has(record.state)) {
     const to = record.handover_to ? `, going to ${record.handover_to}` : "";
-    return `on ${record.holder}${to}${reason}`;
+    return `on ${placesOf(record).join(", ")}${to}${reason}`;
   }
   return reason.replace(/^: /, "");
 }
@@ -82,17 +89,73 @@ function facts(campus, record) {
   return h(
     "dl",
     { class: "totals" },
-    fact("Step", campus.stepOf(record), `${count(record.spec.gpus, "GPU")}, for ${record.spec.user}`),
+    fact("Step", campus.stepOf(record), `${gpusOf(record.spec)}, for ${record.spec.user}`),
     fact("Moves", record.moves, record.steps_lost ? `${count(record.steps_lost, "step")} lost` : "no step lost"),
     fact("Stood still", duration(record.downtime), "in all, by moves"),
     fact(
       "Last checkpoint",
       newest ? size(newest.size) : "none",
       newest
-        ? `step ${newest.step}, at ${newest.holders.join(", ")}, ${duration(Math.max(0, now - newest.taken_at))} old`
+        ? `step ${newest.step}, at ${newest.holders.join(", ")}, ${ago(Math.max(0, now - newest.taken_at))}`
         : record.spec.saving === "none"
           ? "it cannot be saved"
           : "not yet",
+    ),
+  );
+}
+
+function gpusOf(spec) {
+  return spec.nodes > 1 ? `${spec.nodes} × ${count(spec.gpus, "GPU")}` : count(spec.gpus, "GPU");
+}
+
+/** Who runs which rank of a job over several nodes, and how far each is. */
+function seats(campus, record) {
+  if (!record.spec.nodes || record.spec.nodes < 2 || !record.seats || !record.seats.length) return null;
+  const newest = record.checkpoints[0];
+  return h(
+    "section",
+    { "aria-labelledby": "seats" },
+    h("h2", { id: "seats" }, "Seats", h("small", null, "they start, are saved and move together")),
+    h(
+      "div",
+      { class: "scroll", role: "region", "aria-label": "Seats", tabindex: "0" },
+      h(
+        "table",
+        null,
+        h(
+          "thead",
+          null,
+          h(
+            "tr",
+            null,
+            [["Rank", "number"], ["Node"], ["GPUs"], ["Step", "number"], ["Memory", "number"], ["Its part of the last checkpoint"]].map(
+              ([title, kind]) => h("th", { key: title, scope: "col", class: kind || "" }, title),
+            ),
+          ),
+        ),
+        h(
+          "tbody",
+          null,
+          record.seats.map((node, rank) => {
+            const seen = campus.nodes.get(node);
+            const progress = seen && seen.card.jobs.find((each) => each.job === record.id);
+            const indices = progress
+              ? seen.card.gpus.filter((gpu) => (progress.gpus || []).includes(gpu.id)).map((gpu) => gpu.index)
+              : [];
+            const shard = newest && newest.shards && newest.shards[rank];
+            return h(
+              "tr",
+              { key: `${rank}` },
+              h("td", { class: "number" }, rank),
+              h("th", { scope: "row" }, node, node === record.holder ? h("small", null, "leads") : null),
+              h("td", null, indices.join(", ") || "–"),
+              h("td", { class: "number" }, progress ? progress.step : "–"),
+              h("td", { class: "number" }, progress && progress.memory ? size(progress.memory) : "–"),
+              h("td", null, shard ? `${size(shard.size)} at ${shard.holders.join(", ")}` : "–"),
+            );
+          }),
+        ),
+      ),
     ),
   );
 }
@@ -206,38 +269,55 @@ function timeline(campus, record, history) {
   );
 }
 
-function why(story) {
+let showRoutine = false;
+
+function why(campus, story) {
+  const told = story ? story.passages.filter((each) => showRoutine || !each.routine) : [];
+  const skipped = story ? story.passages.length - told.length : 0;
   return h(
     "section",
     { class: "why", "aria-labelledby": "why" },
-    h("h2", { id: "why" }, "Why"),
+    h(
+      "header",
+      { class: "title" },
+      h("h2", { id: "why" }, "Why"),
+      skipped || showRoutine
+        ? h(
+            "label",
+            { class: "switch" },
+            h("input", {
+              type: "checkbox",
+              checked: showRoutine,
+              onchange: (event) => {
+                showRoutine = event.target.checked;
+                campus.changed();
+              },
+            }),
+            skipped ? ` also ${skipped} routine saves and copies` : " also routine saves and copies",
+          )
+        : null,
+    ),
     !story
       ? h("p", { class: "empty" }, "Reading the journal…")
-      : story.passages.length === 0
+      : told.length === 0
         ? h("p", { class: "empty" }, "The journal has nothing about it yet.")
-        : h(
-            "ol",
-            { class: "story" },
-            [...story.passages].reverse().map((passage) =>
-              h(
-                "li",
-                { key: `${passage.at}${passage.node}${passage.text}`, memo: [passage.at] },
-                h("time", { datetime: new Date(passage.at / 1e6).toISOString(), title: moment(passage.at) }, clock(passage.at)),
-                h("span", { class: "at" }, passage.node),
-                h(
-                  "div",
-                  null,
-                  h("p", null, passage.text),
-                  passage.reasons.length
-                    ? h("ul", { class: "because" }, passage.reasons.map((text) => h("li", { key: text }, text)))
-                    : null,
-                  passage.refused.length
-                    ? h("ul", { class: "refused" }, passage.refused.map((text) => h("li", { key: text }, text)))
-                    : null,
-                ),
-              ),
-            ),
-          ),
+        : h("ol", { class: "story" }, [...told].reverse().map(passage)),
+  );
+}
+
+function passage(told) {
+  return h(
+    "li",
+    { key: `${told.at}${told.node}${told.text}`, memo: [told.at] },
+    h("time", { datetime: new Date(told.at / 1e6).toISOString(), title: moment(told.at) }, clock(told.at)),
+    h("span", { class: "at" }, told.node),
+    h(
+      "div",
+      null,
+      h("p", null, told.text),
+      told.reasons.length ? h("ul", { class: "because" }, told.reasons.map((text) => h("li", { key: text }, text))) : null,
+      told.refused.length ? h("ul", { class: "refused" }, told.refused.map((text) => h("li", { key: text }, text))) : null,
+    ),
   );
 }
 
@@ -245,7 +325,7 @@ function why(story) {
 
 function enter(campus, id) {
   leaveJob();
-  shown = { id, revision: -1, story: null, storyAt: 0, loading: false, log: "", logEnd: "", stop: new AbortController() };
+  shown = { id, revision: -1, story: null, storyAt: 0, loading: false, log: "", logEnd: "", atEnd: true, stop: new AbortController() };
   if (!campus.recording) followLog(campus, shown);
 }
 
@@ -287,13 +367,29 @@ async function followLog(campus, mine) {
 
 function log(campus, record) {
   if (campus.recording) return null;
+  // Whoever reads further up is left there.
+  if (shown.atEnd) {
+    requestAnimationFrame(() => {
+      const place = document.getElementById("output");
+      if (place) place.scrollTop = place.scrollHeight;
+    });
+  }
   return h(
     "section",
     { class: "log", "aria-labelledby": "log" },
     h("h2", { id: "log" }, "Log"),
     h(
       "pre",
-      { tabindex: "0", role: "log", "aria-live": "off", "aria-label": `Output of ${record.spec.name}` },
+      {
+        id: "output",
+        tabindex: "0",
+        role: "log",
+        "aria-live": "off",
+        "aria-label": `Output of ${record.spec.name}`,
+        onscroll: ({ currentTarget: place }) => {
+          if (shown) shown.atEnd = place.scrollHeight - place.scrollTop - place.clientHeight < 24;
+        },
+      },
       shown.log || "Nothing has been written yet.",
     ),
     shown.logEnd ? h("p", { class: "hint" }, shown.logEnd) : null,

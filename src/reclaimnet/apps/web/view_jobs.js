@@ -2,9 +2,11 @@
 
 import { h } from "./dom.js";
 import { duration } from "./format.js";
+import { placesOf } from "./reclaims.js";
 import { TERMINAL } from "./store.js";
 
 const MAX_SHOWN = 200;
+const NUMBERS = new Set(["GPUs", "Step", "Moves", "Lost", "Age"]);
 let showEnded = true;
 
 export function jobsView(campus) {
@@ -41,7 +43,7 @@ export function jobsView(campus) {
                 "tr",
                 null,
                 ["Job", "User", "State", "Where", "GPUs", "Step", "Moves", "Lost", "Age", "Reason"].map(
-                  (title) => h("th", { key: title, scope: "col" }, title),
+                  (title) => h("th", { key: title, scope: "col", class: NUMBERS.has(title) ? "number" : "" }, title),
                 ),
               ),
             ),
@@ -65,8 +67,8 @@ function row(campus, record, now) {
     h("th", { scope: "row" }, h("a", { href: `#/job/${record.id}` }, record.spec.name), h("small", null, record.id)),
     h("td", null, record.spec.user),
     h("td", null, state(record)),
-    h("td", null, record.holder || "–"),
-    h("td", { class: "number" }, record.spec.gpus),
+    h("td", null, placesOf(record).join(", ") || "–"),
+    h("td", { class: "number" }, record.spec.gpus * (record.spec.nodes || 1)),
     h("td", { class: "number" }, campus.stepOf(record)),
     h("td", { class: "number" }, record.moves),
     h("td", { class: "number" }, record.steps_lost),

@@ -1,8 +1,10 @@
 // The operator's view: who waits and why, the zones and who dispatches, memory, links, chains.
 
 import { h } from "./dom.js";
-import { ago, count, duration, percent, rate, size, SECOND } from "./format.js";
-import { useOf } from "./store.js";
+import { ago, bits, count, duration, percent, size, SECOND } from "./format.js";
+import { compare, useOf } from "./store.js";
+
+const NUMBERS = new Set(["#", "GPUs", "Priority", "Waits", "Nodes", "Vacant", "Busy", "Leaving", "Stall", "Jobs", "Gap", "Overlap"]);
 
 export function operatorView(campus) {
   return h(
@@ -36,7 +38,11 @@ function table(caption, titles, rows) {
     h(
       "table",
       null,
-      h("thead", null, h("tr", null, titles.map((title) => h("th", { key: title, scope: "col" }, title)))),
+      h(
+        "thead",
+        null,
+        h("tr", null, titles.map((title) => h("th", { key: title, scope: "col", class: NUMBERS.has(title) ? "number" : "" }, title))),
+      ),
       h("tbody", null, rows),
     ),
   );
@@ -170,7 +176,7 @@ function circle(link) {
       ),
       h("text", { "text-anchor": "middle", y: 4 }, duration(period)),
     ),
-    h("figcaption", null, link.id, h("small", null, rate(link.rate))),
+    h("figcaption", null, link.id, h("small", null, bits(link.rate))),
   );
 }
 
@@ -181,27 +187,92 @@ function arc(radius, start, share) {
   return `M ${point(a)} A ${radius} ${radius} 0 ${share > 0.5 ? 1 : 0} 1 ${point(b)}`;
 }
 
+/** Services on a batch cluster, one job after the other: what their seams cost, and what is to come. */
 function chains(campus) {
-  const known = campus.chains ? [...campus.chains.values()] : [];
+  const known = [...campus.chains.values()].sort((a, b) => compare(a.id, b.id));
+  const up = known.filter((each) => each.told.up).length;
   return section(
     "chains",
     "Slurm chains",
-    null,
+    known.length ? `${up} of ${known.length} serving` : null,
     known.length
       ? table(
           "Chains of batch allocations",
-          ["Chain", "Links", "Gap", "Overlap"],
-          known.map((each) =>
-            h(
-              "tr",
-              { key: each.id },
-              h("th", { scope: "row" }, each.id),
-              h("td", { class: "number" }, each.links),
-              h("td", { class: "number" }, duration(each.gap_s * SECOND)),
-              h("td", { class: "number" }, duration(each.overlap_s * SECOND)),
-            ),
-          ),
+          ["Chain", "State", "Jobs", "Gap", "Overlap", "Its newest jobs", "Next start"],
+          known.map((each) => chain(campus, each)),
         )
-      : h("p", { class: "empty" }, "No chain runs on a batch cluster."),
+      : h("p", { class: "empty" }, "No chain runs on a batch cluster. ", h("code", null, "rn chain run -- ./serve.sh"), " keeps a service on Slurm."),
+  );
+}
+
+const ACTIVE = new Set(["active", "ending"]);
+const CHAIN_SILENT = 60 * SECOND;
+
+function chain(campus, { id, user, told, told_at }) {
+  const silent = campus.now() - told_at > CHAIN_SILENT && ACTIVE.has(told.phase);
+  const [words, look] = silent
+    ? ["not heard of", ""]
+    : !ACTIVE.has(told.phase)
+      ? [told.phase, ""]
+      : told.up
+        ? ["serving", "completed"]
+        : told.links.some((each) => each.started)
+          ? ["in a gap", "failed"]
+          : ["to begin", "configuring"];
+  return h(
+    "tr",
+    { key: id },
+    h("th", { scope: "row" }, id.slice(user.length + 1), h("small", null, user)),
+    h("td", null, h("span", { class: `state-chip ${look}`, title: told.words }, words)),
+    h("td", { class: "number" }, told.jobs),
+    h("td", { class: told.gap_s ? "number lacks" : "number" }, duration(told.gap_s * SECOND)),
+    h("td", { class: "number" }, duration(told.overlap_s * SECOND)),
+    h("td", null, lane(campus, told)),
+    h("td", null, start(campus, told)),
+  );
+}
+
+function start(campus, told) {
+  if (!told.next_start) return told.waits || "–";
+  const ahead = (at) => duration(Math.max(0, at - campus.now()));
+  return [
+    `in ${ahead(told.next_start)}`,
+    told.next_high ? h("small", null, ` ${ahead(told.next_low)} to ${ahead(told.next_high)}`) : null,
+  ];
+}
+
+/** The jobs on one line: white between two is a gap, where two lie over each other both are paid for. */
+function lane(campus, told) {
+  const now = campus.now();
+  const begun = told.links.filter((each) => each.started).slice(-6);
+  if (!begun.length) return h("small", null, "none has started");
+  const begin = Math.min(...begun.map((each) => each.started));
+  const end = Math.max(now, ...begun.map((each) => each.ends || now));
+  const x = (at) => (200 * (at - begin)) / Math.max(1, end - begin);
+  return h(
+    "svg",
+    {
+      class: "chain",
+      viewBox: "0 0 200 22",
+      preserveAspectRatio: "none",
+      role: "img",
+      "aria-label": `${count(begun.length, "job")}, gap ${duration(told.gap_s * SECOND)}, overlap ${duration(told.overlap_s * SECOND)} so far`,
+    },
+    begun.map((each, index) =>
+      h(
+        "rect",
+        {
+          key: each.id,
+          class: `link ${each.ends && each.ends <= now ? "past" : ""}`,
+          x: x(each.started),
+          y: index % 2 ? 12 : 2,
+          width: Math.max(1, x(each.ends || now) - x(each.started)),
+          height: 8,
+          rx: 1,
+        },
+        h("title", null, `job ${each.id}: ${each.state}, ${duration((each.ends || now) - each.started)}`),
+      ),
+    ),
+    h("line", { class: "now", x1: x(now), x2: x(now), y1: 0, y2: 22 }),
   );
 }

@@ -135,7 +135,7 @@ function bytes(record, departure, now) {
     return `safe at step ${record ? record.step : "–"}; waits for a place: ${record ? record.reason : ""}`;
   }
   if (departure.doneAt) {
-    const lost = record ? record.steps_lost - departure.lost : 0;
+    const lost = departure.stepsLost ?? (record ? record.steps_lost - departure.lost : 0);
     const early = reclaim.deadline - departure.doneAt;
     const when = reclaim.atOnce
       ? `${duration(departure.doneAt - reclaim.began)} later`

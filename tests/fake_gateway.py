@@ -1,6 +1,7 @@
 """A gateway for tests of its clients: the HTTP interface on loopback, over plain lists."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import msgspec
 
 from reclaimnet.model.market import JobId
+from reclaimnet.model.talk import parse_talk
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, Saving
 
@@ -125,6 +127,8 @@ class _Handler(BaseHTTPRequestHandler):
         fields["env"] = tuple(sorted(fields["env"].items()))
         if "lasts_s" in fields:
             fields["lasts"] = round(fields.pop("lasts_s") * SECOND)
+        if "rhythm" in fields:
+            fields["talk"] = parse_talk(fields.pop("rhythm"))
         fields["command"] = tuple(fields["command"])
         fields["saving"] = Saving(fields["saving"])
         record = JobRecord(
@@ -192,8 +196,9 @@ def _page(jobs: list[JobRecord], query: dict[str, list[str]]) -> dict[str, Any]:
     if query.get("all") != ["true"]:
         jobs = [job for job in jobs if not job.state.terminal]
     start = int(query.get("cursor", ["0"])[0])
-    following = start + PAGE
+    following = start + min(PAGE, int(query.get("limit", [str(PAGE)])[0]))
     return {
         "jobs": jobs[start:following],
         "next": str(following) if following < len(jobs) else None,
+        "states": dict(Counter(job.state for job in jobs)),
     }

@@ -107,6 +107,7 @@ def _speaker(event: Told) -> str | None:
             | events.PacesTold()
             | RhythmSeen()
             | events.RotationTold()
+            | events.LinkCrowded()
             | events.ClockAsked()
             | events.ClockTold()
             | events.SeatTold()

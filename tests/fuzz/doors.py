@@ -4,6 +4,7 @@ A door either understands what it is given or refuses it with one of our own err
 comes out of it is found by the fuzzer that runs them (fuzz.py), and stays here as a seed.
 """
 
+import base64
 import contextlib
 import io
 import json
@@ -20,6 +21,7 @@ import msgspec
 
 from reclaimnet import wire
 from reclaimnet.adapters.linux.bpf_killswitch import NoSwitch
+from reclaimnet.adapters.linux.slots import Turnstile
 from reclaimnet.adapters.nats import access
 from reclaimnet.adapters.slurm import words
 from reclaimnet.adapters.tls import ca
@@ -153,6 +155,7 @@ GUARD: Final = tuple(
         {"verb": "stop", "guest": "j1.1"},
         {"verb": "pace", "transfer": "t", "rate": 5},
         {"verb": "mark", "transfer": "t"},
+        {"verb": "slots", "guest": "j1.1", "anchor": 5, "period": 9, "slots": [[1, 2]]},
         {"verb": "listen", "port": 0},
         {"verb": "counts"},
         {"verb": "status"},
@@ -171,6 +174,7 @@ def _guard(folder: Path) -> Callable[[bytes], object]:
     made.lane_deadline, made.halted, made.ended = guard.NEVER, False, deque()
     made.switch = NoSwitch()
     made._shaper = None
+    made._turnstile = Turnstile("eth0", netns=None)
     made._cgroups = folder / "cgroup"
     made._cgroups.mkdir(exist_ok=True)
 
@@ -180,6 +184,26 @@ def _guard(folder: Path) -> Callable[[bytes], object]:
             assert answer["ok"] or len(answer["error"]) > 10
 
     return enter
+
+
+REQUEST: Final = b"""\
+-----BEGIN CERTIFICATE REQUEST-----
+MIHMMHQCAQAwEjEQMA4GA1UEAwwHbm9kZTpuMTBZMBMGByqGSM49AgEGCCqGSM49
+AwEHA0IABJ1wIkU9+C9G4jPq6fdKv1N3i/ZVfXAeFfuaBqrBya5PIXPUhUBY9u80
+ISYYI2XbAjYZgawVXMmrNurjS0UypQugADAKBggqhkjOPQQDAgNIADBFAiEA4ZJe
+w+JFxTZdkDqvP5yoOEpIolfJhWR6vu21eUqHeUkCIDcTxCG1PPGXJeZiuFIVOVkp
+IR+OBYa3XuRICiGRhYHQ
+-----END CERTIFICATE REQUEST-----
+"""
+"""Of a key that is nobody's any more."""
+
+
+def _on_another_curve(request: bytes) -> bytes:
+    """The same with a curve that nobody knows, where the fuzzer found another error than ours."""
+    head, *lines, foot = request.splitlines()
+    known = bytes.fromhex("06082a8648ce3d030107")
+    der = base64.b64decode(b"".join(lines)).replace(known, known[:-1] + b"\x6f")
+    return b"\n".join([head, base64.encodebytes(der).strip(), foot, b""])
 
 
 # --- files and HTTP --------------------------------------------------------------------------
@@ -317,7 +341,7 @@ def doors(folder: Path) -> Iterator[Door]:
     yield Door(
         name="certificate",
         enter=ca.requested_name,
-        seeds=(ca.request_certificate(ca.new_key(), ca.node_name(NodeId("n1"))),),
+        seeds=(REQUEST, _on_another_curve(REQUEST)),
     )
     yield Door(name="bundle", enter=_bundle, seeds=(_tar(),))
     yield Door(

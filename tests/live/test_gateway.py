@@ -110,7 +110,7 @@ async def test_a_submitted_job_is_stored_listed_and_shown(running: Running) -> N
     )
     assert stored.state is JobState.PENDING
     assert stored.id.startswith("j-")
-    assert len(stored.id) == 8
+    assert len(stored.id) == 10
     shown = (await running.http.get(f"/api/v1/jobs/{stored.id}")).json()
     assert shown["id"] == stored.id
     assert shown["revision"] == stored.revision

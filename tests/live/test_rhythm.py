@@ -19,6 +19,9 @@ from reclaimnet.adapters.linux.slots import Gates, Slots
 from reclaimnet.adapters.linux.tc import FIRST_TRANSFER, Shaper, class_id
 from reclaimnet.apps.bench import rhythm as bench
 from reclaimnet.apps.bench import rhythm_traffic
+from reclaimnet.apps.guard_client import GuardClient
+from reclaimnet.apps.testbed import TestbedConfig, run_guard, running
+from reclaimnet.errors import Forbidden
 from reclaimnet.model.units import MILLISECOND
 from reclaimnet.sim.rhythm import piece
 
@@ -111,20 +114,71 @@ def test_a_job_without_the_sdk_is_held_to_its_slot(bed: testbed.Testbed, tmp_pat
         assert sockets.sent() >= made.iterations * 1_200_000
         sockets.close()
         assert json.loads(_line(worker))["ended"] > start
-        times, counts = list(counter.times), list(counter.counts)
-        inside = outside = 0
-        for (a, b), (x, y) in zip(
-            itertools.pairwise(times), itertools.pairwise(counts), strict=True
-        ):
-            # What is under way when a slot ends still arrives: give it twenty milliseconds.
-            if slots.open_at(a) or slots.open_at(b) or slots.open_at(b - 20 * MILLISECOND):
-                inside += y - x
-            else:
-                outside += y - x
+        inside, outside = _inside_and_outside(counter, slots)
         assert inside > 10 * outside
     finally:
         gates.close()
         shaper.close()
+
+
+@pytest.mark.needs("bpf")
+def test_a_job_that_knows_nothing_of_us_is_held_to_its_slot_by_the_guard(tmp_path: Path) -> None:
+    mark = f"z{os.getpid() % 1_000_000}"
+    racks = tuple(testbed.Rack(name=name, hosts=1, uplink=RATE) for name in ("src", "dst"))
+    with running(TestbedConfig(campus=testbed.Campus(racks=racks), mark=mark)) as bed:
+        path = run_guard(bed, "src1", terms={"rate": RATE}, lease="30s")
+        sink = _started(bed, "dst1", "sink", "5601")
+        worker = _started(bed, "src1", "work", lane=True)
+        guard = GuardClient(path)
+        lane = guard.ask("status")["can"]["slots"]
+        assert lane == os.stat(f"/proc/{worker.pid}/ns/net").st_ino
+        guard.ask("open", guest="job.1", pids=[worker.pid], deadline=None)
+        iterations, size = 14, 1_200_000
+        order = {
+            "run_dir": str(_run_dir(tmp_path)),
+            "host": str(bed.hosts["dst1"].address),
+            "port": 5601,
+            "congestion": "cubic",
+            "priority": 0,
+            "streams": 1,
+            "pacing": 0,
+            "iterations": iterations,
+            "bursts": [[148 * MILLISECOND, size]],
+            "jitter": 0.0,
+            "seed": 1,
+            "slower_from": 99,
+            "slower": 1.0,
+            "marks": False,
+            "static": None,
+        }
+        _tell(worker, json.dumps(order))
+        assert json.loads(_line(worker))["descriptors"]
+        start = time.monotonic_ns() + 50 * MILLISECOND
+        period, slot = 230 * MILLISECOND, (20 * MILLISECOND, 110 * MILLISECOND)
+        slots = Slots(anchor=start, period=period, slots=(slot,))
+        guard.ask(
+            "slots",
+            guest="job.1",
+            anchor=start - time.monotonic_ns() + time.time_ns(),
+            period=period,
+            slots=[slot],
+        )
+        _tell(worker, json.dumps([start, start]))
+        counter = Counter(sink.pid, "eth0", received=True)
+        end = time.monotonic() + ENOUGH_SECONDS
+        while net_dev(sink.pid)["eth0"].received < iterations * size:
+            assert time.monotonic() < end, "the job did not come to its end"
+            counter.sample()
+            time.sleep(0.003)
+        inside, outside = _inside_and_outside(counter, slots)
+        assert inside > 10 * outside
+        assert json.loads(_line(worker))["ended"] > start
+        # Told to let it go, the guard does: nothing of ours is in its way any more.
+        guard.ask("slots", guest="job.1", period=0)
+        for wrong in ({"period": 5}, {"period": 10**9, "slots": [[1]]}, {"period": -1}):
+            with pytest.raises(Forbidden):
+                guard.ask("slots", guest="job.1", **wrong)
+        guard.close()
 
 
 def test_slots_open_and_shut_at_their_edges() -> None:
@@ -136,11 +190,28 @@ def test_slots_open_and_shut_at_their_edges() -> None:
         assert slots.open_at(edge - 1) == slots.open_at(now) != slots.open_at(edge)
 
 
-def _started(bed: testbed.Testbed, host: str, *words: str) -> "subprocess.Popen[Any]":
+def _inside_and_outside(counter: Counter, slots: Slots) -> tuple[int, int]:
+    """Bytes that arrived while the slots were open, and while they were not."""
+    inside = outside = 0
+    for (a, b), (x, y) in zip(
+        itertools.pairwise(counter.times), itertools.pairwise(counter.counts), strict=True
+    ):
+        # What is under way when a slot ends still arrives: give it twenty milliseconds.
+        if slots.open_at(a) or slots.open_at(b) or slots.open_at(b - 20 * MILLISECOND):
+            inside += y - x
+        else:
+            outside += y - x
+    return inside, outside
+
+
+def _started(
+    bed: testbed.Testbed, host: str, *words: str, lane: bool = False
+) -> "subprocess.Popen[Any]":
     root = str(Path(rhythm_traffic.__file__).parents[3])
     process = bed.run(
         host,
         [sys.executable, "-P", rhythm_traffic.__file__, *words],
+        lane=lane,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,

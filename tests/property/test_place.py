@@ -92,6 +92,17 @@ def test_refusals_say_why() -> None:
     assert "0 of 1 GPUs vacant" in refused
 
 
+def test_the_last_state_goes_to_a_shelf_that_it_reaches_in_time() -> None:
+    """A better shelf that is too far is worse than none: the bytes would be lost on the way."""
+    need = replace(NEED, grace=20 * SECOND, vacant_now=False)
+    near = Candidate(card=card("near", outlook=Outlook(rate_per_h=2.0)), path_bps=125_000_000)
+    far = Candidate(card=card("far", outlook=Outlook(rate_per_h=0.01)), path_bps=10_000_000)
+    ranked = MOST_USEFUL(need, [near, far], 0)
+    assert ranked.nodes == ("near",)
+    assert "far: " in ranked.decision.refused[0]
+    assert MOST_USEFUL(replace(need, grace=None), [near, far], 0).nodes[0] == "far"
+
+
 def test_a_job_waits_for_its_state_as_long_as_the_work_would_take() -> None:
     saved = Checkpoint(
         manifest=ManifestId("m"), epoch=1, step=9, size=1, taken_at=100 * SECOND, holders=()

@@ -13,19 +13,23 @@ from reclaimnet.model.asking import LendRequest, ReclaimRequest, StatusRequest, 
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import LinkId
 from reclaimnet.model.rhythm import Burst, Rhythm, RhythmSeen
+from reclaimnet.model.talk import Talk
 from reclaimnet.model.work import JobRecord, Manifest
 
 # JSON knows neither infinity nor "not a number", and we never send them.
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+PERIODS = st.integers(100, 1 << 40)
+BURSTS = st.lists(st.builds(Burst, start=st.just(7), length=st.integers(1, 93)), max_size=1).map(
+    tuple
+)
+st.register_type_strategy(Talk, st.builds(Talk, period=PERIODS, bursts=BURSTS))
 st.register_type_strategy(
     Rhythm,
     st.builds(
         Rhythm,
         job=st.from_type(JobId),
-        period=st.integers(100, 1 << 40),
-        bursts=st.lists(
-            st.builds(Burst, start=st.just(7), length=st.integers(1, 93)), max_size=1
-        ).map(tuple),
+        period=PERIODS,
+        bursts=BURSTS,
         links=st.lists(st.from_type(LinkId)).map(tuple),
     ),
 )

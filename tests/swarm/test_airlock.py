@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from reclaimnet.apps.bench import airlock as bench
 from reclaimnet.engine import airlock
 from reclaimnet.engine.airlock import EPISODE
 from reclaimnet.engine.node import Body
@@ -12,7 +13,7 @@ from reclaimnet.model.orders import End, Explain, Suspend, Unsuspend
 from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import JobState, Saving
 from reclaimnet.policy.suite import Suite
-from reclaimnet.policy.survive import newest_first, nobody
+from reclaimnet.policy.survive import newest_first, nobody, priority_ladder
 from reclaimnet.sim.memory import Footprint
 from reclaimnet.sim.process import Work
 from reclaimnet.sim.promises import Promises
@@ -308,3 +309,12 @@ def test_storms_with_faults_lose_nothing_and_end(seed: int) -> None:
     assert all(not machine.processes for machine in world.machines.values())
     assert all(not machine.mind.airlock.holds for machine in world.machines.values())
     assert watch.suspended
+
+
+def test_a_zone_of_the_bench_is_the_same_each_time_and_nobody_of_high_priority_dies() -> None:
+    """On its second node everybody was stopped between two lines, waited for nothing until time was
+    up, and all left at once, those of high priority first."""
+    tally, filled, _, kills = bench._zone(priority_ladder, 33)
+    assert tally.survived()["high"] == 1.0
+    assert (tally.inversions, kills) == (0, 0)
+    assert bench._zone(priority_ladder, 33)[:2] == (tally, filled)

@@ -288,3 +288,25 @@ def test_a_notice_can_be_given_another_deadline() -> None:
     world.run(3 * MINUTE)
     record = world.store.records[J]
     assert (record.state, record.moves, record.steps_lost) == (JobState.COMPLETED, 0, 0)
+
+
+def test_a_destination_that_is_reclaimed_itself_hands_the_job_to_a_third() -> None:
+    """A reclaim while a move is already under way."""
+    world = campus(nodes=3, gpus=1)
+    Promises(world)
+    large = replace(WORK, steps=600, state_bytes=1 << 30)
+    world.submit(J, spec("a"), large)
+    world.run(40 * SECOND)
+    source = holder(world)
+    world.reclaim(source, grace=2 * MINUTE)
+    world.run(44 * SECOND)
+    moving = world.store.records[J]
+    first = moving.handover_to
+    assert moving.holder == source
+    assert first is not None, "the state is on its way"
+    world.reclaim(first, grace=2 * MINUTE)
+    world.run(2 * MINUTE)
+    record = world.store.records[J]
+    assert record.state == JobState.RUNNING
+    assert record.holder not in (None, source, first)
+    assert record.steps_lost == 0

@@ -210,6 +210,32 @@ def test_no_jobs_is_talk_not_data(gateway: FakeGateway, person: Person) -> None:
     }
 
 
+def test_a_long_list_is_cut_and_says_how_many_more_there_are(
+    gateway: FakeGateway, person: Person
+) -> None:
+    """The newest are listed; scripts get all of them, or as many as they ask for."""
+    running = {"state": JobState.RUNNING}
+    gateway.jobs = [
+        replace(a_job(f"job-{n}", **(running if n > 3 else {})), submitted_at=10 - n)
+        for n in range(5)
+    ]
+    assert person.types("ps", "--limit", "3") == 0
+    assert [line.split()[0] for line in person.out.splitlines()] == [
+        "JOB",
+        "job-2",
+        "job-1",
+        "job-0",
+    ]
+    assert "2 older ones are not shown; there are 5 (4 PD, 1 R)" in person.err
+    assert "rn ps --limit 5" in person.err
+    assert person.types("ps", "--limit", "5") == 0
+    assert person.err == ""
+    assert len(person.json("ps", "--json")["jobs"]) == 5
+    told = person.json("ps", "--json", "-n", "1")
+    assert len(told["jobs"]) == 1
+    assert told["states"] == {"PENDING": 4, "RUNNING": 1}
+
+
 def test_run_detached_prints_the_id_alone_and_ships_the_directory(
     gateway: FakeGateway, person: Person
 ) -> None:

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from reclaimnet.engine.conductor import BOUND_SHARE, PATIENCE, SETTLE, Conductor
+import pytest
+
+from reclaimnet.engine.conductor import BOUND_SHARE, PATIENCE, SETTLE, STAYS, Conductor
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.page import wait_before
@@ -12,6 +14,7 @@ from reclaimnet.model.rhythm import (
     ExplainLink,
     Hold,
     IterationSeen,
+    Relieve,
     Rhythm,
     RhythmGone,
     RhythmOrder,
@@ -21,7 +24,7 @@ from reclaimnet.model.rhythm import (
     Unleash,
     Yield,
 )
-from reclaimnet.model.units import MILLISECOND, SECOND
+from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
 
 RATE = 25_000_000
 LINK = Link(id=LinkId("l"), rate=RATE)
@@ -195,9 +198,10 @@ class Band:
         return min(apart, period - apart)
 
 
-def band() -> Band:
+def band(*, priority: int = 0) -> Band:
+    """Two jobs, the first of this priority."""
     conductor = Conductor(links=[LINK])
-    conductor.handle(seen(A), 0)
+    conductor.handle(seen(A, priority=priority), 0)
     conductor.handle(seen(B), 0)
     made = Band(conductor, {A: 336 * MILLISECOND, B: 336 * MILLISECOND})
     made.obey(plan(conductor))
@@ -238,6 +242,21 @@ def test_one_late_iteration_is_chance_and_not_drift() -> None:
     assert made.conductor.replans == 1
 
 
+@pytest.mark.parametrize("late", [0.1, 0.3, 0.45, 0.7, 0.9])
+def test_high_that_lost_its_place_does_not_wait_for_it_but_low_makes_room(late: float) -> None:
+    made = band(priority=1)
+    for _ in range(20):
+        made.next()
+    period = made.held[A].period
+    made.ready[A] += int(late * period)
+    stalled, begun = made.ready[A], made.counts[A]
+    while made.counts[A] < begun + 12:
+        made.next()
+    waited = made.began[A] - stalled - 11 * made.periods[A]
+    assert waited < 0.3 * period, "its headroom, and no more than a little beyond"
+    assert made.apart() >= 131 * MILLISECOND
+
+
 def test_clocks_are_disciplined_and_their_error_is_told() -> None:
     conductor = Conductor(links=[LINK])
     ahead = 5 * SECOND
@@ -267,3 +286,82 @@ def test_gaps_between_bursts_are_offered_to_transfers() -> None:
     assert SECOND <= begins < SECOND + length
     assert any(gap.rate == RATE for gap in between)
     assert any(gap.rate == 0 for gap in between)
+
+
+def test_members_of_a_gang_share_one_rhythm_and_one_shift() -> None:
+    other = Link(id=LinkId("other"), rate=RATE)
+    conductor = Conductor(links=[LINK, other])
+    near, far = NodeId("near"), NodeId("far")
+    ahead = 3 * SECOND
+    conductor.handle(ClockSampled(node=far, asked=0, told=ahead, heard=0), 0)
+    told = replace(seen(A, node=near), members=(near, far))
+    there = replace(seen(A, node=far), members=(near, far))
+    there = replace(there, rhythm=replace(there.rhythm, links=(other.id,), period=350_000_000))
+    conductor.handle(there, 0)
+    conductor.handle(told, 0)
+    single = seen(B)
+    single = replace(single, rhythm=replace(single.rhythm, links=(other.id,)))
+    conductor.handle(single, 0)
+    orders = [order for order in plan(conductor) if isinstance(order, Shift)]
+    mine = {order.node: order for order in orders if order.job == A}
+    assert set(mine) == {near, far}
+    # The lowest rank's rhythm, on all links of all members, at the same moment on each clock.
+    (one,) = conductor.plan.rounds
+    assert next(r.links for r in one.rhythms if r.job == A) == (LINK.id, other.id)
+    assert mine[near].period == mine[far].period
+    assert mine[far].anchor - mine[near].anchor == ahead
+    (theirs,) = [order for order in orders if order.job == B]
+    apart = (theirs.anchor - mine[near].anchor) % theirs.period
+    assert 131 * MILLISECOND <= apart <= theirs.period - 131 * MILLISECOND
+    # Marks of the others say the same once more, and are not taken for drift.
+    conductor.handle(IterationSeen(job=A, node=far, count=7, ready_at=5, began_at=5), SECOND)
+    assert conductor.next_wake() is None
+    # One member after the other goes, and with the last one the gang.
+    assert conductor.handle(RhythmGone(job=A, node=near), SECOND) == [Unleash(node=near, job=A)]
+    plan(conductor)
+    assert conductor.handle(RhythmGone(job=A, node=far), SECOND) == [Unleash(node=far, job=A)]
+    plan(conductor)
+    assert conductor.plan.round_of(A) is None
+
+
+def crowd(conductor: Conductor, now: int, *, jobs: int = 3, cost: int | None = MINUTE) -> None:
+    """More than fit side by side, each told with what a move would cost it; the first is high."""
+    for number in range(jobs):
+        told = seen(JobId(f"j{number}"), priority=int(number == 0), talk=160)
+        conductor.handle(replace(told, left=HOUR, move_cost=cost), now)
+
+
+def relieved(orders: list[RhythmOrder]) -> list[Relieve]:
+    return [order for order in orders if isinstance(order, Relieve)]
+
+
+def test_one_job_is_asked_to_leave_a_link_that_stays_too_full() -> None:
+    conductor = Conductor(links=[LINK])
+    crowd(conductor, 0)
+    assert not relieved(plan(conductor))
+    assert not relieved(conductor.woke(STAYS // 2))
+    wake = conductor.next_wake()
+    assert wake is not None
+    assert wake >= STAYS
+    (asked,) = relieved(conductor.woke(wake))
+    assert asked.job in ("j1", "j2"), "not the high one, for the sake of the others"
+    assert asked.slowdown > 1.05
+    assert asked.decision.chosen == asked.job
+    # What comes of it has to show before the next one is asked.
+    assert not relieved(conductor.woke(wake + MINUTE))
+
+
+def test_nobody_is_asked_to_leave_when_the_strain_passes_or_nobody_can() -> None:
+    conductor = Conductor(links=[LINK])
+    crowd(conductor, 0)
+    plan(conductor)
+    conductor.handle(RhythmGone(job=JobId("j1")), SECOND)
+    plan(conductor)
+    assert conductor.next_wake() is None
+    fixed = Conductor(links=[LINK])
+    crowd(fixed, 0, cost=None)
+    plan(fixed)
+    told = fixed.woke(STAYS + SECOND)
+    assert not relieved(told)
+    (why,) = [order.decision for order in told if isinstance(order, ExplainLink)]
+    assert why.chosen == "nobody"

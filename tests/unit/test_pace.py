@@ -1,5 +1,7 @@
 """What the pace policy promises, on cases a person can check by hand."""
 
+from dataclasses import replace
+
 from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link, LinkId, Transfer, TransferId
 from reclaimnet.model.units import SECOND
@@ -30,6 +32,16 @@ def test_least_rates_first_and_the_rest_to_the_most_urgent() -> None:
     assert plan.rate_of(TransferId("soon")) == 90 * MB
     assert plan.until == 4 * SECOND
     assert plan.shed == ()
+
+
+def test_what_a_transfer_cannot_use_is_left_to_others() -> None:
+    """Its way is narrower elsewhere, on a link that somebody else conducts."""
+    slow = replace(transfer("move", left=100, deadline=20), most=30 * MB)
+    plan = least_rate_first([slow, transfer("copy", left=100)], [UPLINK], 0)
+    assert plan.rate_of(TransferId("move")) == 30 * MB
+    assert plan.rate_of(TransferId("copy")) == 70 * MB
+    hopeless = replace(slow, left=1000 * MB)
+    assert least_rate_first([hopeless], [UPLINK], 0).shed == ("move",)
 
 
 def test_background_keeps_its_share() -> None:

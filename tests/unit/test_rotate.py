@@ -7,11 +7,12 @@ import pytest
 from reclaimnet.apps.links import picture
 from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link, LinkId, Transfer, TransferId
-from reclaimnet.model.rhythm import Burst, Hold, Rhythm
+from reclaimnet.model.rhythm import Burst, Hold, Rhythm, RotationPlan
+from reclaimnet.model.talk import parse_talk
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.policy.pace import least_rate_first
 from reclaimnet.policy.rotate import beside_rhythms, carried, fit, gaps, relieve, rotate
-from reclaimnet.policy.view import view
+from reclaimnet.policy.view import rhythms_on, view
 
 RATE = 25_000_000
 LINK = Link(id=LinkId("l"), rate=RATE)
@@ -186,6 +187,44 @@ def test_a_job_is_moved_only_if_that_pays() -> None:
     nobody, decision = relieve(one, [LINK], left=left, move_cost=dear)
     assert nobody is None
     assert len(decision.refused) == 4
+
+
+def test_high_is_never_moved_for_the_sake_of_low() -> None:
+    jobs = [rhythm("high", 336, 200, priority=1), rhythm("a", 336, 131), rhythm("b", 336, 131)]
+    (one,) = rotate(jobs, [LINK]).rounds
+    left = {r.job: 3600 * SECOND for r in one.rhythms}
+    chosen, _ = relieve(one, [LINK], left=left, move_cost=dict.fromkeys(left, SECOND))
+    assert chosen in ("a", "b")
+    alone, decision = relieve(one, [LINK], left=left, move_cost={JobId("high"): 600 * SECOND})
+    assert alone is None
+    assert decision.refused[0].startswith("high: moving costs 10m00s and saves")
+
+
+def test_what_a_conductor_shows_is_enough_to_judge_who_would_fit() -> None:
+    jobs = [rhythm("a", 336, 131), rhythm("b", 336, 131), rhythm("c", 336, 131)]
+    (one,) = rotate(jobs, [LINK]).rounds
+    assert max(r.padding for r in one.rotations) > 0.1
+    (seen,) = view(RotationPlan(rounds=(one,)), [LINK])
+    for known, told in zip(jobs, rhythms_on([seen]), strict=True):
+        # Its own period, not the one that it is held to.
+        assert told.period == pytest.approx(known.period, rel=1e-6)
+        assert told.duty == pytest.approx(known.duty, rel=1e-6)
+    free = [rhythm("x", 957, 10), rhythm("y", 509, 1)]
+    (alone,) = rotate(free, [LINK]).rounds
+    assert not alone.rotations
+    (seen,) = view(RotationPlan(rounds=(alone,)), [LINK])
+    assert [told.duty for told in rhythms_on([seen])] == [r.duty for r in free]
+
+
+def test_a_rhythm_can_be_declared() -> None:
+    talk = parse_talk("336ms/131ms@200M")
+    assert talk.period == 336 * MILLISECOND
+    assert talk.bursts == (Burst(start=205 * MILLISECOND, length=131 * MILLISECOND, demand=RATE),)
+    assert talk.alike(parse_talk("340ms/130ms@200M"))
+    assert not talk.alike(parse_talk("336ms/65ms@200M"))
+    for wrong in ("336ms", "336ms/131ms", "131ms/336ms@200M", "1s/0s@1G", "a/b@c", ""):
+        with pytest.raises(ValueError, match="is not a rhythm; write"):
+            parse_talk(wrong)
 
 
 def test_the_picture_shows_who_talks_when() -> None:

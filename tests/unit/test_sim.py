@@ -8,20 +8,25 @@ from pathlib import Path
 
 import pytest
 
+from reclaimnet.apps.sim import scenario_of
 from reclaimnet.errors import BadConfig
 from reclaimnet.journal import entries
-from reclaimnet.model.events import Event
+from reclaimnet.model.events import BytesSent, Event, SendingEnded
 from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.moving import TransferId
 from reclaimnet.model.orders import Order
 from reclaimnet.model.units import DAY, HOUR, MINUTE, SECOND
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import parse_topology
-from reclaimnet.sim.baselines import CONTENDERS, endings
+from reclaimnet.sim.baselines import CONTENDERS, endings, true_rates
 from reclaimnet.sim.campus import PRESETS, campus
+from reclaimnet.sim.kernel import Kernel
 from reclaimnet.sim.ledger import CAUSES, Ledger
+from reclaimnet.sim.links import Links
 from reclaimnet.sim.replay import replay
 from reclaimnet.sim.run import run
 from reclaimnet.sim.scenario import Kind, foretold, unannounced
+from reclaimnet.sim.sending import Sendings
 from reclaimnet.sim.toml import read_scenario
 from reclaimnet.sim.traces import Which, helios, spot
 
@@ -97,6 +102,81 @@ def test_others_worlds_have_the_same_endings() -> None:
     for other in (unannounced(scenario), foretold(scenario)):
         assert {node: set(times) for node, times in endings(other).items()} == ends
     assert all(h.kind != Kind.CRASH for h in foretold(scenario).happenings)
+
+
+def test_a_surprise_stays_one_to_whoever_hears_of_all_other_endings_ahead() -> None:
+    scenario = PRESETS["campus54"](0, 2 * DAY)
+    surprises = [h for h in scenario.happenings if h.kind != Kind.LEND and h.grace == 0]
+    told = foretold(scenario, surprises=True)
+    assert surprises
+    assert [h for h in told.happenings if h.kind != Kind.LEND and h.grace == 0] == surprises
+    known = endings(scenario, surprises=False)
+    assert all(h.at not in known.get(h.node, ()) for h in surprises)
+    rates = true_rates(scenario)
+    assert 0 < rates.promised_per_h < rates.unpromised_per_h
+
+
+class Highway:
+    """Two links of one building, and what their senders hear."""
+
+    def __init__(self) -> None:
+        self.kernel = Kernel()
+        self.told: list[tuple[NodeId, Event]] = []
+        self.pressing: set[JobId] = set()
+        self.links = Links(
+            self.kernel,
+            path=lambda source, target: ((f"{source} up", 10.0), (f"{target} down", 10.0)),
+        )
+        self.sendings = Sendings(
+            self.kernel,
+            self.links,
+            quiet=True,
+            tell=lambda node, event: self.told.append((node, event)),
+            presses=lambda node, job: job in self.pressing,
+        )
+
+    def send(self, name: str, source: str, target: str) -> None:
+        id_, job = TransferId(name), JobId(name)
+        self.links.start(NodeId(source), NodeId(target), 100, lambda: self.sendings.ended(id_))
+        self.sendings.began(
+            id_,
+            self.links.last(),
+            source=NodeId(source),
+            target=NodeId(target),
+            job=job,
+            size=100,
+        )
+
+    def heard_of(self) -> set[str]:
+        return {event.transfer for _, event in self.told if isinstance(event, BytesSent)}
+
+
+def test_in_a_quiet_world_only_what_presses_and_what_is_in_its_way_is_told_of() -> None:
+    road = Highway()
+    road.send("copy", "a", "b")
+    road.send("far copy", "c", "d")
+    assert road.told == []
+    road.pressing.add(JobId("move"))
+    road.send("move", "a", "e")
+    assert road.heard_of() == {"copy", "move"}
+    road.send("late copy", "f", "e")
+    assert road.heard_of() == {"copy", "move", "late copy"}
+    before = len(road.told)
+    road.kernel.run(6 * SECOND)
+    assert len(road.told) == before + 2 * 3, "each is looked at every three seconds"
+    road.kernel.run(60 * SECOND)
+    ended = {event.transfer for _, event in road.told if isinstance(event, SendingEnded)}
+    assert ended == {"copy", "move", "late copy"}
+
+
+def test_a_copy_is_told_of_once_its_owner_wants_the_machine_back() -> None:
+    road = Highway()
+    road.send("copy", "a", "b")
+    road.sendings.warned(NodeId("a"))
+    assert road.told == []
+    road.pressing.add(JobId("copy"))
+    road.sendings.warned(NodeId("a"))
+    assert road.heard_of() == {"copy"}
 
 
 def test_the_ledger_counts_what_is_done_twice_and_what_stands_still() -> None:
@@ -175,7 +255,7 @@ def test_a_fall_of_idle_nodes_is_a_reclaim_of_the_one_the_rule_says(tmp_path: Pa
     ("row", "said"),
     [
         ("2020-05-01 00:09:00,64,0,0", "4 cells; expected 5"),
-        ("yesterday,64,0,0,8", "does not match format"),
+        ("yesterday,64,0,0,8", "Invalid isoformat string"),
         ("2020-05-01 00:09:00,64,0,0,-8", "expected 0 or more"),
     ],
 )
@@ -208,6 +288,30 @@ def test_a_journal_is_replayed_with_the_same_loans_and_jobs(tmp_path: Path) -> N
     line = len(path.read_text().splitlines())
     with pytest.raises(BadConfig, match=rf"journal\.jsonl:{line}: .*expected an entry"):
         replay(path)
+
+
+def test_submissions_come_to_the_campus_of_the_preset(tmp_path: Path) -> None:
+    """As `rn sim --trace philly-jobs.csv.gz` reads them."""
+    path = tmp_path / "jobs.csv.gz"
+    head = "timestamp,duration,num_gpus,gpu_time,cluster"
+    rows = [
+        "2017-10-03 00:10:00,30.0,1,30.0,a",
+        "2017-10-03 00:00:00,7200.0,1,7200.0,a",
+        "2017-10-03 01:00:00,3600.0,64,230400.0,a",
+        "2017-10-05 00:00:00,3600.0,1,3600.0,a",
+        "2017-10-03 02:00:00,3600.0,1,3600.0,b",
+    ]
+    with gzip.open(path, "wt") as stream:
+        stream.write("\n".join([head, *rows]) + "\n")
+    scenario = scenario_of(path, preset="department", seed=0, days=1.0)
+    hours = [(job.submitted_at - scenario.start) / HOUR for job in scenario.jobs]
+    assert hours == [0, 2], "too short, too wide and too late are left out"
+    assert [job.seconds for job in scenario.jobs] == [7200, 3600]
+    assert run(scenario, Suite()).account.completed == 2
+    with gzip.open(path, "at") as stream:
+        stream.write("2017-10-03 03:00:00,soon,1,0,a\n")
+    with pytest.raises(BadConfig, match=r"jobs\.csv\.gz:7: .*expected an ISO time"):
+        scenario_of(path, preset="department", seed=0, days=3.0)
 
 
 def test_spot_traces(tmp_path: Path) -> None:

@@ -410,6 +410,7 @@ class Agent:
                     shelf_bytes=vault.room(),
                     timing=settings.timing,
                     topology=settings.topology,
+                    holds_slots=guard is not None and guard.holds_slots(),
                     abilities=() if obstacle else (str(Saving.CRIU),),
                     obstacles=(f"{Saving.CRIU}: {obstacle}",) if obstacle else (),
                 ),

@@ -22,6 +22,7 @@ from reclaimnet.apps.client import Gateway, local_agents
 from reclaimnet.apps.config import Config, load
 from reclaimnet.errors import ReclaimNetError, Unavailable
 from reclaimnet.model.market import Hours, Maintenance
+from reclaimnet.model.talk import parse_talk
 from reclaimnet.model.units import parse_duration, parse_size
 
 JSON_VERSION: Final = 1
@@ -88,7 +89,19 @@ class MaintenanceType(click.ParamType[Maintenance]):
             self.fail(str(error), param, ctx)
 
 
+class RhythmType(click.ParamType[str]):
+    name = "rhythm"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse_talk(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
 HOURS: Final = HoursType()
+RHYTHM: Final = RhythmType()
 MAINTENANCE: Final = MaintenanceType()
 DURATION: Final = DurationType()
 SIZE: Final = SizeType()

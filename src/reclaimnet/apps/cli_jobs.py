@@ -15,6 +15,7 @@ from reclaimnet.apps import cli_tables
 from reclaimnet.apps.cli_base import (
     DURATION,
     PAIR,
+    RHYTHM,
     SIZE,
     command,
     complete_job,
@@ -63,6 +64,12 @@ LISTED: Final = 200
     help="How long it will take, as in 10m. Up to 5m it goes into the lane for short jobs; "
     "others are told by it when they can expect to start.",
 )
+@click.option(
+    "--rhythm",
+    type=RHYTHM,
+    help="How it uses the network, as in 336ms/131ms@200M: an iteration, how long of it the job "
+    "talks, and how fast. It is placed where that fits; otherwise it is found by listening.",
+)
 @click.option("--name", help="What to call it; otherwise it is called like the script.")
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher goes first.")
 @click.option(
@@ -93,6 +100,7 @@ def run(
     gpus: int,
     nodes: int,
     lasts: int | None,
+    rhythm: str | None,
     name: str | None,
     priority: int,
     saving: str,
@@ -132,6 +140,8 @@ def run(
     }
     if lasts is not None:
         fields["lasts_s"] = lasts / SECOND
+    if rhythm is not None:
+        fields["rhythm"] = rhythm
     gateway = Gateway(configured())
     if not no_ship:
         from reclaimnet.apps import bundle

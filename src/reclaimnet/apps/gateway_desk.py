@@ -33,6 +33,7 @@ from reclaimnet.errors import NotFound, Unavailable, UsageError
 from reclaimnet.model.asking import Reply, Request
 from reclaimnet.model.events import CancelAsked
 from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.talk import parse_talk
 from reclaimnet.model.units import DAY, KIB, SECOND, show_size
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, Saving, shape_of
 from reclaimnet.wire import encode_json
@@ -87,6 +88,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS)] = 1
     nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)] = 1
     lasts_s: Annotated[float, Meta(gt=0, le=MAX_LASTS_S)] | None = None
+    rhythm: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
+    """As in 336ms/131ms@200M."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     saving: Saving = Saving.SDK
     memory_bytes: Annotated[int, Meta(ge=0, le=MAX_MEMORY)] = 0
@@ -330,6 +333,10 @@ class Desk:
                 "a job over several nodes is saved by all at one step, which only the SDK can do;"
                 " use it, or submit the job with --saving none"
             )
+        try:
+            talk = None if submission.rhythm is None else parse_talk(submission.rhythm)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
         bundle = submission.bundle
         if bundle is not None and not await self._campus.has_bundle(bundle):
             raise UsageError(f"there is no bundle {bundle}; send it first")
@@ -340,6 +347,7 @@ class Desk:
             gpus=submission.gpus,
             nodes=submission.nodes,
             lasts=None if submission.lasts_s is None else round(submission.lasts_s * SECOND),
+            talk=talk,
             priority=submission.priority,
             saving=submission.saving,
             memory_bytes=submission.memory_bytes,

@@ -41,7 +41,9 @@ from reclaimnet.adapters.linux.bpf_killswitch import (
     NoSwitch,
     now,
 )
+from reclaimnet.adapters.linux.memory import protect_self
 from reclaimnet.adapters.linux.real_time import run_ahead
+from reclaimnet.adapters.linux.slots import Turnstile
 from reclaimnet.adapters.linux.tc_abilities import try_kill_switch, try_shaping
 from reclaimnet.adapters.linux.tc_netns import inside, interface_index
 from reclaimnet.apps.guard_config import GuardConfig, OwnerTerms, narrower, read_config, read_terms
@@ -79,7 +81,7 @@ UNLIMITED_RATE: Final = 12_500_000_000
 LANE_NAME: Final = "lane"
 """Not a guest: whatever crosses the lane and belongs to none, such as checkpoints on their way."""
 
-VERBS: Final = ("open", "deadline", "renew", "stop", "stop_all", "pace", "mark", "listen")
+VERBS: Final = ("open", "deadline", "renew", "stop", "stop_all", "pace", "mark", "slots", "listen")
 VERBS_TO_SEE: Final = ("status", "counts")
 OWNERS_VERBS: Final = ("terms", "resume")
 
@@ -136,6 +138,7 @@ class Guard:
         self._cgroups = prepare_cgroups(config.cgroup)
         self.switch = _open_switch(config)
         self._shaper: tc.Shaper | None = None
+        self._turnstile = Turnstile(config.lane_inner, netns=config.lane_netns)
         self._load()
         self._prepare_shaper()
         self._apply_terms()
@@ -277,8 +280,7 @@ class Guard:
         shaper = self._shaper
         if shaper is None:
             raise Unavailable("Nothing is shaped here: the guard's file names no lane_netns.")
-        name = _name(call.request, "transfer")
-        rate = _whole(call.request, "rate")
+        name, rate = _name(call.request, "transfer"), _whole(call.request, "rate")
         if self.terms.rate is not None and rate > self.terms.rate:
             raise Forbidden(f"The owner's terms allow {self.terms.rate} bytes a second.")
         minor, _old = self.transfers.get(name, (0, 0))
@@ -291,11 +293,7 @@ class Guard:
         if minor:
             shaper.set_rate(minor, rate)
         else:
-            used = {minor for minor, _ in self.transfers.values()}
-            free = range(tc.FIRST_TRANSFER, tc.FIRST_TRANSFER + tc.MAX_TRANSFERS)
-            minor = next((one for one in free if one not in used), 0)
-            if not minor:
-                raise Unavailable(f"There are {tc.MAX_TRANSFERS} transfers already.")
+            minor = tc.free_class({minor for minor, _ in self.transfers.values()})
             shaper.open(minor, rate)
         self.transfers[name] = (minor, rate)
         self._save()
@@ -312,6 +310,11 @@ class Guard:
             with socket.socket(fileno=os.dup(fd)) as sock:
                 tc.mark(sock, self.transfers[name][0])
         return {"marked": len(call.fds)}
+
+    def _verb_slots(self, call: Call) -> Answer:
+        """A guest in the lane talks in its slots only; a period of 0: whenever it likes."""
+        guest = self._guest(call.request)
+        return self._turnstile.ask(guest.slot, guest.cgroup, call.request)
 
     def _verb_listen(self, call: Call) -> Answer:
         """A listening socket in the lane, for an agent that serves checkpoints from outside it."""
@@ -336,6 +339,7 @@ class Guard:
                 "kill_switch": isinstance(self.switch, KillSwitch),
                 "cgroup": self._cgroups is not None,
                 "shape": self._shaper is not None,
+                "slots": self._turnstile.lane if self._cgroups else 0,
             },
         }
 
@@ -402,6 +406,7 @@ class Guard:
         """Network first: killing a sender still lets a megabyte out of its buffers. The disk last:
         it may be full, or take its time."""
         self.switch.stop(guest.slot)
+        self._turnstile.let_go(guest.slot)
         # Many may end at once: what is not in its group is looked for by `_finish`, a moment later.
         kill([] if guest.cgroup is not None else guest.processes, guest.cgroup)
         if not guest.ending:
@@ -428,16 +433,10 @@ class Guard:
             self._save_if_possible()
 
     def _prepare_shaper(self) -> None:
-        config = self.config
-        if config.lane_netns is None:
+        netns, rate = self.config.lane_netns, self.terms.rate or UNLIMITED_RATE
+        if netns is None:
             return
-        if tc.qdisc_owner(config.lane_inner, netns=config.lane_netns) == "ours":
-            self._shaper = tc.Shaper(config.lane_inner, netns=config.lane_netns)
-        else:
-            rate = self.terms.rate or UNLIMITED_RATE
-            self._shaper = tc.Shaper.install(
-                config.lane_inner, netns=config.lane_netns, rate=rate, guests_only=True
-            )
+        self._shaper = tc.of_guests(self.config.lane_inner, netns=netns, rate=rate)
         for minor, rate in self.transfers.values():
             self._shaper.open(minor, rate)
 
@@ -525,6 +524,7 @@ class Guard:
 
     def close(self) -> None:
         """Let go; the kill switch stays, and closes when the lease is over."""
+        self._turnstile.close()
         if self._shaper is not None:
             self._shaper.close()
         self.switch.close()
@@ -537,6 +537,7 @@ class Guard:
         while self.guests and now() < end:
             self._finish()
             time.sleep(CHECK_EVERY / SECOND)
+        self._turnstile.close()
         if self._shaper is not None:
             self._shaper.remove()
         self.switch.remove()
@@ -725,6 +726,7 @@ def main(config_path: Path) -> None:
     """Run until SIGTERM. The kill switch stays in place when we go."""
     guard = prepared(config_path)
     server = Server(guard)
+    protect_self()
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
     signal.signal(signal.SIGINT, lambda *_: server.stop())
     _note(f"watching{'' if run_ahead() else ' (without real-time priority)'}: {server.path}")

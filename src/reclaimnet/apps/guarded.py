@@ -6,6 +6,7 @@ heard of; so one that fails is said in the log, and what it was for holds by the
 
 import hashlib
 import logging
+import os
 import socket
 import threading
 import time
@@ -37,6 +38,8 @@ class Guarded:
         self._deadlines: dict[str, int] = {}
         self._guests: set[str] = set()
         self._paced: set[str] = set()
+        self._held: set[str] = set()
+        """Those that talk in their slots only."""
         self.lane = False
         """Checkpoints are served from the guests' lane, where the guard can shape them."""
         self._counted: tuple[EdgeCount, ...] = ()
@@ -96,6 +99,7 @@ class Guarded:
         self._deadlines.pop(guest, None)
         if guest in self._guests:
             self._guests.discard(guest)
+            self._held.discard(guest)
             self._later("stop", guest=guest)
 
     def edge(self) -> tuple[EdgeCount, ...]:
@@ -150,6 +154,23 @@ class Guarded:
             if guest["guest"] == name:
                 return int(guest["counts"]["out_passed"]["bytes"])
         raise NotFound(f"the guard knows no guest {name}")
+
+    def holds_slots(self) -> bool:
+        """Whether what runs beside us can be held to slots: we are in the lane that is shaped."""
+        lane = self._ask("status")["can"].get("slots", 0)
+        return bool(lane) and os.stat("/proc/self/ns/net").st_ino == lane
+
+    def hold_to_slots(
+        self, job: JobId, epoch: int, anchor: int, period: int, slots: Sequence[tuple[int, int]]
+    ) -> None:
+        """Let the job talk in its slots only, whatever it knows; without any: when it likes."""
+        guest = _name(job, epoch)
+        if slots and guest in self._guests:
+            self._held.add(guest)
+            self._later("slots", guest=guest, anchor=anchor, period=period, slots=list(slots))
+        elif guest in self._held:
+            self._held.discard(guest)
+            self._later("slots", guest=guest, period=0)
 
     def let_go(self, transfer: str) -> None:
         """The transfer is over, and its class with it."""

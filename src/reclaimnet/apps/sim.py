@@ -52,7 +52,7 @@ def main(
     compare: bool = False,
 ) -> int:
     """Writes a journal and plots below ./out/; a table, or one JSON object, to standard output."""
-    scenario = _scenario(trace, preset=preset, seed=seed, days=days or (2.0 if quick else 60.0))
+    scenario = scenario_of(trace, preset=preset, seed=seed, days=days or (2.0 if quick else 60.0))
     OUT.mkdir(exist_ok=True)
     journal_path = OUT / "sim-journal.jsonl"
     with (
@@ -86,7 +86,7 @@ def main(
     return 0
 
 
-def _scenario(trace: Path | None, *, preset: str, seed: int, days: float) -> Scenario:
+def scenario_of(trace: Path | None, *, preset: str, seed: int, days: float) -> Scenario:
     if preset not in PRESETS:
         raise BadConfig(f"no preset {preset!r}; expected one of {', '.join(sorted(PRESETS))}")
     if trace is None:

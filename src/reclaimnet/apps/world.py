@@ -1,6 +1,8 @@
 """The live world of one node: carries a mind's orders out on a real machine, and reports back.
 
 Everything here runs on one event loop; what takes long runs in threads and returns as an event.
+Only the thread that watches memory acts by itself: it stops whom the mind would stop, and then
+tells it.
 """
 
 import asyncio
@@ -323,6 +325,10 @@ class LiveWorld:
             case od.Listen():
                 self._spawn(self._listen(order))
             case od.Rotate():
+                if self._guard is not None:
+                    self._guard.hold_to_slots(
+                        order.job, order.epoch, order.anchor, order.period, order.slots
+                    )
                 self.runner.rotate(
                     order.job,
                     order.epoch,
@@ -537,18 +543,17 @@ class LiveWorld:
                 assert_never(report)
 
     def _read_memory(self) -> Pressure:
-        reading = self._sensor.read(self.runner.memory())
-        vram = self._gpus.read()
-        return replace(reading, vram=vram) if vram else reading
+        return self._sensor.read(self.runner.memory())
 
     def _on_pressure_from_thread(self, reading: Pressure) -> None:
         """Nobody waits for this thread's turn but memory: where little is left it stops at once
         whom the mind would stop, by the same policy, and only then tells it."""
-        self._reading = reading
         if reading.share >= CLOSE:
             for job, epoch in self.mind.airlock.reflex(reading):
                 self.runner.suspend(job, epoch)
                 self._stopped_ahead.append((job, epoch))
+        # A GPU's driver may take its time, so it is asked last.
+        self._reading = replace(reading, vram=self._gpus.read())
         if not self._pressure_due:
             self._pressure_due = True
             with contextlib.suppress(RuntimeError):

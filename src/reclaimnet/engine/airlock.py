@@ -288,7 +288,7 @@ class Airlock:
         orders = attempt.suspend(why, now)
         went_on = self._went_on.get(attempt.job)
         bounced = went_on is not None and now - went_on < IN_A_ROW
-        if bounced and self._going() < LEAVING_AT_ONCE and self._elsewhere(attempt, now):
+        if bounced and not self._going() and self._elsewhere(attempt, now):
             assert went_on is not None, "it went on before"
             orders.append(
                 _explain(
@@ -432,9 +432,11 @@ class Airlock:
     ) -> list[Order]:
         """Who is asked for its state must run for it, whatever ended the loan meanwhile; and who
         has been refused by PROBES nodes asks no further one."""
+        if not self.holds:
+            return orders
         out: list[Order] = []
         for order in orders:
-            hold = self.holds.get(_job_of(order)) if self.holds else None
+            hold = self.holds.get(_job_of(order))
             if hold is None:
                 out.append(order)
             elif isinstance(order, Save):
@@ -588,8 +590,8 @@ class Airlock:
         return orders + self._time_is_up(attempts, now)
 
     def _time_is_up(self, attempts: Mapping[JobId, Attempt], now: int) -> list[Order]:
-        """Those who were stopped together have waited long enough together. Not all of them leave:
-        the first by rank do, and what they leave behind may be enough for the others."""
+        """Those who were stopped together have waited long enough together. Not all of them leave,
+        but the first by rank: what it leaves behind may be enough for the others."""
         orders: list[Order] = []
         over = [h for h in self.holds.values() if h.rung == Rung.SUSPENDED and now >= h.until]
         for hold in sorted(over, key=lambda h: _gives_way(attempts[h.job])):
@@ -597,7 +599,7 @@ class Airlock:
             if hold.rung != Rung.SUSPENDED:
                 # It has gone with its group.
                 continue
-            if now < hold.since + SUSPEND_AT_MOST and self._makes_room(attempt, attempts):
+            if now < hold.since + SUSPEND_AT_MOST and self._going():
                 hold.until = min(now + LOOK_AGAIN, hold.since + SUSPEND_AT_MOST)
                 continue
             instead = self._instead(hold, attempts, now)
@@ -607,13 +609,6 @@ class Airlock:
             for mate in self._mates(attempt, attempts):
                 orders += self._free(self.holds[mate.job], mate, now)
         return orders
-
-    def _makes_room(self, attempt: Attempt, attempts: Mapping[JobId, Attempt]) -> bool:
-        """Others leave who give way before this one, or as many as may at a time."""
-        going = [h.job for h in self.holds.values() if h.rung != Rung.SUSPENDED]
-        mine = attempt.record.spec.priority
-        below = any(attempts[job].record.spec.priority < mine for job in going if job in attempts)
-        return below or len(going) >= LEAVING_AT_ONCE
 
     def _if_sought_in_vain(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
         departure, notice = attempt.departure, attempt.notice

@@ -50,6 +50,7 @@ from reclaimnet.model.orders import (
     Warn,
     Write,
 )
+from reclaimnet.model.talk import Talk
 from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import (
     KEPT_CHECKPOINTS,
@@ -418,8 +419,14 @@ class Attempt:
                 changes["downtime"] = self.record.downtime + idle
         changes["last_step_at"] = event.at
         # Steps travel with the node's beats; the record learns of them with its next write.
-        self.record = replace(self.record, **changes)
+        self.record = self.record.but(**changes)
         return []
+
+    def heard(self, talk: Talk | None, now: int) -> list[Order]:
+        """How it uses the network was listened to: wherever it goes next can know that."""
+        before = self.record.talk
+        same = before is talk or (before is not None and talk is not None and before.alike(talk))
+        return [] if same or self.phase != Phase.RUNNING else self._change(now, talk=talk)
 
     @property
     def leaves_state(self) -> bool:
@@ -573,8 +580,19 @@ class Attempt:
             deadline=notice.deadline,
             bytes_left=newest.size,
             fixed=self.save_cost or 0,
-            unsaved=max(now - self.saved_at, 1) / SECOND * max(self.record.spec.gpus, 1),
+            unsaved=max(self.at_stake(now), 1) / SECOND * max(self.record.spec.gpus, 1),
         )
+
+    def at_stake(self, now: int) -> int:
+        """How long it has worked since the last state that somebody else holds: one that was taken
+        and has not arrived anywhere yet goes with this node."""
+        safe = [
+            checkpoint.taken_at
+            for checkpoint in self.record.checkpoints
+            if any(holder != self.node for holder in checkpoint.holders)
+        ]
+        began = self.record.started_at or self.record.submitted_at
+        return max(now - max(safe, default=began), 0)
 
     # --- the output ------------------------------------------------------------------------
 
@@ -713,11 +731,15 @@ class Attempt:
 
     # --- the way out -----------------------------------------------------------------------
 
-    def leave(self, notice: Notice, now: int, *, shed: str = "") -> list[Order]:
+    def leave(
+        self, notice: Notice, now: int, *, shed: str = "", slowest: float | None = None
+    ) -> list[Order]:
         """The loan ends by the notice's deadline, for whatever cause. If there is a reason to
-        `shed` it, it goes on from its last copy and leaves the uplink to others."""
-        other = self.notice is not None and self.notice.id != notice.id
-        if self.notice is not None and other and self.notice.deadline <= notice.deadline:
+        `shed` it, it goes on from its last copy and leaves the uplink to others. A place where its
+        rhythm makes it as slow as `slowest` is none."""
+        before = self.notice
+        other = before is not None and before.id != notice.id and before.binding
+        if before is not None and other and before.deadline <= notice.deadline:
             return []
         self.notice = notice
         if self.phase == Phase.BOOKED:
@@ -727,7 +749,7 @@ class Attempt:
         if self.phase == Phase.RUNNING:
             if self.departure is not None:
                 return self.departure.changed(notice, now)
-            return self._depart(now, shed=shed)
+            return self._depart(now, shed=shed, slowest=slowest)
         return []
 
     def stay(self, now: int) -> list[Order]:
@@ -748,9 +770,9 @@ class Attempt:
             self._resume_when_written = True
         return orders
 
-    def _depart(self, now: int, *, shed: str = "") -> list[Order]:
+    def _depart(self, now: int, *, shed: str = "", slowest: float | None = None) -> list[Order]:
         assert self.notice is not None, "nobody asked this job to leave"
-        self.departure = Departure(self, self.notice)
+        self.departure = Departure(self, self.notice, slowest=slowest)
         return self.departure.begin(now, shed=shed)
 
     def doubt(self, now: int) -> list[Order]:
@@ -803,7 +825,7 @@ class Attempt:
         if self.record is self._sent:
             self.record = event.record
         else:
-            self.record = replace(self.record, revision=event.record.revision)
+            self.record = self.record.but(revision=event.record.revision)
         self._sent = None
         if self.phase == Phase.CLAIMING:
             return self._won(now)

@@ -6,7 +6,7 @@ conductor that takes over begins from where everybody is at that moment.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -24,6 +24,7 @@ from reclaimnet.model.rhythm import (
     Gap,
     Hold,
     IterationSeen,
+    Relieve,
     Rhythm,
     RhythmEvent,
     RhythmGone,
@@ -37,10 +38,10 @@ from reclaimnet.model.rhythm import (
     Unleash,
     Yield,
 )
-from reclaimnet.model.units import MICROSECOND, MILLISECOND, SECOND
+from reclaimnet.model.units import MICROSECOND, MILLISECOND, MINUTE, SECOND, show_duration
 from reclaimnet.policy.detect import at_period, changed
 from reclaimnet.policy.pace import PlanPaces, least_rate_first
-from reclaimnet.policy.rotate import beside_rhythms, gaps, rotate
+from reclaimnet.policy.rotate import beside_rhythms, gaps, relieve, rotate, slowdown
 from reclaimnet.policy.view import view
 
 NOBODY: Final = NodeId("")
@@ -64,6 +65,9 @@ QUIET_ITERATIONS: Final = 2
 BOUND_SHARE: Final = 1
 """One iteration waits at most 1/BOUND_SHARE of its period. All of it: a job that comes to its
 place by degrees meets every neighbour on the way."""
+FIRST_BOUND_SHARE: Final = 50
+"""The one that goes before all others waits at most 1/FIRST_BOUND_SHARE of its period: if it loses
+its place, the others make room where it is."""
 KEPT_MARKS: Final = 8
 KEPT_SAMPLES: Final = 8
 CLOCK_DRIFT: Final = 50e-6
@@ -73,6 +77,14 @@ SILENT_FOR: Final = 30 * SECOND
 """A job whose node tells nothing of it for so long is not on our links any more."""
 ASK_CLOCK: Final = 10 * SECOND
 """How often a node whose jobs are conducted is asked for its time."""
+STRAINED: Final = 1.05
+"""A round that makes its jobs slower than this on average holds more than fits side by side."""
+STAYS: Final = 30 * SECOND
+"""Only where that lasts is a job asked to leave: jobs come and go, and plans settle."""
+RELIEVE_AGAIN: Final = 2 * MINUTE
+"""After that the next is asked, and then after twice that, and so on until RELIEVE_SELDOM: what the
+first one leaves behind has to show, and who cannot leave says so only by staying."""
+RELIEVE_SELDOM: Final = 32 * MINUTE
 MAX_SEEN: Final = 16
 """Links that a card tells of, the fullest first."""
 MAX_VOICES: Final = 32
@@ -106,9 +118,24 @@ class _Player:
     late: int = 0
     quiet_until: int = 0
     """The iteration from which on lateness counts again."""
-    told: Shift | Shape | None = None
+    told: dict[NodeId, Shift | Shape] = field(default_factory=dict)
+    """The last order to each node on which it runs."""
+    members: dict[NodeId, tuple[LinkId, ...]] = field(default_factory=dict)
+    """Those nodes, and the links that it uses there; of a gang, the marks of `node` count."""
     yields: bool = False
     heard: int = 0
+    left: int = 0
+    move_cost: int | None = None
+    """As its node reckons them; see RhythmSeen."""
+
+
+@dataclass(slots=True)
+class _Strain:
+    """Links on which not all fit."""
+
+    since: int
+    ask_at: int
+    wait: int = RELIEVE_AGAIN
 
 
 class Conductor:
@@ -141,9 +168,13 @@ class Conductor:
         """Links on which something has changed since the plan was made."""
         self._origins: dict[JobId, int] = {}
         """When the round of each job began that `plan` speaks of."""
+        self._strains: dict[tuple[LinkId, ...], _Strain] = {}
+        """By the links of a round."""
 
     def next_wake(self) -> int | None:
-        return self._replan_at
+        times = [strain.ask_at for strain in self._strains.values()]
+        times += [] if self._replan_at is None else [self._replan_at]
+        return min(times, default=None)
 
     def handle(self, event: RhythmEvent, now: int) -> list[RhythmOrder]:
         match event:
@@ -161,10 +192,12 @@ class Conductor:
                 assert_never(event)
 
     def woke(self, now: int) -> list[RhythmOrder]:
-        if self._replan_at is None or now < self._replan_at:
-            return []
-        self._replan_at = None
-        return self._replan(now)
+        orders: list[RhythmOrder] = []
+        if self._replan_at is not None and now >= self._replan_at:
+            self._replan_at = None
+            orders += self._replan(now)
+            self._look_for_strain(now)
+        return orders + self._relieve(now)
 
     # --- transfers -------------------------------------------------------------------------
 
@@ -254,25 +287,36 @@ class Conductor:
     # --- events ----------------------------------------------------------------------------
 
     def _seen(self, event: RhythmSeen, now: int) -> None:
-        rhythm = event.rhythm
         self._forget_silent(now)
-        player = self._players.get(rhythm.job)
+        player = self._players.get(event.rhythm.job)
+        members = {} if player is None else player.members
+        members = {node: links for node, links in members.items() if node in event.members}
+        members[event.node] = event.rhythm.links
+        # Of a gang, the lowest rank that was heard speaks for all; others add their links.
+        node = next((rank for rank in event.members if rank in members), event.node)
+        rhythm = event.rhythm if node == event.node or player is None else player.rhythm
+        rhythm = replace(rhythm, links=_all_links(members))
         if player is None:
             if len(self._players) < MAX_JOBS:
                 begins = now
                 if event.begins_at is not None:
                     begins = event.begins_at - self._offset(event.node)
-                self._players[rhythm.job] = _Player(event.node, rhythm, begins)
+                player = self._players[rhythm.job] = _Player(node, rhythm, begins)
                 self._soon(rhythm, now)
-        elif player.rhythm != rhythm or player.node != event.node:
-            if player.node != event.node:
+        elif player.rhythm != rhythm or player.node != node or player.members != members:
+            if player.node != node:
                 player.marks.clear()
-            player.node = event.node
+            player.node = node
+            player.told = {node: told for node, told in player.told.items() if node in members}
+            if event.begins_at is not None:
+                player.begins = event.begins_at - self._offset(event.node)
             self._soon(player.rhythm, now)
             player.rhythm = rhythm
             self._soon(rhythm, now)
-        if rhythm.job in self._players:
-            self._players[rhythm.job].heard = now
+        if player is not None:
+            player.members = members
+            player.heard = now
+            player.left, player.move_cost = event.left, event.move_cost
 
     def _forget_silent(self, now: int) -> None:
         for job, player in list(self._players.items()):
@@ -290,11 +334,19 @@ class Conductor:
     def _gone(self, event: RhythmGone, now: int) -> list[RhythmOrder]:
         job = event.job
         player = self._players.get(job)
-        if player is None or event.node not in (None, player.node):
+        if player is None or (event.node is not None and event.node not in player.members):
             return []
-        del self._players[job]
         self._soon(player.rhythm, now)
-        return [] if player.told is None else [Unleash(node=player.node, job=job)]
+        if event.node is not None and len(player.members) > 1:
+            del player.members[event.node]
+            player.rhythm = replace(player.rhythm, links=_all_links(player.members))
+            if player.node == event.node:
+                player.node = min(player.members)
+                player.marks.clear()
+            gone = player.told.pop(event.node, None)
+            return [] if gone is None else [Unleash(node=event.node, job=job)]
+        del self._players[job]
+        return [Unleash(node=node, job=job) for node in sorted(player.told)]
 
     def _iteration(self, event: IterationSeen, now: int) -> None:
         player = self._players.get(event.job)
@@ -345,7 +397,7 @@ class Conductor:
             if own > period and len(took) >= STEADY_MARKS:
                 # A little slower than planned for: not another rhythm, but no longer this round.
                 self._soon(player.rhythm, now)
-            elif lateness > CATCH_UP * max(0, period - own):
+            elif lateness < 0 or lateness > CATCH_UP * max(0, period - own):
                 self._soon(player.rhythm, now)
 
     def _sampled(self, event: ClockSampled, now: int) -> list[RhythmOrder]:
@@ -363,7 +415,7 @@ class Conductor:
         return [
             order
             for job in sorted(self._players)
-            if self._players[job].node == event.node
+            if event.node in self._players[job].members
             for order in self._tell(self._players[job], now)
         ]
 
@@ -380,11 +432,7 @@ class Conductor:
         for player in affected.values():
             _correct(player)
         # A job that runs is taken up from where its next iteration begins by itself.
-        current = {
-            job: (player.marks[-1].began + player.rhythm.period if player.marks else player.begins)
-            - now
-            for job, player in affected.items()
-        }
+        current = {job: _next_begin(player) - now for job, player in affected.items()}
         before = {one.rhythms: one for one in self.plan.rounds}
         self.plan = self._policy(
             [self._players[job].rhythm for job in sorted(self._players)],
@@ -431,40 +479,49 @@ class Conductor:
             links |= {link for player in more.values() for link in player.rhythm.links}
 
     def _tell(self, player: _Player, now: int) -> list[RhythmOrder]:
+        """The same rotation on each of its nodes, by that node's clock."""
         job = player.rhythm.job
         if player.rotation is None:
-            if player.told is None:
-                return []
-            player.told = None
-            return [Unleash(node=player.node, job=job)]
-        anchor = player.anchor + self._offset(player.node)
-        period = player.rotation.period
-        error = self.clock_error(player.node, now)
-        order: Shift | Shape
+            told, player.told = player.told, {}
+            return [Unleash(node=node, job=job) for node in sorted(told)]
+        orders: list[RhythmOrder] = []
+        for node in sorted(player.members):
+            order = self._order(player, player.rotation, node, now)
+            before = player.told.get(node)
+            if before is None or not _same(before, order):
+                player.told[node] = order
+                orders.append(order)
+        return orders
+
+    def _order(self, player: _Player, rotation: Rotation, node: NodeId, now: int) -> Shift | Shape:
+        anchor = player.anchor + self._offset(node)
+        period = rotation.period
+        error = self.clock_error(node, now)
         if player.rhythm.hold is Hold.SHAPED:
-            round_ = self.plan.round_of(job)
+            round_ = self.plan.round_of(rotation.job)
             late = 0 if round_ is None else round_.slack
-            order = Shape(
-                node=player.node,
-                job=job,
+            return Shape(
+                node=node,
+                job=rotation.job,
                 anchor=anchor,
                 period=period,
                 slots=tuple((b.start, b.length + late) for b in player.rhythm.bursts),
                 error=error,
             )
-        else:
-            order = Shift(
-                node=player.node,
-                job=job,
-                anchor=anchor,
-                period=period,
-                bound=period // BOUND_SHARE,
-                error=error,
-            )
-        if player.told is not None and _same(player.told, order):
-            return []
-        player.told = order
-        return [order]
+        return Shift(
+            node=node,
+            job=rotation.job,
+            anchor=anchor,
+            period=period,
+            bound=period // (FIRST_BOUND_SHARE if self._is_first(player) else BOUND_SHARE),
+            error=error,
+        )
+
+    def _is_first(self, player: _Player) -> bool:
+        """Whether all others in its round have a lower priority, and there are others."""
+        round_ = self.plan.round_of(player.rhythm.job)
+        others = [] if round_ is None else [r for r in round_.rhythms if r.job != player.rhythm.job]
+        return bool(others) and all(r.priority < player.rhythm.priority for r in others)
 
     def _rank(self, player: _Player, round_: Round | None) -> list[RhythmOrder]:
         """High priority never waits for low, not even when low comes late or runs free."""
@@ -476,7 +533,55 @@ class Conductor:
         if yields == player.yields:
             return []
         player.yields = yields
-        return [Yield(node=player.node, job=rhythm.job, yields=yields)]
+        return [Yield(node=node, job=rhythm.job, yields=yields) for node in sorted(player.members)]
+
+    # --- links on which not all fit ----------------------------------------------------------
+
+    def _look_for_strain(self, now: int) -> None:
+        before, self._strains = self._strains, {}
+        for one in self.plan.rounds:
+            if len(one.rhythms) < 2 or slowdown(one, self.links) <= STRAINED:
+                continue
+            links = tuple(fit.link for fit in one.fits)
+            # The same links with others on them are as strained as they were before.
+            known = [strain for key, strain in before.items() if set(key) & set(links)]
+            first = min(known, key=lambda strain: strain.since, default=_Strain(now, now + STAYS))
+            self._strains[links] = first
+
+    def _relieve(self, now: int) -> list[RhythmOrder]:
+        """Where it stays so, one job is asked to go on elsewhere, if that pays."""
+        orders: list[RhythmOrder] = []
+        for links, strain in self._strains.items():
+            if now < strain.ask_at:
+                continue
+            strain.ask_at, strain.wait = now + strain.wait, min(2 * strain.wait, RELIEVE_SELDOM)
+            (one,) = (r for r in self.plan.rounds if tuple(f.link for f in r.fits) == links)
+            players = {r.job: self._players[r.job] for r in one.rhythms if r.job in self._players}
+            chosen, decision = relieve(
+                one,
+                self.links,
+                left={job: player.left for job, player in players.items()},
+                move_cost={
+                    job: player.move_cost
+                    for job, player in players.items()
+                    if player.move_cost is not None
+                },
+            )
+            lasted = f"not all fit on {', '.join(links)} for {show_duration(now - strain.since)}"
+            decision = replace(decision, reasons=(lasted, *decision.reasons))
+            if chosen is None:
+                orders.append(ExplainLink(links=links, decision=decision))
+                continue
+            orders.append(
+                Relieve(
+                    node=players[chosen].node,
+                    job=chosen,
+                    slowdown=slowdown(one, self.links),
+                    links=links,
+                    decision=decision,
+                )
+            )
+        return orders
 
     def _offset(self, node: NodeId) -> int:
         clock = self.clocks.get(node)
@@ -499,6 +604,20 @@ def _took(player: _Player) -> list[int]:
                 took = min(took, after.talked - mark.began + talk)
             found.append(took)
     return found
+
+
+def _all_links(members: Mapping[NodeId, tuple[LinkId, ...]]) -> tuple[LinkId, ...]:
+    return tuple(sorted({link for links in members.values() for link in links}))
+
+
+def _next_begin(player: _Player) -> int:
+    """When an iteration of it begins by itself, by our clock."""
+    if player.marks:
+        return player.marks[-1].began + player.rhythm.period
+    if player.rotation is not None and player.rhythm.hold is Hold.SHAPED:
+        # It says nothing, but its slots have put it there.
+        return player.anchor
+    return player.begins
 
 
 def _correct(player: _Player) -> None:
@@ -528,6 +647,8 @@ def _aged(clock: Clock, now: int) -> int:
 def _same(told: Shift | Shape, order: Shift | Shape) -> bool:
     """Whether the difference is not worth a message."""
     if type(told) is not type(order) or told.node != order.node or told.period != order.period:
+        return False
+    if isinstance(told, Shift) and isinstance(order, Shift) and told.bound != order.bound:
         return False
     apart = (order.anchor - told.anchor) % order.period
     return min(apart, order.period - apart) <= RETELL

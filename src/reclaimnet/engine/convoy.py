@@ -122,9 +122,11 @@ class Convoy:
         pressing = any(transfer.deadline is not None for transfer in transfers)
         # Where nobody is in a hurry, a link may show again what it can do.
         measured = self.carries if pressing else {}
+        crossed = {link for transfer in transfers for link in transfer.path}
         seen = {
-            link.id: see(replace(link, rate=measured.get(link.id, link.rate)))
-            for link in self.links.values()
+            id_: see(replace(link, rate=measured[id_]) if id_ in measured else link)
+            for id_, link in self.links.items()
+            if id_ in crossed
         }
         plan = self._policy(transfers, seen.values(), now)
         rates = {pace.transfer: pace.rate for pace in plan.paces}

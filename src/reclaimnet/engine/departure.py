@@ -45,9 +45,12 @@ LOOK_AGAIN: Final = 4 * SECOND
 
 
 class Departure:
-    def __init__(self, attempt: Attempt, notice: Notice) -> None:
+    def __init__(self, attempt: Attempt, notice: Notice, *, slowest: float | None = None) -> None:
+        """A job that leaves for the sake of its rhythm goes nowhere where that is `slowest` or
+        more."""
         self.attempt = attempt
         self.notice = notice
+        self._slowest = slowest
         self.destination: NodeId | None = None
         self.stopped = False
         """The process has been asked for its last state, and waits or will wait after it."""
@@ -73,16 +76,18 @@ class Departure:
         because = f" ({self.notice.reason})" if self.notice.reason else ""
         left = show_duration(self.notice.deadline - now)
         why = f"{self.notice.cause}, {left} left{because}"
-        orders: list[Order] = [
-            Limit(job=job, epoch=epoch, at=self.notice.deadline),
-            Warn(job=job, epoch=epoch, notice=self.notice),
-            self._explain("must the job leave?", f"by its deadline: {why}"),
-        ]
+        orders: list[Order] = []
+        if self.notice.binding:
+            orders.append(Limit(job=job, epoch=epoch, at=self.notice.deadline))
+            orders.append(self._explain("must the job leave?", f"by its deadline: {why}"))
+        else:
+            orders.append(self._explain("must the job leave?", f"if a place is better: {why}"))
+        orders.append(Warn(job=job, epoch=epoch, notice=self.notice))
         orders += self.attempt.change(
             now,
             state=JobState.MIGRATING,
             reason=f"{self.notice.cause}{because}",
-            leave_by=self.notice.deadline,
+            leave_by=self.notice.deadline if self.notice.binding else None,
         )
         if self.attempt.record.spec.saving == Saving.NONE:
             self._lost_hope = True
@@ -95,12 +100,15 @@ class Departure:
 
     def changed(self, notice: Notice, now: int) -> list[Order]:
         """Another deadline: what was planned may be too late now, or too early."""
+        because = f" ({notice.reason})" if notice.reason else ""
+        reason = self.attempt.record.reason if self.notice.binding else f"{notice.cause}{because}"
         self.notice = notice
+        self._slowest = None
         job, epoch = self.attempt.job, self.attempt.epoch
         orders: list[Order] = [
             Limit(job=job, epoch=epoch, at=notice.deadline),
             Warn(job=job, epoch=epoch, notice=notice),
-            *self.attempt.change(now, leave_by=notice.deadline),
+            *self.attempt.change(now, leave_by=notice.deadline, reason=reason),
         ]
         if not self.stopped and not self._lost_hope:
             orders += self._plan(now)
@@ -126,9 +134,10 @@ class Departure:
             shape=shape_of(attempt.record.spec),
             state_bytes=newest.size if newest else 0,
             grace=self.notice.deadline - now,
-            unsaved=self._at_stake(now),
+            unsaved=attempt.at_stake(now) / HOUR,
             changed=1.0 if attempt.record.changed is None else attempt.record.changed,
             avoid=self._failed,
+            slowest=self._slowest,
         )
         ranked = attempt.suite.place(need, attempt.around.candidates(attempt.record, now), now)
         self._prober = Prober(
@@ -138,6 +147,7 @@ class Departure:
             purpose=Purpose.MOVE,
             priority=attempt.record.spec.priority,
             ranked=ranked.nodes,
+            hints=self._slowest is None,
         )
         orders: list[Order] = [Explain(job=attempt.job, decision=ranked.decision)]
         orders += self._prober.ask_next(now)
@@ -167,6 +177,8 @@ class Departure:
             orders.append(Tell(to=self.destination, event=redeemed))
         elif prober.refused:
             orders.append(self._explain("who takes the job?", "nobody", *prober.refused))
+        if self.destination is None and not self.notice.binding:
+            return orders + self._stay("no better place is free", now)
         if self._final is not None:
             return orders + (self._offer(now) if self.destination else self._shelve(now))
         if self.stopped:
@@ -196,7 +208,10 @@ class Departure:
             )
         )
         if plan.stop_at is None:
-            return [Explain(job=attempt.job, decision=plan.decision), *self._give_up()]
+            explained: list[Order] = [Explain(job=attempt.job, decision=plan.decision)]
+            if not self.notice.binding:
+                return explained + self._stay("there is not enough time", now)
+            return explained + self._give_up()
         first_plan = self._stop_at is None
         self._stop_at = plan.stop_at
         orders: list[Order] = []
@@ -226,12 +241,9 @@ class Departure:
         self._stop_at = self._seek_at = self._look_at = None
         return [*self._withdraw(), End(job=self.attempt.job, epoch=self.attempt.epoch)]
 
-    def _at_stake(self, now: int) -> float:
-        """Hours of work that nobody else has."""
-        record, me = self.attempt.record, self.attempt.node
-        safe = [c.taken_at for c in record.checkpoints if any(h != me for h in c.holders)]
-        since = max(safe, default=record.started_at or record.submitted_at)
-        return max(now - since, 0) / HOUR
+    def _stay(self, why: str, now: int) -> list[Order]:
+        """Nobody needs its GPUs: the job goes on here."""
+        return [self._explain("does the job leave?", "no, it stays", why), *self.attempt.stay(now)]
 
     def _safe_elsewhere(self, now: int) -> bool:
         """Somebody who stays holds a checkpoint, so there is something to fall back on."""
@@ -271,6 +283,8 @@ class Departure:
     def save_failed(self, event: SaveFailed, now: int) -> list[Order]:
         """Without a fresh state there is nothing to hand over: run on, and go back to the last
         durable checkpoint at the deadline."""
+        if not self.notice.binding:
+            return self._stay(f"it could not be saved: {event.reason}", now)
         self._lost_hope = True
         self.stopped = False
         self._precopying = False
@@ -324,6 +338,8 @@ class Departure:
             orders += self.attempt.change(now, handover_to=None)
         if len(self._failed) < MAX_DESTINATIONS:
             return orders + self._seek(now)
+        if not self.notice.binding:
+            return orders + self._stay("no destination worked out", now)
         if self._final is not None:
             return orders + self._shelve(now)
         return orders + self._plan(now)
@@ -347,7 +363,7 @@ class Departure:
             shape=shape_of(attempt.record.spec),
             state_bytes=newest.size,
             grace=self.notice.deadline - now,
-            unsaved=self._at_stake(now),
+            unsaved=attempt.at_stake(now) / HOUR,
             changed=1.0 if attempt.record.changed is None else attempt.record.changed,
             vacant_now=False,
             avoid=self._shelves_failed,
@@ -388,6 +404,8 @@ class Departure:
 
     def next_wake(self) -> int | None:
         times = [self._seek_at, self._look_at]
+        if not self.notice.binding:
+            times.append(self.notice.deadline)
         if not self.stopped and not self._lost_hope:
             times.append(self._precopy_until if self._precopying else self._stop_at)
         if self._prober is not None:
@@ -395,13 +413,19 @@ class Departure:
         return min((time for time in times if time is not None), default=None)
 
     def woke(self, now: int) -> list[Order]:
+        if not self.notice.binding and now >= self.notice.deadline:
+            return self._stay("it took too long", now)
         orders: list[Order] = []
         if self._prober is not None:
             orders += self._prober.woke(now)
             orders += self._if_sought(now)
+            if self.attempt.departure is not self:
+                return orders
         if self._look_at is not None and now >= self._look_at:
             self._look_at = self._look_next(now)
             orders += self._check_pulse(now)
+            if self.attempt.departure is not self:
+                return orders
         if self._precopying and now >= self._precopy_until:
             self._precopying = False
             orders += self._stop()

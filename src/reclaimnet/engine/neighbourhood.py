@@ -186,7 +186,7 @@ class Neighbourhood:
         holders = {h for p in record.newest.pieces for h in p.holders} if record.newest else set()
         known = sorted(node for node in nodes if node in self._heard)
         stranded = record.holder is None and self._stranded(record, now)
-        slower = _Slower(self, self.rhythms.get(record.id), now)
+        slower = _Slower(self, self.rhythms.get(record.id) or _known(record), now)
         return [
             Candidate(
                 stranded=stranded,
@@ -230,6 +230,20 @@ class Neighbourhood:
     def card(self, node: NodeId) -> Card | None:
         heard = self._heard.get(node)
         return heard.card if heard else None
+
+
+def _known(record: JobRecord) -> Rhythm | None:
+    """The rhythm of a job that does not run here: formerly heard, or declared."""
+    talk = record.known_talk
+    if talk is None:
+        return None
+    return Rhythm(
+        job=record.id,
+        period=talk.period,
+        bursts=talk.bursts,
+        links=(),
+        priority=record.spec.priority,
+    )
 
 
 class _Slower:

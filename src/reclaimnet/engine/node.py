@@ -5,7 +5,7 @@ it has heard of its neighbours, what it sends to them, and, while it holds these
 dispatcher and the conductors of stretches of the network.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
@@ -17,6 +17,7 @@ from reclaimnet.engine.gang import Gang, GangPhase
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood, Timing
 from reclaimnet.engine.outbound import Outbound, Stakes
 from reclaimnet.engine.provider import HOURS_REQUEST, Provider
+from reclaimnet.engine.relief import Relief, time_left
 from reclaimnet.engine.seat import Seat
 from reclaimnet.engine.shelf import Shelf
 from reclaimnet.engine.tempo import Tempo
@@ -39,10 +40,12 @@ from reclaimnet.model.rhythm import (
     ClockSampled,
     ExplainLink,
     IterationSeen,
+    Relieve,
     RhythmEvent,
     RhythmGone,
     RhythmOrder,
     RhythmSeen,
+    Shape,
     Shift,
     Unleash,
 )
@@ -101,6 +104,8 @@ class Body:
     obstacles: tuple[str, ...] = ()
     topology: Topology | None = None
     """The plan of the campus, if there is one; else rates are learned from transfers."""
+    holds_slots: bool = False
+    """What a job here says can be kept to slots without its help."""
 
 
 class Node:
@@ -127,9 +132,15 @@ class Node:
             uplink=uplink,
             topology=body.topology,
             policy=suite.pace,
-            stakes=self._stakes,
+            stakes=self.stakes,
         )
-        self.tempo = Tempo(body.node, self.outbound.links_out(), assumed=body.uplink_assumed)
+        self.tempo = Tempo(
+            body.node,
+            self.outbound.links_out(),
+            assumed=body.uplink_assumed,
+            holds_slots=body.holds_slots,
+        )
+        self.relief = Relief(body.node, self.around)
         self._beat_at = 0
         self.lease_until = 0
         self._leases: dict[JobId, int] = {}
@@ -180,13 +191,16 @@ class Node:
             time = part.next_wake()
             if time is not None and time < wake:
                 wake = time
-        guests: list[Attempt | Gang | Seat] = [*self.attempts.values()]
-        if self.gangs or self.seats:
-            guests += [*self.gangs.values(), *self.seats.values()]
-        for guest in guests:
-            time = guest.next_wake()
+        for attempt in self.attempts.values():
+            time = attempt.next_wake()
             if time is not None and time < wake:
                 wake = time
+        if self.gangs or self.seats:
+            guests: tuple[Gang | Seat, ...] = (*self.gangs.values(), *self.seats.values())
+            for guest in guests:
+                time = guest.next_wake()
+                if time is not None and time < wake:
+                    wake = time
         if self.dispatcher is not None:
             time = self.dispatcher.next_wake()
             if time is not None and time < wake:
@@ -385,15 +399,17 @@ class Node:
             case ev.Iterated():
                 return self._iterated(event, now)
             case ev.TrafficSampled():
-                orders, news = self.tempo.sampled(event, now)
-                self.around.rhythms = self.tempo.rhythms()
-                return orders + [o for told in news for o in self._tell_conductor(told, now)]
+                return self._sampled(event, now)
             case RhythmSeen() | RhythmGone() | IterationSeen():
                 return self._conduct(event, now)
             case ev.RotationTold():
                 if not self._conducts(event.node, self.outbound.own_stretch, now):
                     return []
                 return self.tempo.rotation_told(event)
+            case ev.LinkCrowded():
+                if not self._conducts(event.node, self.outbound.own_stretch, now):
+                    return []
+                return self._link_crowded(event, now)
             case ev.ClockAsked():
                 told = ev.ClockTold(node=self.body.node, asked=event.asked, told=now)
                 return [Tell(to=event.node, event=told)]
@@ -499,8 +515,8 @@ class Node:
         for job in sorted(self.attempts):
             attempt = self.attempts[job]
             notice = attempt.notice
-            if notice is None or notice.cause == Cause.PRESSURE:
-                # Memory is not the provider's to give back.
+            if notice is None or notice.cause in (Cause.PRESSURE, Cause.LINK):
+                # Memory and links are not the provider's to give back.
                 continue
             if self.provider.notice_for(job) is None:
                 orders += attempt.stay(now)
@@ -743,11 +759,40 @@ class Node:
     # --- who talks when ----------------------------------------------------------------------
 
     def _iterated(self, event: ev.Iterated, now: int) -> list[Order]:
-        attempt = self.attempts.get(event.job)
-        if attempt is None or attempt.epoch != event.epoch:
+        guest = self._running(event.job, event.epoch)
+        if guest is None or (isinstance(guest, Seat) and not self._in_one_stretch(guest)):
             return []
-        priority = attempt.record.spec.priority
-        orders, news = self.tempo.iteration(event, priority=priority, now=now)
+        spec = guest.spec if isinstance(guest, Seat) else guest.record.spec
+        known = spec.talk if isinstance(guest, Seat) else guest.record.known_talk
+        orders, news = self.tempo.iteration(event, priority=spec.priority, known=known, now=now)
+        if any(isinstance(told, RhythmSeen) for told in news):
+            self.around.rhythms = self.tempo.rhythms()
+        return orders + [order for told in news for order in self._tell_conductor(told, now)]
+
+    def _in_one_stretch(self, seat: Seat) -> bool:
+        """A gang has one shift, so one conductor has to know all of its links."""
+        plan, stretch = self.body.topology, self.outbound.own_stretch
+        return plan is not None and all(
+            node in plan.nodes and plan.stretch_of(node) == stretch for node in seat.members
+        )
+
+    def _look_at_the_mute(self, now: int) -> list[Order]:
+        """Jobs that mark no iterations are known by their traffic alone."""
+        running = {
+            job: (attempt.epoch, attempt.record.spec.priority)
+            for job, attempt in self.attempts.items()
+            if attempt.phase == Phase.RUNNING and attempt.departure is None
+        }
+        orders, news = self.tempo.look(running, now)
+        return orders + [order for told in news for order in self._tell_conductor(told, now)]
+
+    def _sampled(self, event: ev.TrafficSampled, now: int) -> list[Order]:
+        orders, news = self.tempo.sampled(event, now)
+        self.around.rhythms = rhythms = self.tempo.rhythms()
+        attempt = self.attempts.get(event.job)
+        if attempt is not None and attempt.epoch == event.epoch:
+            heard = rhythms.get(event.job)
+            orders += attempt.heard(None if heard is None else heard.talk, now)
         return orders + [order for told in news for order in self._tell_conductor(told, now)]
 
     def _tell_conductor(
@@ -755,6 +800,13 @@ class Node:
     ) -> list[Order]:
         """All that this node's jobs say crosses links of one stretch."""
         stretch = self.outbound.own_stretch
+        attempt = self.attempts.get(told.rhythm.job) if isinstance(told, RhythmSeen) else None
+        if isinstance(told, RhythmSeen) and attempt is not None:
+            cost = self.relief.cost(attempt, now)
+            told = replace(told, left=time_left(attempt.record, now), move_cost=cost)
+        seat = self.seats.get(told.rhythm.job) if isinstance(told, RhythmSeen) else None
+        if isinstance(told, RhythmSeen) and seat is not None:
+            told = replace(told, members=seat.members)
         if stretch in self.conductors:
             return self._conduct(told, now)
         conductor = self.around.conductor(stretch, now)
@@ -771,23 +823,39 @@ class Node:
                 if conductor.clock_due(event.node, now):
                     asked = ev.ClockAsked(node=self.body.node, asked=now)
                     orders.append(Tell(to=event.node, event=asked))
-            orders += self._rotated(conductor.handle(event, now))
+            orders += self._rotated(conductor.handle(event, now), now)
         return orders
 
-    def _rotated(self, orders: Sequence[RhythmOrder]) -> list[Order]:
+    def _rotated(self, orders: Sequence[RhythmOrder], now: int) -> list[Order]:
         """Tell the nodes of the jobs. That some jobs yield to others needs marks on their packets,
         which nobody here can set: priorities are kept by the plan alone."""
         found: list[Order] = []
         for order in orders:
             if isinstance(order, ExplainLink):
                 found.append(order)
-            elif isinstance(order, Shift | Unleash):
+            elif isinstance(order, Shift | Shape | Unleash):
                 told = _rotation(order, self.body.node)
                 if order.node == self.body.node:
                     found += self.tempo.rotation_told(told)
                 else:
                     found.append(Tell(to=order.node, event=told))
+            elif isinstance(order, Relieve):
+                found.append(Explain(job=order.job, decision=order.decision))
+                crowded = ev.LinkCrowded(
+                    node=self.body.node,
+                    job=order.job,
+                    slowdown=order.slowdown,
+                    reason=order.decision.reasons[0],
+                )
+                if order.node == self.body.node:
+                    found += self._link_crowded(crowded, now)
+                else:
+                    found.append(Tell(to=order.node, event=crowded))
         return found
+
+    def _link_crowded(self, event: ev.LinkCrowded, now: int) -> list[Order]:
+        attempt = self.attempts.get(event.job)
+        return self.relief.asked(event, attempt, now) if attempt is not None else []
 
     def _conducts(self, node: NodeId, stretch: str, now: int) -> bool:
         """Whether it is for this node to say what happens there."""
@@ -815,7 +883,7 @@ class Node:
                 others.append(order)
         return others
 
-    def _stakes(self, job: JobId, now: int) -> Stakes:
+    def stakes(self, job: JobId, now: int) -> Stakes:
         """What a transfer of this job from here is for."""
         attempt = self.attempts.get(job)
         notice = attempt.notice if attempt is not None else None
@@ -1005,17 +1073,19 @@ class Node:
             orders += seat.woke(now)
         if self.dispatcher is not None:
             orders += self.dispatcher.woke(now)
+        if self.body.holds_slots:
+            orders += self._look_at_the_mute(now)
         for conductor in self.conductors.values():
             rotated = conductor.woke(now)
             if rotated:
-                orders += self._rotated(rotated)
+                orders += self._rotated(rotated, now)
                 orders += self._conducted(conductor.replanned(now), now)
         return orders + (self.outbound.hold(now) if self.conductors else [])
 
     def _sweep(self, now: int) -> list[Order]:
         """What follows from the new state, whatever the event was."""
         done = [job for job, attempt in self.attempts.items() if attempt.phase in WITHOUT_GPUS]
-        for job in sorted(done):
+        for job in sorted(done) if done else ():
             attempt = self.attempts[job]
             self.provider.release(job)
             if attempt.phase == Phase.GONE:
@@ -1026,7 +1096,9 @@ class Node:
         if self.gangs or self.seats:
             self._sweep_gangs(now)
         orders = self.airlock.sweep(self.attempts, now)
-        for gone in self.tempo.gone(j for j in self.tempo.players() if j not in self.attempts):
+        players = self.tempo.players()
+        gone_now = [j for j in players if j not in self.attempts and j not in self.seats]
+        for gone in self.tempo.gone(gone_now) if gone_now else ():
             orders += self._tell_conductor(gone, now)
             self.around.rhythms = self.tempo.rhythms()
         return orders + self._hold_leases() + self._plan_saves(now)
@@ -1046,7 +1118,9 @@ class Node:
         differently than before."""
         if not self.attempts and not self.gangs and not self._planned:
             return []
-        guests: dict[JobId, Attempt | Gang] = {**self.attempts, **self.gangs}
+        guests: Mapping[JobId, Attempt | Gang] = self.attempts
+        if self.gangs:
+            guests = {**self.attempts, **self.gangs}
         marks = tuple([(job, a.phase, a.saved_at, a.save_cost) for job, a in guests.items()])
         if marks == self._planned and now < self._plan_at:
             return []
@@ -1156,7 +1230,7 @@ class Node:
         return guest if guest is not None and guest.epoch == epoch else None
 
 
-def _rotation(order: Shift | Unleash, by: NodeId) -> ev.RotationTold:
+def _rotation(order: Shift | Shape | Unleash, by: NodeId) -> ev.RotationTold:
     if isinstance(order, Unleash):
         return ev.RotationTold(node=by, job=order.job, anchor=0, period=0, bound=0)
     return ev.RotationTold(
@@ -1164,8 +1238,9 @@ def _rotation(order: Shift | Unleash, by: NodeId) -> ev.RotationTold:
         job=order.job,
         anchor=order.anchor,
         period=order.period,
-        bound=order.bound,
+        bound=order.bound if isinstance(order, Shift) else 0,
         error=order.error,
+        slots=order.slots if isinstance(order, Shape) else (),
     )
 
 

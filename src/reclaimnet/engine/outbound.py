@@ -117,6 +117,9 @@ class Outbound:
         way = self._topology.path(self.node, to) if self._topology is not None else ()
         return tuple(LinkId(link) for link, _ in way) or self.links_out()
 
+    def _most(self, to: NodeId) -> int | None:
+        return (self._topology.rate_bps(self.node, to) or None) if self._topology else None
+
     # --- events ----------------------------------------------------------------------------
 
     def sent(self, event: ev.BytesSent, now: int) -> None:
@@ -125,7 +128,11 @@ class Outbound:
             if len(self._going) >= MAX_SENDING:
                 return
             transfer = Transfer(
-                id=event.transfer, job=event.job, left=event.left, path=self._path(event.to)
+                id=event.transfer,
+                job=event.job,
+                left=event.left,
+                path=self._path(event.to),
+                most=self._most(event.to),
             )
             going = _Going(transfer, event.to, event.size, now, event.left)
             self._going[event.transfer] = going

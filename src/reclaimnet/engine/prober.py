@@ -35,13 +35,16 @@ class Prober:
         priority: int,
         ranked: tuple[NodeId, ...],
         wanted: int = 1,
+        hints: bool = True,
     ) -> None:
+        """Without `hints`, only the ranked are asked: whoever else has room does not matter."""
         self.asker = asker
         self.job = job
         self.shape = shape
         self.purpose = purpose
         self.priority = priority
         self.wanted = wanted
+        self._hints = hints
         self.tickets: list[Ticket] = []
         self.refused: list[str] = []
         self.silent: list[NodeId] = []
@@ -104,7 +107,7 @@ class Prober:
     def _refused(self, hints: tuple[NodeId, ...], now: int) -> list[Order]:
         if self.wanted > 1:
             self._left.clear()
-        else:
+        elif self._hints:
             self._follow(hints)
         return self.ask_next(now)
 

@@ -65,6 +65,8 @@ class Seat:
         self.job: JobId = record.id
         self.epoch = record.epoch
         self.spec = record.spec
+        self.members = record.seats
+        """Where each rank runs."""
         self.team = team
         self.gpus = gpus
         self.phase = SeatPhase.READY

@@ -2,7 +2,7 @@
 told to who conducts the links; the shifts that come back are handed on to the jobs."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -13,6 +13,7 @@ from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import LinkId
 from reclaimnet.model.orders import Explain, Listen, Order, Rotate
 from reclaimnet.model.rhythm import Burst, Hold, IterationSeen, Rhythm, RhythmGone, RhythmSeen
+from reclaimnet.model.talk import Talk
 from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND, show_duration
 from reclaimnet.model.work import Decision
 from reclaimnet.policy.detect import Detected, Unrhythmic, detect
@@ -28,11 +29,16 @@ LISTEN_AGAIN: Final = MINUTE
 """A job in which no rhythm was found is listened to again after this, and after twice that, and so
 on until LISTEN_SELDOM."""
 LISTEN_SELDOM: Final = 16 * MINUTE
+MUTE_FOR: Final = 20 * SECOND
+"""A job that has marked no iteration for so long does not mark any, and is listened to all the
+same where its traffic can be held to slots."""
 TELL_EVERY: Final = 5 * SECOND
 """Rhythms are told again so often: another may conduct now."""
 SHORT_PERIOD: Final = 20 * MILLISECOND
 """Iterations below this cannot be told apart, or shifted to any use."""
 KEPT_MARKS: Final = 16
+HEARSAY: Final = 0.5
+"""The confidence in a rhythm that was declared, or heard where the job was before."""
 AGREE: Final = 0.06
 """Marks and traffic may differ by this part about the period."""
 
@@ -46,27 +52,36 @@ class _Player:
     listen_wait: int = LISTEN_AGAIN
     rhythm: Rhythm | None = None
     tell_at: int = 0
-    rotation: tuple[int, int, int] | None = None
-    """Anchor, period and bound that the job was told last."""
+    rotation: tuple[object, ...] | None = None
+    """Anchor, period, bound and slots that the job was told last."""
+    held_to: int = 0
+    """The period of it; 0 if it runs free."""
 
 
 class Tempo:
-    def __init__(self, node: NodeId, links: tuple[LinkId, ...], *, assumed: bool) -> None:
-        """If what the links carry is only `assumed`, nobody is shifted because of that."""
+    def __init__(
+        self, node: NodeId, links: tuple[LinkId, ...], *, assumed: bool, holds_slots: bool = False
+    ) -> None:
+        """If what the links carry is only `assumed`, nobody is shifted because of that. If this
+        node `holds_slots`, jobs that mark nothing can be conducted, too."""
         self.node = node
+        self._holds_slots = holds_slots
         self._links = links
         self._assumed = assumed
         self._players: dict[JobId, _Player] = {}
 
     def iteration(
-        self, event: ev.Iterated, *, priority: int, now: int
+        self, event: ev.Iterated, *, priority: int, now: int, known: Talk | None = None
     ) -> tuple[list[Order], list[RhythmSeen | IterationSeen]]:
-        """What to do about it here, and what to tell who conducts."""
+        """What to do about it here, and what to tell who conducts. What was `known` of the job
+        before it came is believed until it was heard here."""
         if self._assumed:
             return [], []
         player = self._players.get(event.job)
         if player is None or player.epoch != event.epoch:
             player = self._players[event.job] = _Player(epoch=event.epoch, priority=priority)
+            if known is not None and known.bursts and known.period >= SHORT_PERIOD:
+                player.rhythm = self._as_known(event.job, player, known)
         player.marks.append(event)
         orders: list[Order] = []
         if len(player.marks) >= STEADY and now >= player.listen_at:
@@ -92,14 +107,43 @@ class Tempo:
             )
         return orders, news
 
+    def look(
+        self, running: Mapping[JobId, tuple[int, int]], now: int
+    ) -> tuple[list[Order], list[RhythmSeen]]:
+        """Of all that run here (their epochs and priorities), those that mark nothing."""
+        orders: list[Order] = []
+        news: list[RhythmSeen] = []
+        for job, (epoch, priority) in running.items() if not self._assumed else ():
+            player = self._players.get(job)
+            if player is None or player.epoch != epoch:
+                player = self._players[job] = _Player(epoch=epoch, priority=priority)
+                player.listen_at = now + MUTE_FOR
+            if player.marks:
+                continue
+            if now >= player.listen_at:
+                player.listen_at = now + LONGEST + player.listen_wait
+                player.listen_wait = min(2 * player.listen_wait, LISTEN_SELDOM)
+                orders.append(Listen(job=job, epoch=epoch, lasts=LONGEST))
+            if player.rhythm is not None and now >= player.tell_at:
+                player.tell_at = now + TELL_EVERY
+                news.append(RhythmSeen(node=self.node, rhythm=player.rhythm))
+        return orders, news
+
     def sampled(
         self, event: ev.TrafficSampled, now: int
     ) -> tuple[list[Order], list[RhythmSeen | RhythmGone]]:
         player = self._players.get(event.job)
-        if player is None or player.epoch != event.epoch or not player.marks:
+        if player is None or player.epoch != event.epoch:
+            return [], []
+        if not player.marks and not self._holds_slots:
             return [], []
         found = detect(event.times, event.counts)
-        rhythm = None if isinstance(found, Unrhythmic) else self._rhythm(event.job, player, found)
+        if isinstance(found, Unrhythmic):
+            rhythm = None
+        elif player.marks:
+            rhythm = self._rhythm(event.job, player, found)
+        else:
+            rhythm = self._unmarked(event.job, player, found)
         known, player.rhythm = player.rhythm, rhythm
         if rhythm is None:
             why: tuple[str, ...] = ("its marks do not agree with its traffic",)
@@ -110,21 +154,26 @@ class Tempo:
                 told.append(RhythmGone(job=event.job, node=self.node))
             return [self._explain(event.job, "none", why)], told
         player.tell_at = now + TELL_EVERY
+        if rhythm.hold is Hold.SHAPED:
+            # Whether it keeps to its slots only listening can tell.
+            player.listen_wait = LISTEN_AGAIN
+        begins = None if player.marks or isinstance(found, Unrhythmic) else found.began_at
         talk = sum(burst.length for burst in rhythm.bursts)
         text = f"every {show_duration(rhythm.period)} it talks for {show_duration(talk)}"
         sure = f"confidence {rhythm.confidence:.2f}"
         return [self._explain(event.job, text, (sure,))], [
-            RhythmSeen(node=self.node, rhythm=rhythm)
+            RhythmSeen(node=self.node, rhythm=rhythm, begins_at=begins)
         ]
 
     def rotation_told(self, event: ev.RotationTold) -> list[Order]:
         player = self._players.get(event.job)
         if player is None:
             return []
-        rotation = (event.anchor, event.period, event.bound)
+        rotation = (event.anchor, event.period, event.bound, event.slots)
         if player.rotation == rotation or (player.rotation is None and not event.period):
             return []
         player.rotation = rotation if event.period else None
+        player.held_to = event.period
         return [
             Rotate(
                 job=event.job,
@@ -132,6 +181,7 @@ class Tempo:
                 anchor=event.anchor,
                 period=event.period,
                 bound=event.bound,
+                slots=event.slots,
             )
         ]
 
@@ -193,6 +243,33 @@ class Tempo:
             priority=player.priority,
             hold=Hold.SDK,
             confidence=found.confidence,
+        )
+
+    def _unmarked(self, job: JobId, player: _Player, found: Detected) -> Rhythm:
+        """Iterations begin where the longest silence does. One that is as long as it was told to be
+        says nothing new: its own is shorter by the padding."""
+        same = abs(found.period - player.held_to) <= AGREE * found.period
+        if player.rhythm is not None and same:
+            return player.rhythm
+        return Rhythm(
+            job=job,
+            period=found.period,
+            bursts=found.bursts,
+            links=self._links,
+            priority=player.priority,
+            hold=Hold.SHAPED,
+            confidence=found.confidence,
+        )
+
+    def _as_known(self, job: JobId, player: _Player, talk: Talk) -> Rhythm:
+        return Rhythm(
+            job=job,
+            period=talk.period,
+            bursts=talk.bursts,
+            links=self._links,
+            priority=player.priority,
+            hold=Hold.SDK,
+            confidence=HEARSAY,
         )
 
     @staticmethod

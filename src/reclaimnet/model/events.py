@@ -473,6 +473,21 @@ class RotationTold:
     """What one iteration waits at most."""
     error: int = 0
     """How far off the node's clock may be."""
+    slots: tuple[tuple[int, int], ...] = ()
+    """For a job that does not mark its iterations: when after that it may talk, and how long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCrowded:
+    """Not all that talk on the links of a job here fit there, says who conducts them, and it would
+    pay for all if this one went on elsewhere."""
+
+    node: NodeId
+    """Who says so."""
+    job: JobId
+    slowdown: float
+    """What the job's iterations take here, as a multiple of what they take alone."""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -565,6 +580,7 @@ Told = (
     | RhythmSeen
     | RhythmGone
     | RotationTold
+    | LinkCrowded
     | ClockAsked
     | ClockTold
 )

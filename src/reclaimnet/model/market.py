@@ -118,7 +118,7 @@ class Cause(StrEnum):
     WALLTIME = "walltime"
     """The batch system's wall clock runs out, or it preempts."""
     LINK = "link"
-    """The link is full."""
+    """Not all that talk on its link fit there, and it would be better off elsewhere."""
     HOURS = "hours"
     """The hours the provider declared are over, or maintenance begins; it lends again by itself
     afterwards."""
@@ -138,6 +138,12 @@ class Notice:
     @property
     def grace(self) -> int:
         return self.deadline - self.given_at
+
+    @property
+    def binding(self) -> bool:
+        """Whether the job must be gone at the deadline, wherever to; else nobody needs its GPUs,
+        and it stays if no better place is found by then."""
+        return self.cause is not Cause.LINK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +223,8 @@ class Voice:
     """Start and length of its bursts within the round; empty if it runs free."""
     demand: int = 0
     """Bytes a second that it wants then."""
+    talk: int = 0
+    """Nanoseconds of an iteration in which it talks, held or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,9 @@ class Transfer:
     """A job stands still until it is there, so it goes before what nobody waits for."""
     pace: int | None = None
     """What its sender holds it to now, in bytes a second; None if to nothing."""
+    most: int | None = None
+    """What all of its way carries, in bytes a second, links that others conduct among them; None if
+    that is not known."""
     busy: bool = True
     """It is the network that it waits for, and not whoever fetches it."""
     seen_at: int | None = None

@@ -199,6 +199,9 @@ class Rotate:
     anchor: int
     period: int
     bound: int
+    slots: tuple[tuple[int, int], ...] = ()
+    """Of a job that does not mark its iterations: start and length of when its traffic may leave,
+    after each of those moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import LinkId
+from reclaimnet.model.talk import Burst as Burst
+from reclaimnet.model.talk import Talk, check_bursts
 from reclaimnet.model.work import Decision
 
 
@@ -18,22 +20,6 @@ class Hold(StrEnum):
     """Its traffic is held back outside of its slot; the job's own barrier does the rest."""
     NONE = "none"
     """It cannot: others arrange themselves around it as well as they can."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Burst:
-    """One stretch of an iteration in which the job talks."""
-
-    start: int
-    """Nanoseconds after the iteration began."""
-    length: int
-    """How long it takes with the link to itself."""
-    demand: int
-    """Bytes a second it would use then."""
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +39,12 @@ class Rhythm:
 
     def __post_init__(self) -> None:
         """Rhythms come from other nodes, too: one that is none is refused, whoever sent it."""
-        ends = (0, *(burst.end for burst in self.bursts))
-        starts = (*(burst.start for burst in self.bursts), self.period)
-        if self.period <= 0:
-            raise ValueError("a rhythm has a period")
-        if any(burst.length <= 0 for burst in self.bursts):
-            raise ValueError("a burst takes time")
-        if any(end > start for end, start in zip(ends, starts, strict=True)):
-            raise ValueError("bursts follow each other inside of their iteration")
+        check_bursts(self.period, self.bursts)
+
+    @property
+    def talk(self) -> Talk:
+        """What of it goes with the job wherever it goes."""
+        return Talk(period=self.period, bursts=self.bursts)
 
     @property
     def duty(self) -> float:
@@ -157,6 +141,13 @@ class RhythmSeen:
     rhythm: Rhythm
     begins_at: int | None = None
     """When a job that does not run yet will begin, by the node's clock; None if at once."""
+    left: int = 0
+    """How much longer it is expected to run, in nanoseconds."""
+    move_cost: int | None = None
+    """What it would cost the job to go on elsewhere; None if it cannot, or shall not, be moved."""
+    members: tuple[NodeId, ...] = ()
+    """Of a gang: where each rank runs. Each node tells of its own links; all share one rhythm,
+    which the lowest rank tells, and one shift."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,4 +243,16 @@ class ExplainLink:
     decision: Decision
 
 
-RhythmOrder = Shift | Shape | Yield | Unleash | ExplainLink
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relieve:
+    """Ask the job's node to move it away from links on which not all fit."""
+
+    node: NodeId
+    job: JobId
+    slowdown: float
+    """What it expects of its iterations here: a place where they are no shorter is none."""
+    links: tuple[LinkId, ...]
+    decision: Decision
+
+
+RhythmOrder = Shift | Shape | Yield | Unleash | ExplainLink | Relieve

@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import Any, Final, NewType
 
 from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.talk import Talk
 from reclaimnet.model.units import MINUTE
 
 ManifestId = NewType("ManifestId", str)
@@ -116,7 +117,11 @@ class JobSpec:
     """A directory that every node sees; used if nothing was sent along."""
     lasts: int | None = None
     """How long it is expected to run, in nanoseconds; None if its user did not say. Only used to
-    choose its lane and to tell others when they can expect to start."""
+    choose its lane, to tell others when they can expect to start, and to judge whether a move pays
+    for itself."""
+    talk: Talk | None = None
+    """How its iterations use the network, as its user said: it is placed where that fits, and
+    conducted by it until it was heard."""
 
     @property
     def all_gpus(self) -> int:
@@ -234,10 +239,20 @@ class JobRecord:
     """How long its process took to load where it was last started cold."""
     changed: float | None = None
     """The share of its state that was new to whoever held the copy before; None if unknown."""
+    relieved_at: int | None = None
+    """When it was last asked to leave a link on which not all fit: for a while after that it is
+    left in peace."""
+    talk: Talk | None = None
+    """How its iterations use the network, as it was last heard where it ran."""
 
     @property
     def newest(self) -> Checkpoint | None:
         return self.checkpoints[0] if self.checkpoints else None
+
+    @property
+    def known_talk(self) -> Talk | None:
+        """As heard, or else as declared."""
+        return self.talk or self.spec.talk
 
     def but(self, **changes: Any) -> "JobRecord":
         """As dataclasses.replace, at a third of its cost: records change all the time."""

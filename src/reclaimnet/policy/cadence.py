@@ -10,6 +10,7 @@ job and a constant rate that is Young's interval exactly.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -35,6 +36,8 @@ FIXED: Final = SECOND
 MARGIN: Final = 1.25
 """A move must fit into the notice with this factor to spare, since rates are estimates."""
 FAR: Final = 365 * DAY
+BISECTIONS: Final = 20
+"""Then the price of a byte is known to a hundred-thousandth, and always enough."""
 SAME: Final = 0.2
 """Intervals that differ by less than this share are not worth telling."""
 
@@ -134,8 +137,9 @@ class Joint:
             for job in known
         ]
         price = self.byte_price(known, hazards, stage.uplink_bps)
+        ahead = _ahead(known, stage, self.longest)
         found = {
-            job.job: self._due(job, stage, hazard, price, evacuable=job.job in evacuable)
+            job.job: self._due(job, stage, ahead, hazard, price, evacuable=job.job in evacuable)
             for job, hazard in zip(known, hazards, strict=True)
         }
         return tuple(found.get(job.job) or self._first(job) for job in jobs)
@@ -161,23 +165,27 @@ class Joint:
         low, high = 0.0, 1e-12
         while used(high) > budget:
             low, high = high, high * 16
-        for _ in range(40):
+        for _ in range(BISECTIONS):
             middle = (low + high) / 2
             low, high = (middle, high) if used(middle) > budget else (low, middle)
         return high
 
     def _due(
-        self, job: Savable, stage: Stage, hazard: float, price: float, *, evacuable: bool
+        self,
+        job: Savable,
+        stage: Stage,
+        ahead: "_Ahead | None",
+        hazard: float,
+        price: float,
+        *,
+        evacuable: bool,
     ) -> Due:
-        span = interval(job, hazard, price)
-        outlook = stage.outlook
-        if outlook.by_age or outlook.by_hour:
-            share = outlook.short if evacuable else 1.0
-            at = _reached(
-                job, stage, share, pause(job) + price * job.size / job.weight, self.longest
-            )
+        if ahead is not None:
+            share = stage.outlook.short if evacuable else 1.0
+            worth = pause(job) + price * job.size / job.weight
+            at = ahead.reached(job.saved_at, stage.crash_per_h, share, worth)
         else:
-            at = job.saved_at + round(span * SECOND)
+            at = job.saved_at + round(interval(job, hazard, price) * SECOND)
         at = min(max(at, job.saved_at + self.shortest), job.saved_at + self.longest)
         return Due(
             job=job.job,
@@ -232,20 +240,47 @@ def evacuables(jobs: Sequence[Savable], stage: Stage) -> frozenset[JobId]:
     return frozenset(fit)
 
 
-def _reached(job: Savable, stage: Stage, share: float, worth: float, longest: int) -> int:
-    """When the expected loss since the last save has come to what a save is worth, in seconds."""
-    lost, origin = 0.0, job.saved_at
-    lent_since = min(stage.lent_since, origin)
-    level, by_age, by_hour = stage.outlook.rate_per_h, stage.outlook.by_age, stage.outlook.by_hour
-    for at, until, age, block in spells(lent_since, origin, origin + longest):
-        rate = level * (by_age[age] if by_age else 1.0) * (by_hour[block] if by_hour else 1.0)
-        hazard = (stage.crash_per_h + rate * share) / 3600
-        begin, end = (at - origin) / SECOND, (until - origin) / SECOND
-        more = hazard * (end * end - begin * begin) / 2
-        if lost + more >= worth:
-            return origin + round(math.sqrt(begin * begin + 2 * (worth - lost) / hazard) * SECOND)
-        lost += more
-    return origin + longest
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Reclaims an hour over the time ahead, worked out once for all jobs of a node."""
+
+    ends: tuple[int, ...]
+    rates: tuple[float, ...]
+    """Until each end, from the one before on."""
+    longest: int
+
+    def reached(self, origin: int, crash_per_h: float, share: float, worth: float) -> int:
+        """When the loss expected since the last save has come to what a save is worth, in
+        seconds."""
+        lost, begin = 0.0, 0.0
+        last = origin + self.longest
+        for index in range(bisect_right(self.ends, origin), len(self.ends)):
+            hazard = (crash_per_h + self.rates[index] * share) / 3600
+            end = (min(self.ends[index], last) - origin) / SECOND
+            more = hazard * (end * end - begin * begin) / 2
+            if lost + more >= worth:
+                return origin + round(
+                    math.sqrt(begin * begin + 2 * (worth - lost) / hazard) * SECOND
+                )
+            if self.ends[index] >= last:
+                break
+            lost, begin = lost + more, end
+        return last
+
+
+def _ahead(jobs: Sequence[Savable], stage: Stage, longest: int) -> _Ahead | None:
+    """None if the rate does not change."""
+    outlook = stage.outlook
+    if not jobs or not (outlook.by_age or outlook.by_hour):
+        return None
+    level, by_age, by_hour = outlook.rate_per_h, outlook.by_age, outlook.by_hour
+    saved = [job.saved_at for job in jobs]
+    first, last = min(saved), max(saved) + longest
+    found = [
+        (until, level * (by_age[age] if by_age else 1.0) * (by_hour[block] if by_hour else 1.0))
+        for _, until, age, block in spells(min(stage.lent_since, first), first, last)
+    ]
+    return _Ahead(tuple(end for end, _ in found), tuple(rate for _, rate in found), longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """How fast may each transfer go, so that deadlines are met and everybody else hardly notices?"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from reclaimnet.model.moving import Link, LinkId, Pace, PacePlan, Transfer, TransferId
@@ -23,6 +24,7 @@ def least_rate_first(transfers: Sequence[Transfer], links: Iterable[Link], now: 
     is left then.
     """
     room = {link.id: link.room for link in links}
+    transfers = [_narrowed(transfer, room) for transfer in transfers]
     urgent, hopeless = _sort_out(transfers, room, now)
     kept, shed = _triage(urgent, room, now)
     rates = _base_rates(kept, room, now)
@@ -212,6 +214,17 @@ def _urgency(transfer: Transfer) -> tuple[int, TransferId]:
 def _worth(transfer: Transfer) -> tuple[float, int, TransferId]:
     """Unsaved work per byte; of equals, the biggest goes first."""
     return transfer.unsaved / transfer.left, -transfer.left, transfer.id
+
+
+def _narrowed(transfer: Transfer, room: dict[LinkId, int]) -> Transfer:
+    """What it cannot use, because its way is narrower elsewhere, is left to others: that is as if
+    it crossed a link of its own."""
+    most = transfer.most
+    if most is None or not _known(transfer, room) or most >= _narrowest(room, transfer):
+        return transfer
+    elsewhere = LinkId(f"{transfer.id} elsewhere")
+    room[elsewhere] = most
+    return replace(transfer, path=(*transfer.path, elsewhere))
 
 
 def _known(transfer: Transfer, room: Mapping[LinkId, int]) -> bool:

@@ -65,6 +65,8 @@ class Need:
     vacant_now: bool = True
     """False for a standby: it should be able to take the job one day, not at once."""
     avoid: tuple[NodeId, ...] = ()
+    slowest: float | None = None
+    """It leaves for the sake of its rhythm: a place that costs it as much as this is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,12 @@ class Candidate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
     nodes: tuple[NodeId, ...]
-    decision: Decision
+    explain: Callable[[], Decision]
+    """Words take longer than the choice, and are mostly not asked for."""
+
+    @property
+    def decision(self) -> Decision:
+        return self.explain()
 
 
 Place = Callable[[Need, Sequence[Candidate], int], Ranked]
@@ -132,16 +139,17 @@ class MostUseful:
             if len(refused) < TOLD:
                 refused.append(f"{candidate.card.node}: {objection}")
         fit.sort(key=lambda judged: (judged.risk - judged.value, judged.candidate.card.node))
-        nodes = tuple(judged.candidate.card.node for judged in fit)
-        return Ranked(
-            nodes=nodes,
-            decision=Decision(
+        nodes = tuple([judged.candidate.card.node for judged in fit])
+
+        def explain() -> Decision:
+            return Decision(
                 question="where to?" if need.vacant_now else "who keeps a copy?",
                 chosen=nodes[0] if nodes else "nowhere",
                 reasons=tuple(_praise(judged) for judged in fit[:3]),
                 refused=tuple(refused),
-            ),
-        )
+            )
+
+        return Ranked(nodes=nodes, explain=explain)
 
     def _judge(self, need: Need, candidate: Candidate, now: int) -> _Judged:
         card = candidate.card
@@ -215,7 +223,8 @@ def objection_to(need: Need, candidate: Candidate) -> str:
             return "lends nothing"
         if card.shelf_bytes < need.state_bytes:
             return "has no room for the checkpoint"
-        return ""
+        # Nothing to spare: what is sent there may still be in time, and is lost otherwise.
+        return _too_late(need, candidate, transfer_time(need, candidate))
     if card.terms.users and need.shape.user not in card.terms.users:
         return f"does not lend to {need.shape.user}"
     wanted = need.shape.memory_bytes
@@ -229,14 +238,22 @@ def objection_to(need: Need, candidate: Candidate) -> str:
         return lacks(missing)
     if len(card.vacant) < need.shape.gpus:
         return f"{len(card.vacant)} of {need.shape.gpus} GPUs vacant"
-    if need.grace is not None and candidate.path_bps > 0:
-        transfer = round(transfer_time(need, candidate) * SAFETY) + FIXED
-        if transfer > need.grace:
-            return (
-                f"{need.state_bytes} bytes take {show_duration(transfer)}, "
-                f"only {show_duration(need.grace)} are left"
-            )
-    return ""
+    if need.slowest is not None and candidate.slowdown >= need.slowest:
+        return (
+            f"its rhythm fits no better there: everybody would be {candidate.slowdown - 1:.0%} "
+            f"slower, at most {max(need.slowest - 1, 0):.0%} are worth the move"
+        )
+    return _too_late(need, candidate, round(transfer_time(need, candidate) * SAFETY) + FIXED)
+
+
+def _too_late(need: Need, candidate: Candidate, transfer: int) -> str:
+    """Why what is sent there would not arrive in time; empty if it would, or nobody knows."""
+    if need.grace is None or candidate.path_bps <= 0 or transfer <= need.grace:
+        return ""
+    return (
+        f"{need.state_bytes} bytes take {show_duration(transfer)}, "
+        f"only {show_duration(need.grace)} are left"
+    )
 
 
 def lacks(abilities: Sequence[str]) -> str:

@@ -57,7 +57,6 @@ _SWEEPS: Final = 3
 _SMALL: Final = 8
 """Up to so many jobs the search is exact, as far as its steps go."""
 _ROUNDING: Final = 0.002
-_STAY_WEIGHT: Final = 1000.0
 _GUARDS: Final = (1.0, 0.75, 0.5, 0.25)
 
 Ints = NDArray[np.int64]
@@ -125,6 +124,12 @@ class Rotate:
 
 
 rotate: Final = Rotate()
+WORTH: Final = 2.0
+"""A move has to save so many times what it costs: both are estimates, and a job that is moved to
+and fro saves nobody anything."""
+MOST_TRIED: Final = 8
+"""Jobs of a round of which it is worked out how the others would live without them."""
+_QUICK_LOOK: Final = Rotate(nodes=0)
 
 
 # --- one plan for rhythms and transfers ----------------------------------------------------
@@ -226,16 +231,24 @@ def fit(
 
 def slowdown(round_: Round, links: Iterable[Link]) -> float:
     """The expected mean slowdown of a round's jobs, weighted by priority."""
+    each, weights = _slowdowns(round_, links)
+    return float((weights * each).sum() / weights.sum())
+
+
+def slowdowns(round_: Round, links: Iterable[Link]) -> dict[JobId, float]:
+    """The expected slowdown of each of a round's jobs: 1 is as if alone."""
+    each, _ = _slowdowns(round_, links)
+    return {r.job: float(slow) for r, slow in zip(round_.rhythms, each, strict=True)}
+
+
+def _slowdowns(round_: Round, links: Iterable[Link]) -> tuple[Floats, Floats]:
+    """In the rank of the round's rhythms, and their weights."""
     scene = _Scene(round_.rhythms, {link.id: link.room for link in links}, headroom=0.0)
     held = {rotation.job: rotation.padding for rotation in round_.rotations}
-    total = 0.0
-    for index, rhythm in enumerate(scene.rhythms):
-        extra = held.get(rhythm.job, scene.meeting[index])
-        total += scene.weights[index] * extra
-    excess = sum(
-        (1 - f.score) * _EXCESS_WEIGHT * scene.weights[scene.on(f.link)].sum() for f in round_.fits
-    )
-    return 1.0 + float((total + excess) / scene.weights.sum())
+    each = np.array([1.0 + held.get(r.job, scene.meeting[i]) for i, r in enumerate(scene.rhythms)])
+    for one in round_.fits:
+        each += (1 - one.score) * _EXCESS_WEIGHT * scene.on(one.link)
+    return each, scene.weights
 
 
 def relieve(
@@ -244,43 +257,57 @@ def relieve(
     *,
     left: Mapping[JobId, int],
     move_cost: Mapping[JobId, int],
-    policy: Rotate = rotate,
+    policy: Rotate | None = None,
 ) -> tuple[JobId | None, Decision]:
     """Which job, if any, is to be moved away from links on which not all fit, and why.
 
-    Moving pays for itself if what everybody saves over the time they have `left` (nanoseconds of
-    work) is more than what the move costs. Of equals, lower priority goes first.
+    Moving pays for itself if what it saves over the time that everybody has `left` (nanoseconds of
+    work) is WORTH times what the move costs. Nobody is moved for the sake of lower priorities; of
+    equals, lower priority goes first.
     """
     links = tuple(links)
-    here = slowdown(round_, links)
+    here = slowdowns(round_, links)
     best: tuple[float, int, JobId] | None = None
     refused = []
-    for rhythm in round_.rhythms:
+    for rhythm in _movable(round_, move_cost):
         others = tuple(r for r in round_.rhythms if r.job != rhythm.job)
-        if not others or rhythm.job not in move_cost:
-            continue
-        without = 0.0
-        for rest in policy(others, links).rounds:
-            without += (slowdown(rest, links) - 1.0) * len(rest.rhythms)
-        there = 1.0 + without / len(others)
-        saved = sum((here - there) * left.get(r.job, 0) for r in others)
-        saved += (here - 1.0) * left.get(rhythm.job, 0)
-        gain = saved - move_cost[rhythm.job]
-        if gain <= 0:
+        there: dict[JobId, float] = {}
+        for rest in (policy or _QUICK_LOOK)(others, links).rounds:
+            there |= slowdowns(rest, links)
+        saved = (here[rhythm.job] - 1.0) * left.get(rhythm.job, 0)
+        saved += sum(
+            (here[r.job] - there.get(r.job, 1.0)) * left.get(r.job, 0)
+            for r in others
+            if r.priority >= rhythm.priority
+        )
+        cost = move_cost[rhythm.job]
+        if saved < WORTH * cost:
             refused.append(
-                f"{rhythm.job}: moving costs {show_duration(move_cost[rhythm.job])} "
+                f"{rhythm.job}: moving costs {show_duration(cost)} "
                 f"and saves {show_duration(max(0, int(saved)))}"
             )
-        elif best is None or (-gain, rhythm.priority, rhythm.job) < best:
-            best = -gain, rhythm.priority, rhythm.job
+        elif best is None or (cost - saved, rhythm.priority, rhythm.job) < best:
+            best = cost - saved, rhythm.priority, rhythm.job
     chosen = None if best is None else best[2]
-    reasons = () if best is None else (f"all together save {show_duration(int(-best[0]))} by it",)
+    reasons = [f"expected slowdown is {slowdown(round_, links):.3f}"]
+    if best is not None and chosen is not None:
+        reasons.append(
+            f"it costs {show_duration(move_cost[chosen])}, and all together save "
+            f"{show_duration(int(move_cost[chosen] - best[0]))} by it"
+        )
     return chosen, Decision(
         question="does a job leave the link?",
         chosen="nobody" if chosen is None else chosen,
-        reasons=(f"expected slowdown is {here:.3f}", *reasons),
+        reasons=tuple(reasons),
         refused=tuple(refused),
     )
+
+
+def _movable(round_: Round, move_cost: Mapping[JobId, int]) -> list[Rhythm]:
+    """Lower priorities first, then those that talk the most: a plan is made without each."""
+    found = [r for r in round_.rhythms if r.job in move_cost and len(round_.rhythms) > 1]
+    found.sort(key=lambda r: (r.priority, -r.duty * max(b.demand for b in r.bursts), r.job))
+    return found[:MOST_TRIED]
 
 
 # --- which jobs have to do with each other -------------------------------------------------
@@ -693,14 +720,16 @@ def _search(
 def _turned(
     tracks: Sequence[_Track], shifts: Mapping[int, int], here: Mapping[int, int], slots: int
 ) -> dict[int, int]:
-    """The same rotations, turned together so that the highest class waits least, then all."""
+    """The same rotations, turned together so that the highest class waits least, then the next,
+    and so on: no wait of the lower ones is worth one of a higher."""
     turns = np.arange(slots)
-    delays = np.zeros(slots)
-    for track in tracks:
-        if track.index in here:
-            wait = (shifts[track.index] + turns - here[track.index]) % track.span
-            delays += _STAY_WEIGHT ** min(track.rank, _MAX_CLASSES - 1) * wait
-    turn = int(np.argmin(delays))
+    for rank in _ranks(tracks):
+        waits = np.zeros(len(turns), dtype=np.int64)
+        for track in tracks:
+            if track.rank == rank and track.index in here:
+                waits += (shifts[track.index] + turns - here[track.index]) % track.span
+        turns = turns[waits == waits.min()]
+    turn = int(turns[0])
     return {t.index: (shifts[t.index] + turn) % t.span for t in tracks}
 
 

@@ -90,9 +90,7 @@ class Topology:
     def contenders(self, stretch: str) -> tuple[NodeId, ...]:
         """Who may conduct a stretch: a few of those that use it, so that the lease costs the same
         however many there are."""
-        return tuple(
-            sorted(n for n, spot in self.nodes.items() if stretch in (CORE, _stretch(spot)))
-        )[:MAX_CONTENDERS]
+        return _contenders(self, stretch)
 
     def rate_bps(self, source: NodeId, target: NodeId) -> int:
         """What an undisturbed transfer would reach; 0 if there is no way, or none is known."""
@@ -106,6 +104,12 @@ def uplink_of(node: NodeId) -> LinkId:
 
 def _stretch(spot: Spot) -> str:
     return f"building {spot.building}"
+
+
+@lru_cache(maxsize=1 << 12)
+def _contenders(topology: Topology, stretch: str) -> tuple[NodeId, ...]:
+    users = (n for n, spot in topology.nodes.items() if stretch in (CORE, _stretch(spot)))
+    return tuple(sorted(users)[:MAX_CONTENDERS])
 
 
 @lru_cache(maxsize=64)

@@ -29,6 +29,7 @@ def _view(plan: RotationPlan, link: Link) -> LinkSeen:
             padding=0.0 if held is None else held.padding,
             talks=() if held is None else _talks(round_, held),
             demand=max((burst.demand for burst in r.bursts), default=0),
+            talk=sum(burst.length for burst in r.bursts),
         )
         for r in sorted(here, key=lambda r: (-r.priority, r.job))
     )
@@ -64,8 +65,8 @@ def _talks(round_: Round, held: Rotation) -> tuple[tuple[int, int], ...]:
 
 
 def rhythms_on(links: Iterable[LinkSeen]) -> list[Rhythm]:
-    """Who talks there, as far as can be told from what a conductor shows. Of those that run free
-    nothing is known."""
+    """Who talks there, as far as can be told from what a conductor shows: of those that run free,
+    how much, but not when."""
     found: dict[JobId, Rhythm] = {}
     for link in links:
         for voice in link.voices:
@@ -78,17 +79,24 @@ def rhythms_on(links: Iterable[LinkSeen]) -> list[Rhythm]:
 
 
 def _rhythm(voice: Voice, link: LinkSeen) -> Rhythm | None:
-    if voice.shift is None or voice.period <= 0 or not link.round:
+    # What it is held to is longer than its own by the padding.
+    period = round(voice.period / (1.0 + voice.padding))
+    bursts: tuple[Burst, ...] = ()
+    if voice.shift is not None and voice.period > 0 and link.round:
+        once = len(voice.talks) // max(1, round(link.round / voice.period))
+        bursts = tuple(
+            Burst(start=(start - voice.shift) % link.round, length=length, demand=voice.demand)
+            for start, length in voice.talks[:once]
+        )
+        period = max((period, *(burst.end for burst in bursts)))
+    elif 0 < voice.talk <= period:
+        bursts = (Burst(start=period - voice.talk, length=voice.talk, demand=voice.demand),)
+    if not bursts:
         return None
-    once = len(voice.talks) // max(1, round(link.round / voice.period))
-    bursts = tuple(
-        Burst(start=(start - voice.shift) % link.round, length=length, demand=voice.demand)
-        for start, length in voice.talks[:once]
-    )
     try:
         return Rhythm(
             job=voice.job,
-            period=voice.period,
+            period=period,
             bursts=bursts,
             links=(LinkId(link.link),),
             priority=voice.priority,

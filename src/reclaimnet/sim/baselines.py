@@ -7,13 +7,13 @@ their users run them; every constant is in ASSUMPTIONS, which is printed with th
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.units import HOUR, MINUTE, SECOND
-from reclaimnet.policy.cadence import Once, Young
+from reclaimnet.policy.cadence import Due, Once, Savable, Stage, Young
 from reclaimnet.policy.place import MostUseful
 from reclaimnet.policy.suite import Suite
 from reclaimnet.sim.kernel import Kernel
@@ -90,10 +90,11 @@ class TrueLife:
         return min(end - now, horizon) / HOUR, 1.0 if lasts else 0.0
 
 
-def endings(scenario: Scenario) -> dict[NodeId, tuple[int, ...]]:
+def endings(scenario: Scenario, *, surprises: bool = True) -> dict[NodeId, tuple[int, ...]]:
+    """When each node's loans end; without `surprises`, only the endings that have a notice."""
     found: dict[NodeId, list[int]] = {}
     for happening in scenario.happenings:
-        if happening.kind != Kind.LEND:
+        if happening.kind != Kind.LEND and (surprises or happening.grace > 0):
             found.setdefault(happening.node, []).append(happening.at + happening.grace)
     return {node: tuple(times) for node, times in found.items()}
 
@@ -128,6 +129,48 @@ def oracle(scenario: Scenario, seed: int) -> Account:
 def oracle_blind(scenario: Scenario, seed: int) -> Account:
     """For the limits: every ending is known in time, but not when destinations are chosen."""
     return run(foretold(scenario), Suite(cadence=Once()), seed=seed).account
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrueRates:
+    """Young's interval at the true rates of endings that come without notice: of owners who promise
+    one, and of those who do not."""
+
+    promised_per_h: float
+    unpromised_per_h: float
+
+    def __call__(self, jobs: Sequence[Savable], stage: Stage) -> tuple[Due, ...]:
+        rate = self.promised_per_h if stage.notice > 0 else self.unpromised_per_h
+        return Young(per_h=rate - stage.crash_per_h)(jobs, stage)
+
+
+def true_rates(scenario: Scenario) -> TrueRates:
+    promises = {node.id: node.terms.notice > 0 for node in scenario.nodes}
+    seen, hours = {True: 0, False: 0}, {True: 0.0, False: 0.0}
+    lent: dict[NodeId, int] = {}
+
+    def ends(node: NodeId, at: int) -> None:
+        hours[promises[node]] += (at - lent.pop(node, at)) / HOUR
+
+    for happening in scenario.happenings:
+        if happening.kind == Kind.LEND:
+            lent[happening.node] = happening.at
+            continue
+        ends(happening.node, happening.at)
+        seen[promises[happening.node]] += happening.grace == 0
+    for node in list(lent):
+        ends(node, scenario.until)
+    # One more than was seen, so that no rate is ever nothing.
+    rate = {promised: (seen[promised] + 1) / max(hours[promised], 1.0) for promised in seen}
+    return TrueRates(promised_per_h=rate[True], unpromised_per_h=rate[False])
+
+
+def oracle_surprised(scenario: Scenario, seed: int) -> Account:
+    """For the limits: all that the oracle knows but the endings that nobody announces. Of these
+    it knows the true rate, and saves by it."""
+    life = TrueLife(endings=endings(scenario, surprises=False))
+    suite = Suite(cadence=true_rates(scenario), place=MostUseful(life=life))
+    return run(foretold(scenario, surprises=True), suite, seed=seed).account
 
 
 # --- contenders of their own ----------------------------------------------------------------
@@ -167,6 +210,8 @@ class _Task:
     ready: bool = False
     """Held no longer: may be started."""
     queued_at: int = 0
+    looked_at: tuple[int, int] | None = None
+    """Of which generation, and when, it is next looked whether it is done."""
 
 
 class BatchCampus:
@@ -370,11 +415,22 @@ class BatchCampus:
             task.since = max(self.kernel.now, task.since)
 
     def _finish_later(self, task: _Task) -> None:
-        generation, since = task.generation, task.since
-        left = (task.job.seconds - task.done) / self._speed(task)
+        """One look at a time: it is put off there and then if the job was paused meanwhile, which
+        happens with every copy that is taken of it."""
+        look = task.generation, self._finishes_at(task)
+        queued = task.looked_at
+        if queued is not None and queued[0] == look[0] and queued[1] <= look[1]:
+            return
+        task.looked_at = look
 
         def finish() -> None:
-            if task.generation != generation or task.since != since or not task.running:
+            if task.looked_at != look or task.generation != look[0]:
+                return
+            task.looked_at = None
+            if not task.running:
+                return
+            if self._finishes_at(task) > self.kernel.now:
+                self._finish_later(task)
                 return
             self._settle(task)
             if task.done >= task.job.seconds - 1e-3:
@@ -385,7 +441,11 @@ class BatchCampus:
                 self.ledger.ended(task.job.id)
                 self._schedule()
 
-        self.kernel.at(since + round(left * SECOND) + 1, finish)
+        self.kernel.at(look[1], finish)
+
+    def _finishes_at(self, task: _Task) -> int:
+        left = (task.job.seconds - task.done) / self._speed(task)
+        return task.since + round(left * SECOND) + 1
 
     def _next_save(self, task: _Task, generation: int) -> None:
         def save() -> None:
@@ -544,6 +604,7 @@ CONTENDERS: Final[dict[str, Contender]] = {
 SENSITIVITY: Final[dict[str, Contender]] = {
     "slurm_requeue_10min": slurm_requeue_10min,
     "pipeline_redundancy_young": pipeline_redundancy_young,
+    "oracle_surprised": oracle_surprised,
     "oracle_blind": oracle_blind,
 }
 """Not contenders, but what shows where the differences come from."""

@@ -19,6 +19,14 @@ class Kernel:
     def after(self, delay: int, action: Callable[[], None]) -> None:
         self.at(self.now + delay, action)
 
+    def run(self, until: int) -> None:
+        """All that is due by `until`."""
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= until:
+            self.now, _, action = pop(heap)
+            action()
+        self.now = max(self.now, until)
+
     def step(self, until: int) -> bool:
         """Run the next action if it is due by `until`."""
         if not self._heap or self._heap[0][0] > until:

@@ -22,6 +22,11 @@ class _Flow:
     pace: float = math.inf
     """What its sender holds it to."""
 
+    @property
+    def most(self) -> float:
+        """What it could use if it were alone."""
+        return min(rate for _, rate in self.path)
+
 
 class Links:
     """Equal shares on every link; the tightest one decides."""
@@ -37,6 +42,8 @@ class Links:
         self._flows: dict[int, _Flow] = {}
         self._using: dict[str, set[int]] = {}
         """Which flows cross each link."""
+        self._paced: set[int] = set()
+        """Flows that were ever held to something."""
         self._next = 0
 
     def start(
@@ -58,11 +65,24 @@ class Links:
         """The number of the transfer that was begun last."""
         return self._next
 
+    def beside(self, key: int) -> list[int]:
+        """The other transfers that are in this one's way: on a link that has less than they all
+        could use."""
+        flow = self._flows.get(key)
+        found = {
+            other
+            for link, rate in (flow.path if flow is not None else ())
+            if sum(self._flows[one].most for one in self._using[link]) > rate
+            for other in self._using[link]
+        }
+        return sorted(found - {key})
+
     def set_pace(self, key: int, pace: float) -> None:
         """From now on its sender holds it to this."""
         flow = self._flows.get(key)
         if flow is not None and flow.pace != pace:
             flow.pace = pace
+            self._paced.add(key)
             self._share(flow)
 
     def left(self, key: int) -> int | None:
@@ -82,6 +102,7 @@ class Links:
         flow = self._flows.pop(key, None)
         if flow is None:
             return
+        self._paced.discard(key)
         for link, _ in flow.path:
             self._using[link].discard(key)
         self._share(flow)
@@ -89,17 +110,31 @@ class Links:
     def _share(self, changed: _Flow) -> None:
         """Whoever has a link in common with the flow that came or went gets a new rate."""
         touched = {key for link, _ in changed.path for key in self._using[link]}
+        levels: dict[str, float] = {}
         for key in sorted(touched):
             flow = self._flows[key]
+            share = flow.pace
+            for link, built in flow.path:
+                level = levels.get(link)
+                if level is None:
+                    level = levels[link] = self._level(link, built)
+                if level < share:
+                    share = level
+            if share == flow.rate:
+                # It arrives when it would have arrived anyway.
+                continue
             self._progress(flow)
-            flow.rate = min(flow.pace, *(self._level(link, rate) for link, rate in flow.path))
+            flow.rate = share
             flow.generation += 1
             wait = round(flow.left / flow.rate * SECOND) + 1
             self._kernel.after(wait, self._finisher(key, flow.generation))
 
     def _level(self, link: str, rate: float) -> float:
         """What each on the link gets unless it is held to less; those leave others the rest."""
-        paces = sorted(self._flows[key].pace for key in self._using[link])
+        using = self._using[link]
+        if not self._paced:
+            return rate / len(using)
+        paces = sorted(self._flows[key].pace for key in using)
         for index, pace in enumerate(paces):
             level = rate / (len(paces) - index)
             if pace >= level:

@@ -18,6 +18,7 @@ from reclaimnet.model.rhythm import (
     Burst,
     ExplainLink,
     IterationSeen,
+    Relieve,
     Rhythm,
     RhythmGone,
     RhythmOrder,
@@ -524,7 +525,7 @@ class _Stage:
                 case Yield():
                     if order.job in self.live:
                         self.live[order.job].yields = order.yields
-                case Shape() | ExplainLink():
+                case Shape() | ExplainLink() | Relieve():
                     pass
                 case _:
                     assert_never(order)

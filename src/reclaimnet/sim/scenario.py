@@ -113,13 +113,17 @@ FORESIGHT = 15 * MINUTE
 REST = SECOND
 
 
-def foretold(scenario: Scenario) -> Scenario:
-    """The same endings at the same deadlines, but each is known FORESIGHT ahead, crashes too."""
+def foretold(scenario: Scenario, *, surprises: bool = False) -> Scenario:
+    """The same endings at the same deadlines, but each is known FORESIGHT ahead, crashes too. With
+    `surprises`, what came without any notice still does."""
     foretold: list[Happening] = []
     lent_since: dict[NodeId, int] = {}
     for happening in scenario.happenings:
         if happening.kind == Kind.LEND:
             lent_since[happening.node] = happening.at
+            foretold.append(happening)
+            continue
+        if surprises and happening.grace == 0:
             foretold.append(happening)
             continue
         deadline = happening.at + happening.grace

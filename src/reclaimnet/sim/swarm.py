@@ -37,6 +37,8 @@ MAX_SKEW: Final = 5_000
 
 PLANNED: Final = 3
 """Every so manyth campus has buildings whose links are shared, and conductors for them."""
+CROWDED: Final = 0.4
+"""How often, with another blow, a job there is asked to leave its link."""
 UPLINK: Final = 125_000_000
 NARROW: Final = (5 * MIB, 40 * MIB, 200 * MIB)
 """Bytes a second that leave the first building."""
@@ -74,6 +76,8 @@ def _narrow_campus(nodes: list[NodeId], seed: int) -> Topology:
 class _Play:
     def __init__(self, seed: int, journal: Journal | None, tell: Tell | None) -> None:
         self.rng = rng = random.Random(seed)
+        self.fate = random.Random(f"crowded {seed}")
+        """Of its own, so that the other blows fall as they always did."""
         self.outcome = Outcome(seed=seed)
         self._tell = tell
         faults = Faults(
@@ -167,6 +171,8 @@ class _Play:
         node = rng.choice(self.nodes)
         blow = rng.choices(_BLOWS, weights=[weight for _, weight in _BLOWS])[0][0]
         blow(self, node)
+        if self.plan is not None and self.fate.random() < CROWDED:
+            self._crowd(self.fate.choice(self.nodes))
         if rng.random() < 0.1:
             job = rng.choice(self.jobs)
             self._note("cancel", f"{job} is cancelled")
@@ -232,6 +238,19 @@ class _Play:
         machine = self.world.machines[node]
         machine.slowness = self.rng.choice([1, 10, 100])
         self._note("disk_slow", f"the disk of {node} is {machine.slowness} times as slow as usual")
+
+    def _crowd(self, node: NodeId) -> None:
+        """Who conducts the links finds that a job had better go elsewhere."""
+        mind = self.world.machines[node].mind
+        if mind is None or not mind.attempts:
+            return
+        conductor = mind.around.conductor(mind.outbound.own_stretch, self.world.now)
+        if conductor is None:
+            return
+        job = self.fate.choice(sorted(mind.attempts))
+        self._note("crowded", f"{job} on {node} is asked to leave a link that is too full")
+        crowded = ev.LinkCrowded(node=conductor, job=job, slowdown=1.5)
+        self.world.tell(node, crowded)
 
     def _lie(self, node: NodeId) -> None:
         """The sensor of memory says something that is not so."""

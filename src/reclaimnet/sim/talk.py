@@ -5,25 +5,17 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from reclaimnet.model.page import wait_before
-from reclaimnet.model.rhythm import Burst
+from reclaimnet.model.talk import Talk
 from reclaimnet.model.units import MILLISECOND, SECOND
 
 KEPT: Final = 256
 SAMPLING: Final = 5 * MILLISECOND
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Talk:
-    """An iteration of a job: it computes, and talks in bursts. Meeting others costs nothing here:
-    sim/rhythm.py knows what that costs, this is about who is told what."""
-
-    period: int
-    bursts: tuple[Burst, ...]
-
-
 @dataclass(slots=True, kw_only=True)
 class Band:
-    """One attempt's talk, as it comes to pass."""
+    """One attempt's talk, as it comes to pass. Meeting others costs nothing here: sim/rhythm.py
+    knows what that costs, this is about who is told what."""
 
     talk: Talk
     count: int = 0

@@ -13,6 +13,7 @@ from reclaimnet.model.market import Card, JobId, NodeId, Offer
 from reclaimnet.model.moving import TransferId
 from reclaimnet.model.pressure import Pressure
 from reclaimnet.model.rhythm import ExplainLink
+from reclaimnet.model.talk import Talk
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState, ManifestId
 from reclaimnet.policy.suite import Suite
@@ -21,8 +22,9 @@ from reclaimnet.sim.ledger import Ledger
 from reclaimnet.sim.links import Links
 from reclaimnet.sim.memory import Footprint, Memory
 from reclaimnet.sim.process import Mode, Process, Work
+from reclaimnet.sim.sending import Sendings
 from reclaimnet.sim.store import Store
-from reclaimnet.sim.talk import Band, Talk
+from reclaimnet.sim.talk import Band
 
 MINDER_POLL: Final = 20 * MILLISECOND
 """The live minder looks at its limits at least this often; here it is exact, but the promise
@@ -30,8 +32,6 @@ allows for it."""
 WRITE_TIMEOUT: Final = 2 * SECOND
 PULL_TIMEOUT: Final = 5 * SECOND
 ROLE_TIMEOUT: Final = 6 * SECOND
-SENDING_EVERY: Final = SECOND
-"""How often a sender looks how far its transfers have come."""
 ALWAYS: Final = 1 << 62
 """In a quiet world a living node was heard at this time: its beats are known to arrive."""
 
@@ -88,6 +88,9 @@ class Machine:
     memory: Memory | None = None
     incarnation: int = 0
     wake_at: int | None = None
+    lends: bool = False
+    sends: dict[TransferId, tuple[int, Callable[[], None]]] = field(default_factory=dict)
+    """In a quiet world, what is fetched from it: since when, and what to do if it falls silent."""
 
     @property
     def connected(self) -> bool:
@@ -142,9 +145,12 @@ class SimWorld:
         self._contenders: dict[str, list[NodeId]] = {}
         self.talks: dict[JobId, Talk] = {}
         """Jobs that talk, iteration by iteration."""
-        self.bands: dict[tuple[JobId, int], Band] = {}
-        self._sending: dict[TransferId, int] = {}
-        """The flow of each transfer, for whom its pace is set."""
+        self.mute: set[JobId] = set()
+        """Those of them that do not mark their iterations."""
+        self.bands: dict[tuple[JobId, int, NodeId], Band] = {}
+        self.sendings = Sendings(
+            self.kernel, self.links, quiet=quiet, tell=self._deliver, presses=self._presses
+        )
         self._minted = 0
 
     @property
@@ -205,6 +211,9 @@ class SimWorld:
         self._deliver(node, event)
 
     def run(self, until: int) -> None:
+        if not self.checks:
+            self.kernel.run(until)
+            return
         while self.kernel.step(until):
             for check in self.checks:
                 check()
@@ -267,6 +276,7 @@ class SimWorld:
         self.ledger.freed_all(node, self.now)
         self.crash_agent(node)
         self.links.break_off(node)
+        self._fell_silent(machine)
         for process in list(machine.processes.values()):
             self.ledger.stopped(node, process.job, process.step(self.now), self.now)
             process.halt(Mode.DEAD, self.now)
@@ -301,7 +311,12 @@ class SimWorld:
             # By far the most frequent, and all that can follow from it is an earlier beat.
             self._schedule_wake(machine)
             return
-        self.ledger.look(node, machine.mind.provider, self.now)
+        provider = machine.mind.provider
+        if machine.lends != (provider.offer is not None):
+            machine.lends = not machine.lends
+            if not machine.lends:
+                self._fell_silent(machine)
+        self.ledger.look(node, provider, self.now)
         if self.journal is not None:
             self.journal(self.now, node, event, orders)
         for order in orders:
@@ -355,6 +370,7 @@ class SimWorld:
             return
         before = len(self.answers)
         self._deliver(node, event)
+        self.sendings.warned(node)
         accepted = any(answer.ok for answer in self.answers[before:])
         mind = machine.mind
         machine.offer = mind.provider.offer
@@ -514,14 +530,15 @@ class SimWorld:
                 if process is not None:
                     self._end(machine, process, code=-9, killed=True)
             case od.SetPace():
-                if order.transfer in self._sending:
-                    self.links.set_pace(self._sending[order.transfer], order.rate)
+                self.sendings.set_pace(order.transfer, order.rate)
             case od.Listen():
                 self._listen(machine, order)
             case od.Rotate():
-                band = self.bands.get((order.job, order.epoch))
+                band = self.bands.get((order.job, order.epoch, machine.body.node))
                 if band is not None:
-                    band.rotation = (order.anchor, order.period, order.bound)
+                    # A job that is held to slots waits for its own barrier: for all its slot.
+                    bound = order.period if order.slots else order.bound
+                    band.rotation = (order.anchor, order.period, bound)
             case _:
                 assert_never(order)
 
@@ -682,7 +699,7 @@ class SimWorld:
 
         self.kernel.at(process.finishes_at(), finish)
         if process.job in self.talks:
-            key = (process.job, process.epoch)
+            key = (process.job, process.epoch, machine.body.node)
             band = self.bands.setdefault(key, Band(talk=self.talks[process.job]))
             self._iterate(machine, process, band, generation)
         if self.report_every is not None:
@@ -705,7 +722,8 @@ class SimWorld:
                 ready_at=ready + machine.clock,
                 began_at=self.now + machine.clock,
             )
-            self._report(machine, seen)
+            if process.job not in self.mute:
+                self._report(machine, seen)
             self.kernel.after(band.talk.period, end)
 
         def end() -> None:
@@ -715,7 +733,7 @@ class SimWorld:
         self.kernel.after(wait, begin)
 
     def _listen(self, machine: Machine, order: od.Listen) -> None:
-        band = self.bands.get((order.job, order.epoch))
+        band = self.bands.get((order.job, order.epoch, machine.body.node))
         if band is None:
             return
         begin = self.now
@@ -910,7 +928,8 @@ class SimWorld:
                 # Its last packets were dropped at the deadline; `watch` finds out.
                 return
             finished = True
-            self._sent(source, transfer)
+            self.machines[source].sends.pop(transfer, None)
+            self.sendings.ended(transfer)
             if machine.incarnation != incarnation:
                 return
             if machine.disk_full:
@@ -930,16 +949,23 @@ class SimWorld:
 
         transfer = TransferId(f"{order.job}/{order.manifest}/{machine.body.node}")
         break_off = self.links.start(source, machine.body.node, saved.size, done)
-        self._sending[transfer] = self.links.last()
-        self._report_sending(source, machine.body.node, transfer, saved)
+        self.sendings.began(
+            transfer,
+            self.links.last(),
+            source=source,
+            target=machine.body.node,
+            job=saved.job,
+            size=saved.size,
+        )
 
         def watch() -> None:
             """A transfer whose peer is gone fails after a while, as a broken connection does."""
             if finished or machine.incarnation != incarnation:
                 return
+            self.machines[source].sends.pop(transfer, None)
             if not self._serves(self.machines[source]) or not machine.connected:
                 break_off()
-                self._sent(source, transfer)
+                self.sendings.ended(transfer)
                 left = tuple(other for other in order.sources if other != source)
                 if left and machine.connected:
                     self._pull(machine, replace(order, sources=left))
@@ -949,29 +975,30 @@ class SimWorld:
                 )
                 self._deliver(machine.body.node, failed)
                 return
-            self.kernel.after(PULL_TIMEOUT, watch)
+            watch_again()
 
-        self.kernel.after(PULL_TIMEOUT, watch)
+        def watch_again() -> None:
+            if self.quiet:
+                # Nobody falls silent there without the world's knowing.
+                self.machines[source].sends[transfer] = began, watch
+            else:
+                self.kernel.after(PULL_TIMEOUT, watch)
 
-    def _report_sending(
-        self, source: NodeId, target: NodeId, transfer: TransferId, saved: Saved
-    ) -> None:
-        """How far a transfer has come; in a quiet world its sender only hears that it began."""
-        flow = self._sending.get(transfer)
-        left = self.links.left(flow) if flow is not None else None
-        if left is None:
-            self._sent(source, transfer)
-            return
-        sent = ev.BytesSent(transfer=transfer, job=saved.job, to=target, size=saved.size, left=left)
-        self._deliver(source, sent)
-        if not self.quiet:
-            self.kernel.after(
-                SENDING_EVERY, lambda: self._report_sending(source, target, transfer, saved)
-            )
+        watch_again()
 
-    def _sent(self, source: NodeId, transfer: TransferId) -> None:
-        if self._sending.pop(transfer, None) is not None:
-            self._deliver(source, ev.SendingEnded(transfer=transfer))
+    def _fell_silent(self, machine: Machine) -> None:
+        """Whoever fetches from it finds out when next it looks, as if it looked all the time."""
+        for began, watch in machine.sends.values():
+            looked = (self.now - began) // PULL_TIMEOUT
+            self.kernel.at(began + (looked + 1) * PULL_TIMEOUT, watch)
+
+    def _presses(self, node: NodeId, job: JobId) -> bool:
+        """Whether somebody waits for the job's state, or it has to be gone by a deadline."""
+        mind = self.machines[node].mind
+        if mind is None:
+            return False
+        stakes = mind.stakes(job, self.now + self.machines[node].clock)
+        return stakes.awaited or stakes.deadline is not None
 
     def _pulled(
         self,

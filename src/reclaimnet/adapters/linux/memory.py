@@ -112,8 +112,11 @@ def make_memory_group(parent: Path, name: str, limit: int = 0) -> MemoryGroup | 
 
 
 def protect_self() -> bool:
-    """The kernel ends others before us; False if it does not let us ask for that."""
-    return write_control("/proc/self/oom_score_adj", str(OWN_OOM_SCORE))
+    """The kernel ends others before us; False if it does not let us ask for that. Whoever started
+    us may have asked for more."""
+    path = "/proc/self/oom_score_adj"
+    asked = int(_read(Path(path)))
+    return asked <= OWN_OOM_SCORE or write_control(path, str(OWN_OOM_SCORE))
 
 
 class _Dial:

@@ -1,15 +1,26 @@
 """Gates: a job's traffic leaves in its slots only, without the job's help."""
 
+import os
+import struct
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from reclaimnet.adapters.linux.tc import Shaper
+from reclaimnet.adapters.linux import bpfload
+from reclaimnet.adapters.linux.tc import FIRST_GATED, MAX_GATED, Shaper, class_id
+from reclaimnet.errors import Unavailable, UsageError
 
 _LONGEST_SLEEP_S: Final = 0.05
 """A new plan is seen this soon, whatever the old one says."""
+OPEN_RATE: Final = 12_500_000_000
+"""100 Gbit/s for a class that is open: what the interface is held to holds for it too."""
+SHORTEST_PERIOD: Final = 20_000_000
+MAX_SLOTS: Final = 16
+_PRIORITY: Final = 32
+"""Where struct __sk_buff has the packet's priority."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,5 +90,122 @@ class Gates:
             if not is_open and self._open.get(minor, True)
         }
         if changes:
-            self._shaper.set_rates(changes)
+            try:
+                self._shaper.set_rates(changes)
+            except OSError:
+                # A class that is gone; what else it may be is tried again at the next edge.
+                return
         self._open = wanted
+
+
+class Turnstile:
+    """Groups of processes whose traffic leaves in their slots only, whatever they know or do.
+
+    A program of four instructions on each group puts all that it sends into a class of its own, and
+    `Gates` turn the class. If we are gone, so is the program: its traffic is like anybody's then.
+    """
+
+    def __init__(self, interface: str, *, netns: Path | None) -> None:
+        """The interface is one that `Shaper.install` has prepared by the time somebody is held."""
+        self._interface = interface
+        self._netns = netns
+        self._shapers: tuple[Shaper, Shaper] | None = None
+        """Ours, and that of the thread that turns the gates."""
+        self._gates: Gates | None = None
+        self._plans: dict[int, Slots] = {}
+        self._links: dict[int, int] = {}
+
+    @property
+    def lane(self) -> int:
+        """The network namespace that is shaped, by the kernel's number; 0 if there is none."""
+        return 0 if self._netns is None else self._netns.stat().st_ino
+
+    def ask(self, number: int, group: Path | None, request: Mapping[str, Any]) -> dict[str, Any]:
+        """As a request says: anchor (nanoseconds since 1970), period, and [start, length] of each
+        slot. A period of 0: whenever they like. Raises UsageError."""
+        numbers = [request.get("anchor", 0), request.get("period")]
+        slots = request.get("slots", [])
+        if not isinstance(slots, list) or not all(
+            isinstance(s, list) and len(s) == 2 for s in slots
+        ):
+            raise UsageError("slots must be a list of starts and lengths.")
+        numbers += [each for slot in slots for each in slot]
+        if not all(type(each) is int and 0 <= each < 1 << 63 for each in numbers):
+            raise UsageError("anchor, period and slots must be whole numbers, not negative.")
+        anchor, period, *_ = numbers
+        if period == 0:
+            self.let_go(number)
+            return {}
+        if group is None or self._netns is None:
+            raise Unavailable("Nobody can be held to slots here: it takes a lane and cgroups.")
+        if period < SHORTEST_PERIOD or not 0 < len(slots) <= MAX_SLOTS:
+            raise UsageError(f"There may be 1 to {MAX_SLOTS} slots in a period of 20 ms or more.")
+        ours = anchor - time.time_ns() + time.monotonic_ns()
+        held = tuple((start, length) for start, length in slots)
+        self.hold(number, group, Slots(anchor=ours, period=period, slots=held))
+        return {}
+
+    def hold(self, number: int, group: Path, slots: Slots) -> None:
+        """From now on; `number` is the group's own, as long as it is held."""
+        if not 0 <= number < MAX_GATED:
+            raise UsageError(f"There is no gate {number}.")
+        if self._shapers is None or self._gates is None:
+            shaper, turned = (Shaper(self._interface, netns=self._netns) for _ in range(2))
+            self._shapers = shaper, turned
+            self._gates = Gates(turned, rate=OPEN_RATE)
+        minor = FIRST_GATED + number
+        if number not in self._links:
+            self._shapers[0].open(minor, OPEN_RATE)
+            self._links[number] = _classify(group, class_id(minor))
+        self._plans[minor] = slots
+        self._gates.set(self._plans)
+
+    def let_go(self, number: int) -> None:
+        """It may talk when it likes; what still waits in its queue is dropped."""
+        link = self._links.pop(number, None)
+        if link is None or self._shapers is None or self._gates is None:
+            return
+        os.close(link)
+        minor = FIRST_GATED + number
+        del self._plans[minor]
+        self._gates.set(self._plans)
+        self._shapers[0].drop(minor)
+
+    def close(self) -> None:
+        for number in list(self._links):
+            self.let_go(number)
+        if self._gates is not None:
+            self._gates.close()
+        for shaper in self._shapers or ():
+            shaper.close()
+
+
+def _classify(group: Path, class_: int) -> int:
+    """The link of a program that sets the priority of every packet that the group sends. It comes
+    after what sockets ask for themselves, so that no job can get out of its class."""
+    code = b"".join(
+        struct.pack("<BBhi", *each)
+        for each in (
+            (0xB7, 0x02, 0, class_),  # r2 = class
+            (0x63, 0x21, _PRIORITY, 0),  # skb->priority = r2
+            (0xB7, 0x00, 0, 1),  # r0 = 1: let it pass
+            (0x95, 0x00, 0, 0),  # return r0
+        )
+    )
+    program = bpfload.load_program(
+        "rn_slot",
+        bpfload.ProgramSpec(section="slot", code=code, map_refs=()),
+        kind=bpfload.PROG_CGROUP_SKB,
+        maps={},
+        license_text="GPL",
+    )
+    try:
+        descriptor = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return bpfload.create_link(
+                program, target=descriptor, attach=bpfload.ATTACH_CGROUP_EGRESS
+            )
+        finally:
+            os.close(descriptor)
+    finally:
+        os.close(program)

@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,9 @@ BACKGROUND: Final = 0x10
 SCAVENGER: Final = 0x20
 FIRST_TRANSFER: Final = 0x100
 MAX_TRANSFERS: Final = 1024
+FIRST_GATED: Final = FIRST_TRANSFER + MAX_TRANSFERS
+MAX_GATED: Final = 256
+"""Classes of guests that talk in their slots only."""
 
 LOWER_EFFORT_TOS: Final = 0x04
 """DSCP 1 of RFC 8622, in the place of the TOS byte: the only mark that survives every bridge."""
@@ -142,8 +145,8 @@ class Shaper:
         self._frame(rate, 0)
 
     def open(self, minor: int, rate: int) -> None:
-        """A class for one transfer, held to `rate` bytes a second."""
-        if not FIRST_TRANSFER <= minor < FIRST_TRANSFER + MAX_TRANSFERS:
+        """A class for one transfer or guest, held to `rate` bytes a second."""
+        if not FIRST_TRANSFER <= minor < FIRST_GATED + MAX_GATED:
             raise UsageError(f"There is no class {minor:#x} for transfers.")
         self._send([self._transfer_message(minor, rate, _NLM_CREATE)])
         self._rates[minor] = rate
@@ -293,6 +296,22 @@ class Shaper:
                 if message["handle"] >> 16 == MAJOR
                 for minor, count in [_class_count(message)]
             }
+
+
+def of_guests(interface: str, *, netns: Path, rate: int) -> Shaper:
+    """Take charge of an interface that only guests use, whether it is shaped already or not."""
+    if qdisc_owner(interface, netns=netns) == "ours":
+        return Shaper(interface, netns=netns)
+    return Shaper.install(interface, netns=netns, rate=rate, guests_only=True)
+
+
+def free_class(used: Collection[int]) -> int:
+    """A class that no transfer has yet."""
+    free = range(FIRST_TRANSFER, FIRST_TRANSFER + MAX_TRANSFERS)
+    minor = next((one for one in free if one not in used), None)
+    if minor is None:
+        raise Unavailable(f"There are {MAX_TRANSFERS} transfers already.")
+    return minor
 
 
 def qdisc_owner(interface: str, *, netns: Path | None = None) -> str:

@@ -475,9 +475,9 @@ class Campus:
             )
         )
 
-    async def flush_journal(self) -> None:
-        """Wait, within a bound, until the server has what was journalled so far."""
-        await self._journal.flush()
+    async def flush_journal(self) -> bool:
+        """Wait, within a bound, until the server has what was journalled so far; whether it has."""
+        return await self._journal.flush()
 
     async def read_journal(self, job: JobId) -> list[dict[str, Any]]:
         """The job's entries of all nodes, ranked by time; the newest if there are too many."""

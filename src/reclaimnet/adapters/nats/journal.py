@@ -76,10 +76,12 @@ class JournalWriter:
                     _log.warning("the journal goes on; %d entries were dropped", self.dropped)
                     self._said_dropped = self.dropped
 
-    async def flush(self) -> None:
+    async def flush(self) -> bool:
+        """Wait, within a bound; whether all was sent."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 await self._is_empty.wait()
+        return self._is_empty.is_set()
 
     async def _send(self, batch: list[Line]) -> list[Line]:
         """Returns the lines that may not be stored. The server takes them one after the other, so

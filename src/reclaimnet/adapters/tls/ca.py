@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
@@ -261,7 +261,7 @@ def _parsed_request(
         if not parsed.is_signature_valid:
             raise InvalidSignature
         return parsed, parsed.public_key()
-    except (ValueError, InvalidSignature) as error:
+    except (ValueError, InvalidSignature, UnsupportedAlgorithm) as error:
         raise Forbidden("the certificate request is not valid; make a new one") from error
 
 

@@ -63,7 +63,7 @@ KERNEL_SCORE: Final = 800
 """The same for every job of the others: the kernel by itself knows nothing of priorities."""
 STEP_S: Final = 0.05
 WINDOW_S: Final = 30.0
-QUICK_WINDOW_S: Final = 8.5
+QUICK_WINDOW_S: Final = 8.2
 NODE_BYTES: Final = 2048 * MIB
 QUICK_NODE_BYTES: Final = 1024 * MIB
 SATURATED: Final = 0.9
@@ -73,6 +73,9 @@ STOP_POLL_S: Final = 0.0005
 END_PATIENCE_S: Final = 10.0
 HOGS_PER_CORE: Final = 2
 SIM_NODES: Final = 1000
+SIM_SAMPLE: Final = 5
+"""One in so many of the same zones for the others: that nobody dies is a matter of the rarest case,
+how many die under their rules is not."""
 QUICK_SIM_NODES: Final = 4
 SIM_ZONE: Final = 4
 """Nodes that hear each other."""
@@ -80,7 +83,10 @@ ZONES_AT_ONCE: Final = 5
 SIM_WINDOW: Final = MINUTE
 SIM_NODE_BYTES: Final = 64 << 30
 SIM_STATE_BYTES: Final = 32 * MIB
-SIM_SLOTS: Final = 16
+SIM_SLOTS: Final = 20
+SIM_LOWS: Final = 20
+"""So many that somebody waits for memory from the first half minute on: with 16 of each, nodes with
+few large jobs ran out of GPUs at three quarters of their memory."""
 SIM_STEP: Final = SECOND
 SIM_LOAD_TIME: Final = 5 * SECOND
 SIM_SAVE_EVERY: Final = MINUTE // 2
@@ -278,8 +284,9 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
     nodes = QUICK_SIM_NODES if quick else SIM_NODES
     simulated = {}
     for name, survive in CONTENDERS.items():
-        _say(f"{name}: {nodes} simulated nodes")
-        simulated[name] = _simulated(survive, seed, nodes)
+        count = nodes if name == "airlock" or quick else nodes // SIM_SAMPLE
+        _say(f"{name}: {count} simulated nodes")
+        simulated[name] = _simulated(survive, seed, count)
     return {
         "bench": "airlock",
         "seed": seed,
@@ -301,7 +308,12 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
         },
         "results": results,
         "under_load": hurried,
-        "simulated": {"nodes": nodes, "node_bytes": SIM_NODE_BYTES, "results": simulated},
+        "simulated": {
+            "nodes": nodes,
+            "work_lost_s": "per node",
+            "node_bytes": SIM_NODE_BYTES,
+            "results": simulated,
+        },
     }
 
 
@@ -346,7 +358,7 @@ def render(result: dict[str, Any]) -> None:
                 f"{100 * row['used_fraction']:.1f} %",
                 f"{row['episode_p99_s']:.2f} s",
                 f"{row['away_p99_s']:.2f} s",
-                f"{row['work_lost_s']:.1f} s",
+                f"{row['work_lost_s']:.1f} s" + ("/node" if "nodes" in row else ""),
             )
         console.print(table)
     console.print(_reactions(result))
@@ -713,7 +725,8 @@ def _simulated(survive: Survive, seed: int, nodes: int) -> dict[str, Any]:
         "used_fraction": round(filled / max(capacity, 1), 4),
         "episode_p99_s": round(_p99(total.episodes), 3),
         "away_p99_s": round(_p99(total.away), 3),
-        "work_lost_s": round(total.lost_s, 1),
+        "work_lost_s": round(total.lost_s / nodes, 3),
+        "nodes": nodes,
         "ended": len(total.ended),
         "suspensions": total.suspensions,
         "jobs": len(total.started),
@@ -754,7 +767,7 @@ def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
     window_s = SIM_WINDOW / SECOND
     arriving = []
     for index in range(SIM_ZONE):
-        plan = loads(seed * 7 + index, SIM_NODE_BYTES, window_s, lows=16, share=0.03)
+        plan = loads(seed * 7 + index, SIM_NODE_BYTES, window_s, lows=SIM_LOWS, share=0.03)
         for load in plan:
             name = f"{seed}-{index}-{load.name}"
             tally.ranks[JobId(name)] = load.rank

@@ -113,6 +113,7 @@ class Site:
         self._pipes: list[Connection] = []
         self._workers: list[Any] = []
         self.submitted: set[JobId] = set()
+        self.accepted = 0
         self.refused = 0
         self.unanswered: list[str] = []
         """What the gateway did not answer in time; it was asked again."""
@@ -219,7 +220,9 @@ class Site:
 
         with ThreadPoolExecutor(SUBMITTERS) as pool:
             answers = list(pool.map(one, range(many)))
-        self.submitted.update(job for job in answers if job is not None)
+        accepted = [job for job in answers if job is not None]
+        self.accepted += len(accepted)
+        self.submitted.update(accepted)
         self.refused += answers.count(None)
         return (time.process_time() - began) / many
 
@@ -349,7 +352,7 @@ class Site:
 class Stored:
     """What the server has at the end."""
 
-    records: list[JobRecord] = field(default_factory=list)
+    records: dict[JobId, JobRecord] = field(default_factory=dict)
     lines: Counter[str] = field(default_factory=Counter)
     """Of the journal, by node."""
     holes: dict[str, int] = field(default_factory=dict)
@@ -374,7 +377,7 @@ async def _stored(campus: Campus) -> Stored:
             async for record in records:
                 if current.is_set():
                     return
-                found.records.append(record)
+                found.records[record.id] = record
 
     collecting = asyncio.create_task(collect())
     await current.wait()
@@ -444,7 +447,7 @@ def play(size: Size) -> dict[str, Any]:
             **_sizes(looks, took),
             **_losses(place, counts, stored),
             "jobs_submitted": len(place.submitted),
-            "jobs_ended": sum(record.state.terminal for record in stored.records),
+            "jobs_ended": sum(record.state.terminal for record in stored.records.values()),
             "fill_s": round(filled_s, 1),
             "submit_cpu_ms": round(cpu_each * 1000, 2),
             "sustained_s": round(took, 1),
@@ -489,7 +492,7 @@ def _percentiles(seconds: list[float]) -> dict[str, float]:
 
 
 def _losses(place: Site, counts: list[Count], stored: Stored) -> dict[str, Any]:
-    found = Counter(record.id for record in stored.records)
+    found = stored.records.keys()
     lived = Counter(start for count in counts for start in count.started)
     missing_lines = sum(
         max(0, lines - stored.lines[node])
@@ -497,11 +500,11 @@ def _losses(place: Site, counts: list[Count], stored: Stored) -> dict[str, Any]:
         for node, lines in count.journalled.items()
     )
     lost = {
-        "jobs_lost": len(place.submitted - set(found)),
-        "jobs_unasked": len(set(found) - place.submitted),
-        "jobs_twice": sum(times > 1 for times in found.values()),
+        "jobs_lost": len(place.submitted - found),
+        "jobs_unasked": len(found - place.submitted),
+        "jobs_merged": place.accepted - len(place.submitted),
         "double_lives": sum(times > 1 for times in lived.values()),
-        "jobs_failed": sum(record.state is JobState.FAILED for record in stored.records),
+        "jobs_failed": sum(record.state is JobState.FAILED for record in stored.records.values()),
         "submissions_refused": place.refused,
         "beats_unacknowledged": sum(count.beats - count.beats_acked for count in counts),
         "journal_lines_lost": missing_lines,
@@ -513,7 +516,7 @@ def _losses(place: Site, counts: list[Count], stored: Stored) -> dict[str, Any]:
     return {
         **lost,
         "unanswered": len(place.unanswered),
-        "started_again": sum(record.epoch > 1 for record in stored.records),
+        "started_again": sum(record.epoch > 1 for record in stored.records.values()),
         "beats": sum(count.beats for count in counts),
         "probes_answered": sum(count.probes for count in counts),
         "journal_lines": stored.lines.total(),
@@ -566,7 +569,7 @@ def render(result: dict[str, Any]) -> None:
 LOSSES: Final = (
     "jobs_lost",
     "jobs_unasked",
-    "jobs_twice",
+    "jobs_merged",
     "double_lives",
     "jobs_failed",
     "submissions_refused",

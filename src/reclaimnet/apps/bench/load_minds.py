@@ -24,6 +24,7 @@ from reclaimnet.model.market import NodeId, Offer, Terms
 from reclaimnet.model.units import MINUTE, SECOND
 
 GPUS: Final = 2
+FLUSHES: Final = 30
 OPENING: Final = 16
 """Connections made at once."""
 
@@ -105,10 +106,10 @@ async def _work(url: str, authority: str, keys: list[Key], pipe: Connection) -> 
         pipe.send("ready")
         while await asyncio.to_thread(pipe.recv) != "end":
             for agent in agents:
-                await agent.campus.flush_journal()
-            count.journalled = {
-                agent.mind.body.node: agent.campus.journal_added for agent in agents
-            }
+                tries = FLUSHES
+                while not await agent.campus.flush_journal() and tries:
+                    tries -= 1
+                count.journalled[agent.mind.body.node] = agent.campus.journal_added
             count.dropped = sum(agent.campus.journal_dropped for agent in agents)
             count.bad = sum(agent.campus.bad_messages for agent in agents)
             count.cpu_s = time.process_time()

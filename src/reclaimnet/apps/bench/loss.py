@@ -23,7 +23,7 @@ from reclaimnet.sim.traces import NODE_JOBS, Which, helios
 
 PRESET: Final = "campus54"
 GC_SELDOM: Final = 100_000
-HEAVY: Final = ("young_daly", "reclaimnet", "oracle_blind", "oracle")
+HEAVY: Final = ("young_daly", "reclaimnet", "oracle_surprised", "oracle_blind", "oracle")
 KEYS: Final = ("work_lost_gpu_h", "waste_gpu_h", "downtime_h", "migrations", "deadline_misses")
 BARS: Final = (
     ("work_lost_gpu_h", "slurm_requeue", 0.15),

@@ -1,0 +1,128 @@
+"""What senders hear of their transfers: how far each has come, as the live data plane tells them.
+
+In a quiet world a transfer that nobody waits for is not told of while nothing pressing shares a
+link with it: no conductor would hold it to less than the equal share that it has anyway, and nearly
+all transfers are of that kind.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from reclaimnet.model.events import BytesSent, Event, SendingEnded
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.moving import TransferId
+from reclaimnet.model.units import SECOND
+from reclaimnet.sim.kernel import Kernel
+from reclaimnet.sim.links import Links
+
+EVERY: Final = SECOND
+"""How often a sender looks how far its transfers have come."""
+QUIET_EVERY: Final = 3 * SECOND
+"""In a quiet world, where no look is ever lost: before what the conductors said lapses."""
+
+
+@dataclass(slots=True)
+class _Sending:
+    flow: int
+    source: NodeId
+    target: NodeId
+    job: JobId
+    size: int
+    told: bool = False
+    """Its sender hears of it."""
+    presses: bool = False
+
+
+class Sendings:
+    def __init__(
+        self,
+        kernel: Kernel,
+        links: Links,
+        *,
+        quiet: bool,
+        tell: Callable[[NodeId, Event], None],
+        presses: Callable[[NodeId, JobId], bool],
+    ) -> None:
+        """`presses` says whether a job's state on its way from a node is awaited or in a hurry."""
+        self._kernel = kernel
+        self._links = links
+        self._quiet = quiet
+        self._tell = tell
+        self._presses = presses
+        self._under_way: dict[TransferId, _Sending] = {}
+        self._of_flow: dict[int, TransferId] = {}
+        self._from: dict[NodeId, dict[TransferId, None]] = {}
+
+    def began(
+        self,
+        transfer: TransferId,
+        flow: int,
+        *,
+        source: NodeId,
+        target: NodeId,
+        job: JobId,
+        size: int,
+    ) -> None:
+        self.ended(transfer)
+        sending = _Sending(flow, source, target, job, size)
+        self._under_way[transfer] = sending
+        self._of_flow[flow] = transfer
+        self._from.setdefault(source, {})[transfer] = None
+        if not self._quiet:
+            self._follow(transfer, sending)
+        elif self._presses(source, job):
+            self._press(transfer, sending)
+        elif any(one.presses for one in self._beside(sending)):
+            self._follow(transfer, sending)
+
+    def ended(self, transfer: TransferId) -> None:
+        sending = self._under_way.pop(transfer, None)
+        if sending is None:
+            return
+        self._of_flow.pop(sending.flow, None)
+        del self._from[sending.source][transfer]
+        if sending.told:
+            self._tell(sending.source, SendingEnded(transfer=transfer))
+
+    def warned(self, node: NodeId) -> None:
+        """The node's provider has spoken: what was in no hurry may be now."""
+        for transfer in list(self._from.get(node, ())):
+            sending = self._under_way[transfer]
+            if self._quiet and not sending.presses and self._presses(node, sending.job):
+                self._press(transfer, sending)
+
+    def set_pace(self, transfer: TransferId, rate: float) -> None:
+        sending = self._under_way.get(transfer)
+        if sending is not None:
+            self._links.set_pace(sending.flow, rate)
+
+    def _press(self, transfer: TransferId, sending: _Sending) -> None:
+        sending.presses = True
+        for other in self._beside(sending):
+            self._follow(self._of_flow[other.flow], other)
+        self._follow(transfer, sending)
+
+    def _beside(self, sending: _Sending) -> list[_Sending]:
+        """Those that share a link with it."""
+        flows = self._links.beside(sending.flow)
+        return [self._under_way[self._of_flow[flow]] for flow in flows if flow in self._of_flow]
+
+    def _follow(self, transfer: TransferId, sending: _Sending) -> None:
+        if not sending.told:
+            sending.told = True
+            self._look(transfer, sending)
+
+    def _look(self, transfer: TransferId, sending: _Sending) -> None:
+        if self._under_way.get(transfer) is not sending:
+            return
+        left = self._links.left(sending.flow)
+        if left is None:
+            self.ended(transfer)
+            return
+        sent = BytesSent(
+            transfer=transfer, job=sending.job, to=sending.target, size=sending.size, left=left
+        )
+        self._tell(sending.source, sent)
+        wait = QUIET_EVERY if self._quiet else EVERY
+        self._kernel.after(wait, lambda: self._look(transfer, sending))

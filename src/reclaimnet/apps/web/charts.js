@@ -66,7 +66,7 @@ const drawn = new Map();
 function draw(id, figure) {
   const looks = document.documentElement.dataset.theme || matchMedia("(prefers-color-scheme: dark)").matches;
   const ends = figure.data.map((line) => [line.x.length, +line.x[line.x.length - 1], line.y[line.y.length - 1]]);
-  const sum = `${ends} ${looks}`;
+  const sum = `${ends} ${figure.range.map(Number)} ${looks}`;
   load().then((Plotly) => {
     requestAnimationFrame(() => {
       const place = document.getElementById(id);

@@ -43,7 +43,7 @@ from reclaimnet.adapters.linux.bpf_killswitch import (
 )
 from reclaimnet.adapters.linux.memory import protect_self
 from reclaimnet.adapters.linux.real_time import run_ahead
-from reclaimnet.adapters.linux.slots import Turnstile
+from reclaimnet.adapters.linux.slots import UNLIMITED, Turnstile
 from reclaimnet.adapters.linux.tc_abilities import try_kill_switch, try_shaping
 from reclaimnet.adapters.linux.tc_netns import inside, interface_index
 from reclaimnet.apps.guard_config import GuardConfig, OwnerTerms, narrower, read_config, read_terms
@@ -75,8 +75,6 @@ MAX_GONE: Final = 1024
 MAX_GUESTS: Final = GONE - FIRST_GUEST
 KEPT_ENDED: Final = 64
 BACKLOG: Final = 128
-UNLIMITED_RATE: Final = 12_500_000_000
-"""100 Gbit/s, for owners who set no rate: transfers can be paced all the same."""
 
 LANE_NAME: Final = "lane"
 """Not a guest: whatever crosses the lane and belongs to none, such as checkpoints on their way."""
@@ -382,7 +380,7 @@ class Guard:
         self.switch.set_deadline(LANE, min(latest, self.lane_deadline))
         self.switch.set_lease(LANE, NEVER)
         if self._shaper is not None:
-            self._shaper.set_link_rate(self.terms.rate or UNLIMITED_RATE)
+            self._shaper.set_link_rate(self.terms.rate or UNLIMITED)
         for guest in self.guests.values():
             if latest < guest.deadline:
                 self._set_deadline(guest, latest)
@@ -433,7 +431,7 @@ class Guard:
             self._save_if_possible()
 
     def _prepare_shaper(self) -> None:
-        netns, rate = self.config.lane_netns, self.terms.rate or UNLIMITED_RATE
+        netns, rate = self.config.lane_netns, self.terms.rate or UNLIMITED
         if netns is None:
             return
         self._shaper = tc.of_guests(self.config.lane_inner, netns=netns, rate=rate)

@@ -15,8 +15,9 @@ from reclaimnet.errors import Unavailable, UsageError
 
 _LONGEST_SLEEP_S: Final = 0.05
 """A new plan is seen this soon, whatever the old one says."""
-OPEN_RATE: Final = 12_500_000_000
-"""100 Gbit/s for a class that is open: what the interface is held to holds for it too."""
+UNLIMITED: Final = 12_500_000_000
+"""100 Gbit/s, where nobody has set a rate, and for a class that is open: what the interface is held
+to holds for it too."""
 SHORTEST_PERIOD: Final = 20_000_000
 MAX_SLOTS: Final = 16
 _PRIORITY: Final = 32
@@ -152,10 +153,10 @@ class Turnstile:
         if self._shapers is None or self._gates is None:
             shaper, turned = (Shaper(self._interface, netns=self._netns) for _ in range(2))
             self._shapers = shaper, turned
-            self._gates = Gates(turned, rate=OPEN_RATE)
+            self._gates = Gates(turned, rate=UNLIMITED)
         minor = FIRST_GATED + number
         if number not in self._links:
-            self._shapers[0].open(minor, OPEN_RATE)
+            self._shapers[0].open(minor, UNLIMITED)
             self._links[number] = _classify(group, class_id(minor))
         self._plans[minor] = slots
         self._gates.set(self._plans)

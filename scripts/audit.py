@@ -38,11 +38,13 @@ BROUGHT = ("cuda-", "nvidia-cu", "nvidia-nccl", "nvidia-nv", "triton")
 torch's own pin that holds them, and their makers' terms."""
 ALLOWED = (
     "0BSD", "Apache-2.0", "Apache Software License", "BSD", "BSD License", "BSD-2-Clause",
-    "BSD-3-Clause", "CC0-1.0", "ISC", "LLVM-exception", "MIT", "MIT License", "MIT-0", "MIT-CMU",
-    "MPL-2.0", "Mozilla Public License 2.0 (MPL 2.0)", "PSF-2.0",
+    "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "ISC", "LLVM-exception", "MIT", "MIT License", "MIT-0",
+    "MIT-CMU", "MPL-2.0", "Mozilla Public License 2.0 (MPL 2.0)", "PSF-2.0",
     "Python Software Foundation License", "Unlicense", "Zlib",
 )  # fmt: skip
 """What may be used beside Apache-2.0 without giving our own users other terms."""
+READ_BY_US = {"atheris": "Apache-2.0"}
+"""Of those whose metadata say nothing: what the licence says that they bring along."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +82,8 @@ def installed() -> list[Part]:
         name = canonicalize_name(each.metadata["Name"])
         if name != OURS:
             needs = tuple(sorted(set(_needs(each.requires or ()))))
-            parts.append(
-                Part(name=name, version=each.version, licence=licence(each.metadata), needs=needs)
-            )
+            terms = licence(each.metadata) or READ_BY_US.get(name, "")
+            parts.append(Part(name=name, version=each.version, licence=terms, needs=needs))
     return sorted({part.name: part for part in parts}.values(), key=lambda part: part.name)
 
 
@@ -138,7 +139,8 @@ def problems(parts: list[Part], pinned: Mapping[str, str], pyproject: str) -> li
         pin = pinned.get(part.name)
         if pin is None:
             told.append(f"{part.name} {part.version} is installed and not pinned")
-        elif Version(pin) != Version(part.version):
+        elif Version(pin) not in (Version(part.version), Version(Version(part.version).public)):
+            # A local label such as +cpu is another build of the same release.
             told.append(f"{part.name} is installed as {part.version} and pinned as {pin}")
         if not may_be_used(part.licence):
             told.append(f"{part.name} says its licence is {part.licence!r}; look at it")

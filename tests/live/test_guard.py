@@ -532,7 +532,12 @@ def test_without_an_interface_to_watch_it_needs_no_bpf_and_still_ends_guests(
     station.run(cache=str(station.folder / "cache"))
     monkeypatch.undo()
     agent = station.client(AGENT)
-    assert agent.ask("status")["can"] == {"kill_switch": False, "cgroup": True, "shape": False}
+    assert agent.ask("status")["can"] == {
+        "kill_switch": False,
+        "cgroup": True,
+        "shape": False,
+        "slots": 0,
+    }
     process = sleeper()
     agent.ask("open", guest="job", pids=[process.pid], deadline=in_wall_time(200))
     assert process.wait(timeout=5) == -signal.SIGKILL

@@ -172,7 +172,9 @@ def test_guards_of_a_testbed_go_with_it_after_a_crash(bed) -> None:
     guest = bed.run("a1", ["sleep", "1000"], lane=True)
     with GuardClient(sockets["a1"]) as client:
         group = Path(client.ask("open", guest="job", pids=[guest.pid])["cgroup"])
-        assert client.ask("status")["can"] == {"kill_switch": True, "cgroup": True, "shape": True}
+        can = client.ask("status")["can"]
+        assert can.pop("slots"), "the lane that it shapes"
+        assert can == {"kill_switch": True, "cgroup": True, "shape": True}
     assert str(guest.pid) in (group / "cgroup.procs").read_text().split()
     down(MARK)
     assert guest.wait(timeout=5) == -9

@@ -254,6 +254,18 @@ def test_who_will_be_stopped_is_known_before_anybody_is_told() -> None:
     assert story.node.airlock.reflex(reading) == []
 
 
+def test_who_was_stopped_ahead_is_not_stopped_twice_and_nobody_else_in_its_place() -> None:
+    """Memory is as full as before for a moment: what stands still frees nothing yet."""
+    story = Story()
+    story.read(380, 583)
+    story.now += 100 * MILLISECOND
+    reading = story.reading({LOW: 403, HIGH: 583})
+    stopped = story.node.airlock.reflex(reading)
+    story.now += 20 * MILLISECOND
+    again = story.reading({LOW: 404, HIGH: 583})
+    assert story.node.airlock.reflex(again, stopped) == []
+
+
 def test_a_save_that_fails_stops_it_again_and_is_not_tried_for_ever() -> None:
     story = Story()
     story.suspend_low()

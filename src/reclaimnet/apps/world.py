@@ -549,7 +549,7 @@ class LiveWorld:
         """Nobody waits for this thread's turn but memory: where little is left it stops at once
         whom the mind would stop, by the same policy, and only then tells it."""
         if reading.share >= CLOSE:
-            for job, epoch in self.mind.airlock.reflex(reading):
+            for job, epoch in self.mind.airlock.reflex(reading, tuple(self._stopped_ahead)):
                 self.runner.suspend(job, epoch)
                 self._stopped_ahead.append((job, epoch))
         # A GPU's driver may take its time, so it is asked last.
@@ -561,10 +561,12 @@ class LiveWorld:
 
     def _on_pressure(self) -> None:
         self._pressure_due = False
-        ahead = [self._stopped_ahead.popleft() for _ in range(len(self._stopped_ahead))]
+        ahead = tuple(self._stopped_ahead)
         assert self._reading is not None, "we are called because there is one"
         self.deliver(ev.PressureRead(reading=self._reading))
         for job, epoch in ahead:
+            # Only now: the watch must know who stands still until the mind does.
+            self._stopped_ahead.popleft()
             if not self.mind.airlock.stands_still(job, epoch):
                 # The mind has seen something that the watch could not know.
                 self.runner.unsuspend(job, epoch)

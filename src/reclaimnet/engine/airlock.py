@@ -10,7 +10,7 @@ how long each rung may last is decided here, so that every episode ends within E
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -171,27 +171,31 @@ class Airlock:
             self.short = False
         return self._carry_out(self.verdict, reading, attempts, now)
 
-    def reflex(self, reading: Pressure) -> list[tuple[JobId, int]]:
-        """Who is to stand still if this reading is all that has changed, with their epochs. It only
-        looks at what never changes, so that a thread that sees memory run out may ask, and stop
-        them, before anybody finds the time to tell us; what stands is decided by `read`."""
+    def reflex(
+        self, reading: Pressure, stopped: Collection[tuple[JobId, int]] = ()
+    ) -> list[tuple[JobId, int]]:
+        """Who is to stand still if this reading is all that has changed, with their epochs; those
+        `stopped` ahead of us do already. It only looks at what never changes, so that a thread that
+        sees memory run out may ask, and stop them, before anybody finds the time to tell us; what
+        stands is decided by `read`."""
         seen = self._seen
         if seen is None or reading.at <= seen[1].at:
             return []
         scene, before = seen
-        held = {usage.job: usage.bytes for usage in before.jobs}
-        holds = {usage.job: usage for usage in reading.jobs}
+        had = {usage.job: usage.bytes for usage in before.jobs}
+        has = {usage.job: usage for usage in reading.jobs}
         took = max(reading.at - before.at, GROWTH_AT_LEAST)
         residents = []
         for resident in scene.residents:
-            if (usage := holds.get(resident.job)) is not None:
-                grown = (usage.bytes - held.get(resident.job, usage.bytes)) * SECOND // took
+            if (usage := has.get(resident.job)) is not None:
+                grown = (usage.bytes - had.get(resident.job, usage.bytes)) * SECOND // took
                 growth = max(resident.growth_bps, grown)
-                residents.append(replace(resident, bytes=usage.bytes, growth_bps=growth))
+                held = resident.held or (resident.job, usage.epoch) in stopped
+                residents.append(replace(resident, bytes=usage.bytes, growth_bps=growth, held=held))
         verdict = self.suite.survive(
             replace(scene, limit=reading.limit, used=reading.used, residents=tuple(residents))
         )
-        return [(job, holds[job].epoch) for job in verdict.suspend]
+        return [(job, has[job].epoch) for job in verdict.suspend]
 
     def stands_still(self, job: JobId, epoch: int) -> bool:
         hold = self.holds.get(job)

@@ -317,7 +317,7 @@ def test_of_several_processes_the_first_reports_and_saves_for_all(plain, tmp_pat
             print("rank", rank, "restored", state["by"], flush=True)
             for step in range(LIMIT):
                 time.sleep(0.002)
-                job.step(step + 1000 * rank, {"by": rank})
+                job.step(step + 1_000_000 * rank, {"by": rank})
     """
     spec = script(tmp_path, text, limit=50_000)
     plain.start(spec, epoch=1)
@@ -328,7 +328,7 @@ def test_of_several_processes_the_first_reports_and_saves_for_all(plain, tmp_pat
     plain.start(spec, epoch=2, resume=snapshot.path, restarts=1)
     for rank in range(2):
         until(lambda rank=rank: f"rank {rank} restored 0" in plain.log(2), "the restore")
-    assert all(r.step < 1000 for r in plain.all(Stepped))
+    assert all(r.step < 1_000_000 for r in plain.all(Stepped))
 
 
 def test_the_notice_reaches_the_job(plain, tmp_path):

@@ -101,13 +101,10 @@ class Stream:
         return bytes(payload)
 
     def receive_into(self, view: memoryview) -> None:
-        while view:
-            piece = view[:PIECE_BYTES]
-            count = self._patiently(self._tls.recv_into, piece)
-            if not count:
-                raise ConnectionError("the peer closed the connection")
-            self._paces[0].spend(count, self._stopped)
-            view = view[count:]
+        for begin in range(0, len(view), PIECE_BYTES):
+            piece = view[begin : begin + PIECE_BYTES]
+            self._receive_piece(piece)
+            self._paces[0].spend(len(piece), self._stopped)
 
     def close(self) -> None:
         self._tls.close()
@@ -115,6 +112,24 @@ class Stream:
     def _send(self, data: memoryview) -> None:
         while data:
             data = data[self._patiently(self._tls.send, data) :]
+
+    def _receive_piece(self, piece: memoryview) -> None:
+        """TLS hands over a record of 16 KiB at a time, 65,536 of them for a GiB: nothing but the
+        call is done for each."""
+        receive = self._tls.recv_into
+        done = moved = 0
+        waiting_since = time.monotonic()
+        while done < len(piece):
+            try:
+                count = receive(piece[done:])
+            except TimeoutError:
+                if done > moved:
+                    moved, waiting_since = done, time.monotonic()
+                self._check(waiting_since)
+                continue
+            if not count:
+                raise ConnectionError("the peer closed the connection")
+            done += count
 
     def _patiently(self, attempt: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         started = time.monotonic()

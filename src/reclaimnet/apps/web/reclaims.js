@@ -24,8 +24,10 @@ export class Reclaims {
     this.isRecalled = false;
   }
 
-  /** What the journal knows of reclaims that are over. Those that were seen here are known better. */
+  /** What the journal knows of reclaims that are over. Those that were seen here are known better.
+   *  Whether it may soon know more: what has just happened takes a moment to get there. */
   recall(told) {
+    this.all = this.all.filter((each) => !each.isRecalled);
     for (const each of told) {
       const known = this.all.find(
         (other) =>
@@ -38,6 +40,7 @@ export class Reclaims {
     }
     this.all.sort((a, b) => b.began - a.began);
     if (this.all.length > MAX_KEPT) this.all.length = MAX_KEPT;
+    return this.all.some((each) => each.isRecalled && each.jobs.some((job) => job.stage === "waiting"));
   }
 
   recalled(told) {
@@ -45,6 +48,7 @@ export class Reclaims {
     const freedAt = left.length ? Math.max(told.at, ...left) : told.at;
     const reclaim = {
       id: `${told.node}@${told.deadline}`,
+      isRecalled: true,
       node: told.node,
       provider: "",
       gpus: told.gpus,

@@ -298,16 +298,24 @@ export async function begin(token) {
 
 const KINDS = ["campus", "record", "node", "chain", "gone", "current"];
 
-/** Reclaims that were over before the page was opened are in the journal. */
-async function recallReclaims(campus) {
+const RECALL_AGAIN_MS = 4000;
+const RECALLS = 15;
+
+/** Reclaims that were over before the page was opened are in the journal: those of a moment ago a
+ *  moment later, so it is asked twice, and again while somebody is not yet heard to have arrived. */
+async function recallReclaims(campus, asked = 1) {
+  let more = true;
   try {
     const { reclaims } = await ask("GET", "/reclaims");
-    campus.reclaims.recall(reclaims);
+    more = campus.reclaims.recall(reclaims);
   } catch (error) {
     if (!(error instanceof Refusal)) throw error;
   }
   campus.reclaims.isRecalled = true;
   campus.changed();
+  if (asked === 1 || (more && asked < RECALLS)) {
+    setTimeout(() => recallReclaims(campus, asked + 1), RECALL_AGAIN_MS);
+  }
 }
 
 /** Follow the events for ever; the browser comes back by itself, with the id it heard last. */

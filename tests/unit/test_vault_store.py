@@ -608,3 +608,17 @@ def test_who_fetches_without_end_does_not_keep_a_save_from_being_durable(
             durable.set()
         assert fetching[0].result() > 0
         assert vault.manifests(JOB) == [saved.manifest]
+
+
+def test_what_came_after_it_was_decided_what_to_forget_stays(tmp_path: Path) -> None:
+    with Vault(tmp_path / "vault", quota_bytes=GIB) as vault:
+        path = image(tmp_path, chunks=2)
+        first = save(vault, path, step=1)
+        change(path, chunk=0)
+        second = save(vault, path, step=2)
+        known = vault.held(JOB)
+        change(path, chunk=1)
+        third = save(vault, path, step=3)
+        vault.forget(JOB, (second.manifest,), known=known)
+        assert known == {first.manifest, second.manifest}
+        assert vault.held(JOB) == {second.manifest, third.manifest}

@@ -145,6 +145,8 @@ class LiveWorld:
         self._cards: dict[NodeId, Card] = {}
         self._answers: dict[str, asyncio.Future[od.Answer]] = {}
         self._pulls: dict[tuple[JobId, ManifestId], threading.Event] = {}
+        self._untold: set[tuple[JobId, ManifestId]] = set()
+        """What is being pulled, until the mind has heard how that went."""
         self._preparing: dict[tuple[JobId, int], asyncio.Task[Path]] = {}
         self._wanted: dict[tuple[JobId, int], ManifestId | None] = {}
         """Attempts that were ordered and not ended since: no other process is ever started. With
@@ -319,7 +321,7 @@ class LiveWorld:
             case od.Pull():
                 self._spawn(self._pull(order))
             case od.Forget():
-                self._spawn(self._forget(order))
+                self._spawn(self._forget(order, self._known_of(order)))
             case od.SetPace():
                 self._set_pace(order)
             case od.Listen():
@@ -760,6 +762,13 @@ class LiveWorld:
         if key in self._pulls:
             # Whoever asked first gets the answer, and so does who asks now.
             return
+        self._untold.add(key)
+        try:
+            await self._pull_and_tell(order, key)
+        finally:
+            self._untold.discard(key)
+
+    async def _pull_and_tell(self, order: od.Pull, key: tuple[JobId, ManifestId]) -> None:
         stop = threading.Event()
         self._pulls[key] = stop
         sources = {
@@ -936,15 +945,23 @@ class LiveWorld:
                 async with asyncio.timeout(LOADED_PATIENCE_S):
                     await laid_out.loaded.wait()
 
-    async def _forget(self, order: od.Forget) -> None:
+    def _known_of(self, order: od.Forget) -> frozenset[ManifestId] | None:
+        """What the mind could decide on: a copy that it has not heard of yet is not meant, also if
+        it is there by the time that this is done. None: all of it goes."""
+        if not order.keep:
+            return None
+        untold = {manifest for job, manifest in self._untold if job == order.job}
+        return self._vault.held(order.job) - untold
+
+    async def _forget(self, order: od.Forget, known: frozenset[ManifestId] | None) -> None:
         async with self._vaulting.setdefault(order.job, asyncio.Lock()):
             newest = self._newest.get(order.job)
             keep = (*order.keep, newest) if order.keep and newest else order.keep
             with contextlib.suppress(ReclaimNetError, OSError):
-                await self._in_thread(self._vault.forget, order.job, keep)
+                await self._in_thread(lambda: self._vault.forget(order.job, keep, known=known))
         if not order.keep:
-            for known in (self._invited, self._newest, self._vaulting):
-                known.pop(order.job, None)
+            for table in (self._invited, self._newest, self._vaulting):
+                table.pop(order.job, None)
 
     # --- logs ------------------------------------------------------------------------------
 

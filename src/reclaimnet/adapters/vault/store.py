@@ -19,7 +19,7 @@ import stat
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -322,13 +322,27 @@ class Vault:
             assembly.begin(manifest)
             assembly.finish(self.read_into)
 
-    def forget(self, job: JobId, keep: Sequence[ManifestId] = ()) -> int:
-        """Drop the job's checkpoints except those to keep. How many bytes that made free."""
+    def held(self, job: JobId) -> frozenset[ManifestId]:
+        """The job's checkpoints that are here or on their way."""
+        with self._lock:
+            both = (*self._kept.items(), *self._coming.items())
+            return frozenset(identity for identity, kept in both if kept.job == job)
+
+    def forget(
+        self,
+        job: JobId,
+        keep: Sequence[ManifestId] = (),
+        *,
+        known: Collection[ManifestId] | None = None,
+    ) -> int:
+        """Drop the job's checkpoints except those to keep; of them, if that is given, only those
+        that were `known` when it was decided. How many bytes that made free."""
         with self._lock:
             before = self._used
             for held, suffix in ((self._kept, ""), (self._coming, _COMING)):
                 for identity, kept in list(held.items()):
-                    if kept.job == job and identity not in keep:
+                    decided = known is None or identity in known
+                    if kept.job == job and identity not in keep and decided:
                         self._drop_manifest(held, identity, suffix=suffix)
             # Before any chunk goes, the manifests are gone for good.
             with suppress(FileNotFoundError):

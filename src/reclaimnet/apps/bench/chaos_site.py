@@ -24,19 +24,16 @@ from typing import Any, Final
 import reclaimnet
 from reclaimnet.adapters.linux.tc_netns import IPRoute, inside
 from reclaimnet.adapters.linux.testbed import Testbed
-from reclaimnet.adapters.nats.access import Key
-from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.server import Server, running_server
-from reclaimnet.adapters.tls import ca
 from reclaimnet.apps import bundle, daemon, testbed, up
 from reclaimnet.apps.bench import chaos_agent
+from reclaimnet.apps.bench.as_gateway import as_gateway
 from reclaimnet.apps.client import Gateway, ask_local
 from reclaimnet.apps.config import Config, load
 from reclaimnet.errors import ReclaimNetError, Unavailable
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, StatusRequest, WithdrawRequest
 from reclaimnet.model.market import JobId
 from reclaimnet.model.units import MIB, SECOND
-from reclaimnet.wire import GATEWAY
 
 PATIENCE_S: Final = 90.0
 POLL_S: Final = 0.03
@@ -306,19 +303,8 @@ class Site:
             return 0
 
     async def _leader(self) -> str:
-        state = self.config.state
-        left = json.loads((state / "campus.json").read_text())
-        campus = await Campus.connect(
-            left["nats_url"],
-            Key(name=GATEWAY, seed=(state / "gateway.key").read_text()),
-            GATEWAY,
-            tls=ca.server_known_by((state / "ca" / "ca.crt").read_text()),
-            prepare=False,
-        )
-        try:
+        async with as_gateway(self.config) as campus:
             return await campus.record_leader()
-        finally:
-            await campus.close()
 
     def link(self, host: str, *, up: bool) -> None:
         """The host's cable, pulled or put back; it notices."""

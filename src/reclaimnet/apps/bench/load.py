@@ -33,9 +33,9 @@ from reclaimnet.adapters.nats.access import Key, new_key
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.follow import read_stream
 from reclaimnet.adapters.nats.server import running_server
-from reclaimnet.adapters.tls import ca
 from reclaimnet.apps import daemon, up
 from reclaimnet.apps.bench import load_minds
+from reclaimnet.apps.bench.as_gateway import as_gateway
 from reclaimnet.apps.bench.load_minds import Count
 from reclaimnet.apps.cli_jobs import LISTED
 from reclaimnet.apps.client import Gateway
@@ -44,7 +44,6 @@ from reclaimnet.apps.register import STANDING, Register
 from reclaimnet.errors import ReclaimNetError, Unavailable
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.work import JobRecord, JobState
-from reclaimnet.wire import GATEWAY
 
 READY_S: Final = 300.0
 END_S: Final = 30.0
@@ -312,19 +311,8 @@ class Site:
         )
 
     async def stored(self) -> "Stored":
-        state = self.config.state
-        left = json.loads((state / "campus.json").read_text())
-        campus = await Campus.connect(
-            left["nats_url"],
-            Key(name=GATEWAY, seed=(state / "gateway.key").read_text()),
-            GATEWAY,
-            tls=ca.server_known_by((state / "ca" / "ca.crt").read_text()),
-            prepare=False,
-        )
-        try:
+        async with as_gateway(self.config) as campus:
             return await _stored(campus)
-        finally:
-            await campus.close()
 
     def close(self) -> None:
         """All of it, by id; in any state."""

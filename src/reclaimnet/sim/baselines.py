@@ -16,9 +16,11 @@ from reclaimnet.model.units import HOUR, MINUTE, SECOND
 from reclaimnet.policy.cadence import Due, Once, Savable, Stage, Young
 from reclaimnet.policy.place import MostUseful
 from reclaimnet.policy.suite import Suite
+from reclaimnet.sim.campus import Habits
 from reclaimnet.sim.kernel import Kernel
 from reclaimnet.sim.ledger import Account, Ledger
-from reclaimnet.sim.run import run
+from reclaimnet.sim.limit import unforeseen_deaths
+from reclaimnet.sim.run import Run, run
 from reclaimnet.sim.scenario import (
     Happening,
     Kind,
@@ -122,8 +124,18 @@ def young_daly(scenario: Scenario, seed: int) -> Account:
 
 
 def oracle(scenario: Scenario, seed: int) -> Account:
+    return _foreseen(scenario, seed).account
+
+
+def _foreseen(scenario: Scenario, seed: int) -> Run:
     suite = Suite(cadence=Once(), place=MostUseful(life=TrueLife(endings=endings(scenario))))
-    return run(foretold(scenario), suite, seed=seed).account
+    return run(foretold(scenario), suite, seed=seed)
+
+
+def limit(scenario: Scenario, seed: int) -> Account:
+    """For the limits: the oracle, and what the deaths of machines cost whoever cannot foresee
+    them, at the least."""
+    return unforeseen_deaths(scenario, _foreseen(scenario, seed), Habits())
 
 
 def oracle_blind(scenario: Scenario, seed: int) -> Account:
@@ -606,5 +618,6 @@ SENSITIVITY: Final[dict[str, Contender]] = {
     "pipeline_redundancy_young": pipeline_redundancy_young,
     "oracle_surprised": oracle_surprised,
     "oracle_blind": oracle_blind,
+    "limit": limit,
 }
 """Not contenders, but what shows where the differences come from."""

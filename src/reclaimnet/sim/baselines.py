@@ -41,6 +41,9 @@ START_LATENCY: Final = 3 * SECOND
 """From a free node to a started job script."""
 NODE_DOWN: Final = 320 * SECOND
 """A dead node is noticed after SlurmdTimeout (300 s by default) + about 20 s (measured)."""
+KILL_WAIT: Final = 30 * SECOND
+"""At the end of the grace a job gets SIGTERM, and SIGKILL so much later (Slurm's default): one that
+saves has this time, too, and one that does not ends at once."""
 SIGNAL_DELAY: Final = SECOND
 """With preempt_send_user_signal the job hears of its preemption after a second (measured)."""
 STORAGE_BPS: Final = 1_000_000_000
@@ -68,7 +71,7 @@ ASSUMPTIONS: Final[dict[str, str]] = {
     "ask); 0 = no warning; 121 s requeue hold; dead node noticed after 320 s; users save every "
     "30 min to shared storage at 1 GB/s or their uplink; first fit on the fastest free node",
     "slurm_requeue_jit": "as slurm_requeue, with preempt_send_user_signal and a job that saves to "
-    "shared storage when the grace time suffices, then exits",
+    "shared storage when grace time and KillWait (30 s) suffice, then exits",
     "pipeline_redundancy": "each job copies its state to a shadow on the next lent node of the "
     "ring, at half its uplink, one copy after the other; 5 % redundant computing; the shadow is "
     "loaded and takes over 10 s after its "
@@ -194,6 +197,8 @@ class _Site:
 
     node: SimNode
     lent: set[int] = field(default_factory=set)
+    loan: int = 0
+    """Counts loans, so that the end of one does not end the next."""
     leaving: set[int] = field(default_factory=set)
     up: bool = True
     guests: dict[JobId, tuple[int, ...]] = field(default_factory=dict)
@@ -217,6 +222,8 @@ class _Task:
     running: bool = False
     ended: bool = False
     generation: int = 0
+    stay: int = 0
+    """Counts the places it was in: who is to be killed in one is safe in the next."""
     shadow: _Site | None = None
     shadow_has: float = 0.0
     ready: bool = False
@@ -279,6 +286,7 @@ class BatchCampus:
             match happening.kind:
                 case Kind.LEND:
                     site.lent = set(range(site.node.gpus))
+                    site.loan += 1
                     site.leaving = set()
                     site.up = True
                     self._schedule()
@@ -308,15 +316,16 @@ class BatchCampus:
             grace = max(grace + round(self.rng.random() * RETRY), LEAST_GRACE)
         for job in [job for job, held in site.guests.items() if set(held) & gpus]:
             task = self.tasks[job]
-            if self.jit and happening.grace > 0 and self._saves_in_time(task, grace):
+            if self.jit and happening.grace > 0 and self._saves_in_time(task, grace + KILL_WAIT):
                 continue
-            self.kernel.after(grace, self._killer(task, task.generation, noticed=grace > 0))
-        self.kernel.after(grace, lambda: self._gone(site, gpus))
+            self.kernel.after(grace, self._killer(task, task.stay, noticed=grace > 0))
+        loan = site.loan
+        self.kernel.after(grace, lambda: self._gone(site, loan, gpus))
 
-    def _saves_in_time(self, task: _Task, grace: int) -> bool:
+    def _saves_in_time(self, task: _Task, left: int) -> bool:
         """It hears of its end and saves to shared storage at once, if that fits."""
         cost = self._save_cost(task)
-        if not task.running or SIGNAL_DELAY + cost > grace:
+        if not task.running or SIGNAL_DELAY + cost > left:
             return False
         generation = task.generation
 
@@ -337,10 +346,9 @@ class BatchCampus:
         self.kernel.after(SIGNAL_DELAY, save)
         return True
 
-    def _killer(self, task: _Task, generation: int, *, noticed: bool) -> Callable[[], None]:
+    def _killer(self, task: _Task, stay: int, *, noticed: bool) -> Callable[[], None]:
         def kill() -> None:
-            # Saves and restarts change the generation, but a job that is still here is killed.
-            if task.site is None or task.generation < generation:
+            if task.site is None or task.stay != stay:
                 return
             if noticed and task.running:
                 self.ledger.deadline_misses += 1
@@ -348,15 +356,15 @@ class BatchCampus:
 
         return kill
 
-    def _gone(self, site: _Site, gpus: set[int]) -> None:
-        site.lent -= gpus
-        site.leaving -= gpus
-        for job in [job for job, held in site.guests.items() if set(held) & gpus]:
-            self._lost_site(self.tasks[job], hold=REQUEUE_HOLD)
+    def _gone(self, site: _Site, loan: int, gpus: set[int]) -> None:
+        if site.loan == loan:
+            site.lent -= gpus
+            site.leaving -= gpus
 
     def _crashed(self, site: _Site) -> None:
         site.up = False
         site.lent = set()
+        site.loan += 1
         for job in list(site.guests):
             self._lost_site(self.tasks[job], hold=NODE_DOWN + REQUEUE_HOLD)
 
@@ -391,6 +399,7 @@ class BatchCampus:
 
     def _start(self, task: _Task, site: _Site, *, load: int) -> None:
         task.site = site
+        task.stay += 1
         task.generation += 1
         generation = task.generation
         gpus = tuple(site.free()[: task.job.gpus])

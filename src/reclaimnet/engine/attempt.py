@@ -536,6 +536,8 @@ class Attempt:
                 why = f"Released: {self._releasing}"
             elif self.notice is not None:
                 why = f"Reclaimed: {self.notice.cause}"
+                kept = tuple(self._left_to_others(c) for c in self.record.checkpoints)
+                return self._close(JobState.PENDING, why, now, checkpoints=kept)
             return self._close(JobState.PENDING, why, now)
         if event.code == REQUEUE_EXIT_CODE:
             return self._close(JobState.PENDING, "saved, and asked to be run again", now)
@@ -545,6 +547,12 @@ class Attempt:
             return self._close(JobState.COMPLETED, "", now, exit_code=0)
         reason = event.reason or f"exit code {event.code}"
         return self._close(JobState.FAILED, reason, now, exit_code=event.code)
+
+    def _left_to_others(self, checkpoint: Checkpoint) -> Checkpoint:
+        """What others hold as well is fetched from them: this node leaves, and needs its uplink for
+        what is nowhere else."""
+        others = tuple(holder for holder in checkpoint.holders if holder != self.node)
+        return replace(checkpoint, holders=others) if others else checkpoint
 
     def cancel(self, now: int) -> list[Order]:
         self.record = replace(self.record, cancel=True)

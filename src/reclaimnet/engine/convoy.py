@@ -2,7 +2,7 @@
 each of them in time. Conductors have one for their stretch; a node has one for its own uplink, in
 case that nobody conducts."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -137,9 +137,7 @@ class Convoy:
         # Who goes first finds out whether a link carries more than was thought.
         for transfer in kept[:1] if pressing else transfers:
             if transfer.id in rates:
-                rates[transfer.id] += min(
-                    self._beyond(link, seen[link], see) for link in transfer.path
-                )
+                rates[transfer.id] += self._beyond(transfer, transfers, rates, see)
         # What was given up may turn out to be in time after all where it is in nobody's way.
         taken = {link for transfer in kept for link in transfer.path}
         for transfer in transfers:
@@ -183,9 +181,23 @@ class Convoy:
             for _, moving in sorted(sender.moving.items())
         ]
 
-    def _beyond(self, link: LinkId, seen: Link, see: Callable[[Link], Link]) -> int:
-        built = self.links[link]
-        return UNLIMITED if built.assumed else max(0, see(built).room - seen.room)
+    def _beyond(
+        self,
+        transfer: Transfer,
+        transfers: Sequence[Transfer],
+        rates: Mapping[TransferId, int],
+        see: Callable[[Link], Link],
+    ) -> int:
+        """What the links on its way would carry besides all that is planned, if they were as they
+        are said to be."""
+        rooms = [UNLIMITED]
+        for link in transfer.path:
+            if not self.links[link].assumed:
+                planned = sum(rates.get(t.id, 0) for t in transfers if link in t.path)
+                rooms.append(max(0, see(self.links[link]).room - planned))
+        if transfer.most is not None and min(rooms) < UNLIMITED:
+            rooms.append(max(0, transfer.most - rates[transfer.id]))
+        return min(rooms)
 
     def _begin_measuring(self, transfer: TransferId, now: int) -> None:
         for moving in self._moving():

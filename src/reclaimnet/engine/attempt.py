@@ -182,6 +182,7 @@ class Attempt:
             # Only a job that was saved once is known to wait for its state when started ahead;
             # another might begin to work, beside the one that still runs.
             return []
+        self._loads_ahead = True
         orders: list[Order] = [
             WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
         ]
@@ -279,6 +280,11 @@ class Attempt:
         self.phase = Phase.GONE
         failed = HandoverFailed(job=self.job, node=self.node, reason=reason)
         return [End(job=self.job, epoch=self.epoch), Tell(to=self.source, event=failed)]
+
+    def _waits(self) -> bool:
+        """Whether a process was started ahead and waits for its state."""
+        ahead = (Phase.BOOKED, Phase.CLAIMING, Phase.FETCHING)
+        return self._loads_ahead and self.phase in ahead
 
     def _look_next(self, now: int) -> int:
         return max(self.around.silent_at(self.source or self.node, now), now + LOOK_AGAIN)
@@ -744,7 +750,7 @@ class Attempt:
         self.notice = notice
         if self.phase == Phase.BOOKED:
             return self._decline(f"{self.node} is being reclaimed itself")
-        if self.phase == Phase.STARTING or (self.phase == Phase.FETCHING and self._loads_ahead):
+        if self.phase == Phase.STARTING or self._waits():
             return [Limit(job=self.job, epoch=self.epoch, at=notice.deadline)]
         if self.phase == Phase.RUNNING:
             if self.departure is not None:
@@ -755,8 +761,7 @@ class Attempt:
     def stay(self, now: int) -> list[Order]:
         """The notice was withdrawn: the loan goes on."""
         self.notice = None
-        loads = self.phase == Phase.FETCHING and self._loads_ahead
-        if self.phase not in (Phase.STARTING, Phase.RUNNING) and not loads:
+        if self.phase not in (Phase.STARTING, Phase.RUNNING) and not self._waits():
             return []
         orders: list[Order] = [Limit(job=self.job, epoch=self.epoch, at=None)]
         if self.departure is None:
@@ -805,7 +810,7 @@ class Attempt:
 
     def _close(self, state: JobState, reason: str, now: int, **changes: Any) -> list[Order]:
         ended: list[Order] = []
-        if self.phase == Phase.FETCHING and self._loads_ahead:
+        if self._waits():
             ended.append(End(job=self.job, epoch=self.epoch))
         self.phase = Phase.CLOSING
         self.departure = None
@@ -885,12 +890,11 @@ class Attempt:
         """Someone else decides about this job now: stop, write nothing, and leave no trace."""
         who = f"epoch {current.epoch} held by {current.holder}" if current else "no such job"
         had_process = self.phase in (Phase.STARTING, Phase.RUNNING)
-        warm = self.source is not None and self.phase in (Phase.BOOKED, Phase.CLAIMING)
-        warm = warm or (self.phase == Phase.FETCHING and self._loads_ahead)
+        waits = self._waits()
         self.phase = Phase.FENCED if had_process else Phase.GONE
         self.departure = None
         orders: list[Order] = [self._explain("may this attempt go on?", "no", who)]
-        if had_process or warm:
+        if had_process or waits:
             orders.append(End(job=self.job, epoch=self.epoch))
         return orders
 

@@ -1,8 +1,9 @@
 """Moving: the bytes of migrations on their way, the links they share, and how fast each may go."""
 
 from dataclasses import dataclass
-from typing import Final, NewType
+from typing import Any, Final, NewType
 
+from reclaimnet.model.copying import copier
 from reclaimnet.model.market import JobId
 from reclaimnet.model.work import Decision
 
@@ -56,6 +57,13 @@ class Transfer:
     """It is the network that it waits for, and not whoever fetches it."""
     seen_at: int | None = None
     """When `left` was looked at, by its sender's clock; None if just now."""
+
+    def but(self, **changes: Any) -> "Transfer":
+        """Every look at it, and every word of it, is another value."""
+        return _but(self, changes)
+
+
+_but: Final = copier(Transfer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """How fast may each transfer go, so that deadlines are met and everybody else hardly notices?"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from reclaimnet.model.moving import Link, LinkId, Pace, PacePlan, Transfer, TransferId
@@ -35,9 +34,9 @@ def least_rate_first(transfers: Sequence[Transfer], links: Iterable[Link], now: 
         extra = _narrowest(free, transfer)
         rates[transfer.id] += extra
         _take(free, transfer, extra)
-    for awaited in (True, False):
-        others = [t for t in transfers if t.deadline is None and t.awaited is awaited]
-        rates.update(_fair_shares([t for t in others if t.left > 0 and _known(t, room)], free))
+    others = [t for t in transfers if t.deadline is None and t.left > 0 and _known(t, room)]
+    for awaited in (True, False) if others else ():
+        rates.update(_fair_shares([t for t in others if t.awaited is awaited], free))
     given_up = {**hopeless, **shed}
     return PacePlan(
         paces=tuple(Pace(transfer=id_, rate=rate) for id_, rate in sorted(rates.items())),
@@ -80,6 +79,9 @@ def _triage(
     urgent: list[Transfer], room: Mapping[LinkId, int], now: int
 ) -> tuple[list[Transfer], dict[TransferId, str]]:
     """Give up the least unsaved work per byte until the rest arrives in time."""
+    if len(urgent) < 2:
+        # Alone, all that is not hopeless is in time.
+        return urgent, {}
     kept = list(urgent)
     dropped: list[Transfer] = []
     while (late := _first_late(kept, room, now)) is not None:
@@ -172,7 +174,7 @@ def _base_rates(
     free = dict(room)
     for transfer in kept:
         _take(free, transfer, least[transfer.id])
-    if all(rate >= 0 for rate in free.values()):
+    if min(free.values(), default=0) >= 0:
         return least
     amounts = _schedule(kept, room, now)
     assert amounts is not None, "triage keeps only what can arrive in time"
@@ -189,6 +191,10 @@ def least_rate(transfer: Transfer, now: int) -> int:
 def _fair_shares(transfers: Sequence[Transfer], free: dict[LinkId, int]) -> dict[TransferId, int]:
     """Max-min fair: the fullest link sets the rate of those that cross it, then the next."""
     rates: dict[TransferId, int] = {}
+    if len(transfers) == 1:
+        rates[transfers[0].id] = share = _narrowest(free, transfers[0])
+        _take(free, transfers[0], share)
+        return rates
     waiting = sorted(transfers, key=lambda transfer: transfer.id)
     while waiting:
         crossing = {
@@ -224,7 +230,7 @@ def _narrowed(transfer: Transfer, room: dict[LinkId, int]) -> Transfer:
         return transfer
     elsewhere = LinkId(f"{transfer.id} elsewhere")
     room[elsewhere] = most
-    return replace(transfer, path=(*transfer.path, elsewhere))
+    return transfer.but(path=(*transfer.path, elsewhere))
 
 
 def _known(transfer: Transfer, room: Mapping[LinkId, int]) -> bool:
@@ -232,7 +238,7 @@ def _known(transfer: Transfer, room: Mapping[LinkId, int]) -> bool:
 
 
 def _narrowest(free: Mapping[LinkId, int], transfer: Transfer) -> int:
-    return max(0, min(free[link] for link in transfer.path))
+    return max(0, min([free[link] for link in transfer.path]))
 
 
 def _take(free: dict[LinkId, int], transfer: Transfer, amount: int) -> None:

@@ -897,6 +897,16 @@ class Attempt:
     # --- time ------------------------------------------------------------------------------
 
     def next_wake(self) -> int | None:
+        if (
+            self.phase is Phase.RUNNING
+            and self.departure is None
+            and self._write_at is None
+            and not self._copying
+        ):
+            # Nearly always, and this is asked after every event.
+            if self.due_at is None or not self._may_save():
+                return None
+            return self.due_at if self.due_at > self._save_after else self._save_after
         times: list[int] = []
         if self._write_at is not None:
             times.append(self._write_at)
@@ -908,9 +918,6 @@ class Attempt:
                 # A state that could not leave the node is worth little: one copy at a time.
                 due_at = max(self.due_at, self._save_after)
                 due_at = max(due_at, self._copy_by) if self._copying else due_at
-                if not times and self.departure is None:
-                    # Nearly always, and this is asked after every event.
-                    return due_at
                 times.append(due_at)
         elif self.phase == Phase.BOOKED:
             times.append(min(self._booked_until, self._look_at))

@@ -231,8 +231,8 @@ class Conductor:
                     stretch=self.stretch, node=self.node, paces=told, shed=shed
                 )
                 orders.append(Tell(to=node, event=word))
-        if plan.decision.chosen != self._explained and plan.until is not None:
-            self._explained = plan.decision.chosen
+        if plan.chosen != self._explained and plan.until is not None:
+            self._explained = plan.chosen
             links = tuple(link.id for link in self.links if self.convoy.on(link.id))
             orders.append(ExplainLink(links=links, decision=plan.decision))
         return orders

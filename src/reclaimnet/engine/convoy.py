@@ -39,7 +39,11 @@ LEAST_SHARE: Final = 0.05
 wrong then."""
 
 NO_PLAN: Final = PacePlan(
-    paces=(), shed=(), until=None, decision=Decision(question="pace", chosen="nothing moves")
+    paces=(),
+    shed=(),
+    until=None,
+    chosen="nothing moves",
+    explain=lambda: Decision(question="pace", chosen="nothing moves"),
 )
 
 

@@ -82,6 +82,8 @@ LEARN_AGAIN: Final = 6 * HOUR
 NOWHERE: Final = Address()
 ASIDE: Final = (ev.Written, ev.CopyAsked, ev.CopyHeld, ev.Pulled)
 """What keeps checkpoints safe: frequent, and mostly of no consequence for anything else."""
+PACED: Final = (ev.TransfersTold, ev.PacesTold)
+"""Between conductors and senders; of no consequence for anything else."""
 WITHOUT_GPUS: Final = frozenset({Phase.FINISHING, Phase.CLOSING, Phase.GONE})
 """Phases of an attempt that uses no GPU any more."""
 
@@ -175,20 +177,22 @@ class Node:
             self.around.heard(event.card, now)
             return []
         orders = self._react(event, now)
-        if isinstance(event, ASIDE) and now < self._beat_at and self._undisturbed(event):
+        if now < self._beat_at and (
+            (isinstance(event, ASIDE) and self._undisturbed(event))
+            or (isinstance(event, PACED) and not self.airlock.holds)
+        ):
             return orders
         if isinstance(event, ev.PressureRead) and not orders and self._unmoved(now):
             return []
         orders += self._sweep(now)
         orders += self._maybe_beat(now)
-        return self.airlock.escort(orders, self.attempts, now)
+        return self.airlock.escort(orders, self.attempts, now) if self.airlock.holds else orders
 
     def next_wake(self) -> int | None:
         wake = self._beat_at
         if (self.attempts or self.gangs) and self._plan_at < wake:
             wake = self._plan_at
-        for part in (self.provider, self.shelf, self.airlock):
-            time = part.next_wake()
+        for time in (self.provider.next_wake(), self.shelf.next_wake(), self.airlock.next_wake()):
             if time is not None and time < wake:
                 wake = time
         for attempt in self.attempts.values():
@@ -299,6 +303,20 @@ class Node:
             case ev.StepDone():
                 guest = self._running(event.job, event.epoch)
                 return guest.stepped(event, now) if guest else []
+            case ev.PacesTold():
+                if not self._conducts(event.node, event.stretch, now):
+                    return []
+                self.outbound.heard(event, now)
+                return self.outbound.hold(now)
+            case ev.TransfersTold():
+                conductor = self.conductors.get(event.stretch)
+                if conductor is None:
+                    return []
+                orders = self._conducted(conductor.transfers_told(event, now), now)
+                return orders + self.outbound.hold(now)
+            case ev.BytesSent():
+                self.outbound.sent(event, now)
+                return self._hold_paces(now)
             case ev.BeatHeard():
                 return self._beat_heard(event, now)
             case ev.BeatAcked():
@@ -379,23 +397,9 @@ class Node:
                 return []
             case ev.PullFailed():
                 return self._pull_failed(event, now)
-            case ev.BytesSent():
-                self.outbound.sent(event, now)
-                return self._hold_paces(now)
             case ev.SendingEnded():
                 self.outbound.ended(event)
                 return self._hold_paces(now)
-            case ev.TransfersTold():
-                conductor = self.conductors.get(event.stretch)
-                if conductor is None:
-                    return []
-                orders = self._conducted(conductor.transfers_told(event, now), now)
-                return orders + self.outbound.hold(now)
-            case ev.PacesTold():
-                if not self._conducts(event.node, event.stretch, now):
-                    return []
-                self.outbound.heard(event, now)
-                return self.outbound.hold(now)
             case ev.Iterated():
                 return self._iterated(event, now)
             case ev.TrafficSampled():
@@ -897,7 +901,7 @@ class Node:
         safe = [
             checkpoint.taken_at
             for checkpoint in attempt.record.checkpoints
-            if set(checkpoint.holders) - {self.body.node}
+            if any(holder != self.body.node for holder in checkpoint.holders)
         ]
         since = max(safe, default=attempt.record.submitted_at)
         unsaved = max(now - since, 0) * max(attempt.record.spec.gpus, 1)
@@ -962,6 +966,8 @@ class Node:
 
     def _is_leaving(self) -> bool:
         """Whether nothing may be fetched from this node soon, or already."""
+        if self.provider.offer is not None and not self.provider.notices:
+            return False
         return not set(self._lent_ids()) - self.provider.leaving()
 
     def _clear_shelf(self, record: JobRecord, now: int) -> list[Order]:
@@ -1096,8 +1102,11 @@ class Node:
         if self.gangs or self.seats:
             self._sweep_gangs(now)
         orders = self.airlock.sweep(self.attempts, now)
-        players = self.tempo.players()
-        gone_now = [j for j in players if j not in self.attempts and j not in self.seats]
+        gone_now = [
+            job
+            for job in self.tempo.players()
+            if job not in self.attempts and job not in self.seats
+        ]
         for gone in self.tempo.gone(gone_now) if gone_now else ():
             orders += self._tell_conductor(gone, now)
             self.around.rhythms = self.tempo.rhythms()

@@ -1,6 +1,7 @@
 """Moving: the bytes of migrations on their way, the links they share, and how fast each may go."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final, NewType
 
 from reclaimnet.model.copying import copier
@@ -83,7 +84,13 @@ class PacePlan:
     """Given up early, so that the others arrive."""
     until: int | None
     """The earliest deadline among those that go on."""
-    decision: Decision
+    chosen: str
+    explain: Callable[[], Decision] = field(compare=False)
+    """Words take longer than the plan, and are mostly not asked for."""
+
+    @property
+    def decision(self) -> Decision:
+        return self.explain()
 
     def rate_of(self, transfer: TransferId) -> int:
         return next((pace.rate for pace in self.paces if pace.transfer == transfer), 0)

@@ -39,10 +39,11 @@ def least_rate_first(transfers: Sequence[Transfer], links: Iterable[Link], now: 
         rates.update(_fair_shares([t for t in others if t.awaited is awaited], free))
     given_up = {**hopeless, **shed}
     return PacePlan(
-        paces=tuple(Pace(transfer=id_, rate=rate) for id_, rate in sorted(rates.items())),
+        paces=tuple([Pace(transfer=id_, rate=rate) for id_, rate in sorted(rates.items())]),
         shed=tuple(sorted(given_up)),
         until=min((t.deadline for t in kept if t.deadline is not None), default=None),
-        decision=_explain(kept, rates, given_up, now),
+        chosen=_chosen(kept, given_up),
+        explain=lambda: _explain(kept, rates, given_up, now),
     )
 
 
@@ -246,6 +247,10 @@ def _take(free: dict[LinkId, int], transfer: Transfer, amount: int) -> None:
         free[link] -= amount
 
 
+def _chosen(kept: Sequence[Transfer], given_up: Mapping[TransferId, str]) -> str:
+    return f"{len(kept)} arrive in time, {len(given_up)} are given up"
+
+
 def _explain(
     kept: Sequence[Transfer],
     rates: Mapping[TransferId, int],
@@ -260,7 +265,7 @@ def _explain(
     )
     return Decision(
         question="pace",
-        chosen=f"{len(kept)} arrive in time, {len(given_up)} are given up",
+        chosen=_chosen(kept, given_up),
         reasons=reasons,
         refused=tuple(f"{id_}: {reason}" for id_, reason in sorted(given_up.items())),
     )

@@ -53,6 +53,7 @@ class Sendings:
         self._under_way: dict[TransferId, _Sending] = {}
         self._of_flow: dict[int, TransferId] = {}
         self._from: dict[NodeId, dict[TransferId, None]] = {}
+        self._pressing: set[TransferId] = set()
 
     def began(
         self,
@@ -73,7 +74,7 @@ class Sendings:
             self._follow(transfer, sending)
         elif self._presses(source, job):
             self._press(transfer, sending)
-        elif any(one.presses for one in self._beside(sending)):
+        elif self._pressing and any(one.presses for one in self._beside(sending)):
             self._follow(transfer, sending)
 
     def ended(self, transfer: TransferId) -> None:
@@ -82,6 +83,7 @@ class Sendings:
             return
         self._of_flow.pop(sending.flow, None)
         del self._from[sending.source][transfer]
+        self._pressing.discard(transfer)
         if sending.told:
             self._tell(sending.source, SendingEnded(transfer=transfer))
 
@@ -99,6 +101,7 @@ class Sendings:
 
     def _press(self, transfer: TransferId, sending: _Sending) -> None:
         sending.presses = True
+        self._pressing.add(transfer)
         for other in self._beside(sending):
             self._follow(self._of_flow[other.flow], other)
         self._follow(transfer, sending)

@@ -88,6 +88,8 @@ class Machine:
     memory: Memory | None = None
     incarnation: int = 0
     wake_at: int | None = None
+    seen_of_book: int = -1
+    """The version of its provider's book that the world has looked at last."""
     lends: bool = False
     sends: dict[TransferId, tuple[int, Callable[[], None]]] = field(default_factory=dict)
     """In a quiet world, what is fetched from it: since when, and what to do if it falls silent."""
@@ -234,6 +236,7 @@ class SimWorld:
         if machine.mind is not None:
             return
         machine.mind = Node(machine.body, self.suite, self._neighbourhood(machine.body))
+        machine.seen_of_book = -1
         machine.incarnation += 1
         for role in machine.mind.roles():
             if role.startswith(CONDUCTOR) and node not in self._contenders.get(role, ()):
@@ -306,19 +309,22 @@ class SimWorld:
         machine = self.machines[node]
         if machine.mind is None:
             return
-        orders = machine.mind.handle(event, self.now + machine.clock)
+        now = self.kernel.now
+        orders = machine.mind.handle(event, now + machine.clock)
         if not orders and isinstance(event, ev.PressureRead):
             # By far the most frequent, and all that can follow from it is an earlier beat.
             self._schedule_wake(machine)
             return
-        provider = machine.mind.provider
-        if machine.lends != (provider.offer is not None):
-            machine.lends = not machine.lends
-            if not machine.lends:
-                self._fell_silent(machine)
-        self.ledger.look(node, provider, self.now)
+        book = machine.mind.provider
+        if machine.seen_of_book != book.version:
+            machine.seen_of_book = book.version
+            if machine.lends != (book.offer is not None):
+                machine.lends = not machine.lends
+                if not machine.lends:
+                    self._fell_silent(machine)
+            self.ledger.look(node, book, now)
         if self.journal is not None:
-            self.journal(self.now, node, event, orders)
+            self.journal(now, node, event, orders)
         for order in orders:
             self._carry_out(machine, order)
         self._schedule_wake(machine)
@@ -335,8 +341,11 @@ class SimWorld:
 
     def _schedule_wake(self, machine: Machine) -> None:
         assert machine.mind is not None, "only a living mind wakes"
-        wake = self._next_wake(machine)
-        if wake is None or (machine.wake_at is not None and machine.wake_at <= wake):
+        wake = machine.mind.next_wake()
+        if wake is None:
+            return
+        wake -= machine.clock
+        if machine.wake_at is not None and machine.wake_at <= wake:
             return
         machine.wake_at = wake
         incarnation = machine.incarnation

@@ -306,8 +306,7 @@ class Node:
             case ev.PacesTold():
                 if not self._conducts(event.node, event.stretch, now):
                     return []
-                self.outbound.heard(event, now)
-                return self.outbound.hold(now)
+                return self.outbound.hold(now) if self.outbound.heard(event, now) else []
             case ev.TransfersTold():
                 conductor = self.conductors.get(event.stretch)
                 if conductor is None:

@@ -148,12 +148,16 @@ class Outbound:
     def ended(self, event: ev.SendingEnded) -> None:
         self._going.pop(event.transfer, None)
 
-    def heard(self, event: ev.PacesTold, now: int) -> None:
-        self._words[event.stretch] = _Word(
-            event.node,
-            now,
-            {pace.transfer: pace.rate for pace in event.paces},
-            frozenset(event.shed),
+    def heard(self, event: ev.PacesTold, now: int) -> bool:
+        """Whether it is news: mostly a conductor says the same again, so that its word holds."""
+        paces = {pace.transfer: pace.rate for pace in event.paces}
+        word = _Word(event.node, now, paces, frozenset(event.shed))
+        before = self._words.get(event.stretch)
+        self._words[event.stretch] = word
+        return (
+            before is None
+            or now - before.at >= ANSWERED_FOR
+            or (before.by, before.paces, before.shed) != (word.by, word.paces, word.shed)
         )
 
     # --- what follows ----------------------------------------------------------------------
@@ -182,8 +186,8 @@ class Outbound:
         """Set the pace of each transfer, by what the conductors say, or by our own plan."""
         if not self._going:
             return []
-        alone = self._plan_alone(now)
         heard = {s: word for s, word in self._words.items() if now - word.at < ANSWERED_FOR}
+        alone = self._plan_alone(now) if self.own_stretch not in heard else None
         orders: list[Order] = []
         for id_, going in sorted(self._going.items()):
             if not going.transfer.left:
@@ -192,7 +196,7 @@ class Outbound:
             rates = [word.paces[id_] for word in words if id_ in word.paces]
             rates += [0 for word in words if id_ in word.shed and id_ not in word.paces]
             going.shed = any(id_ in word.shed for word in words)
-            if self.own_stretch not in heard:
+            if alone is not None:
                 rates.append(alone.get(id_, 0))
             rate = max(min(rates, default=UNLIMITED), TRICKLE)
             if differs(going.pace, rate):

@@ -23,6 +23,8 @@ def least_rate_first(transfers: Sequence[Transfer], links: Iterable[Link], now: 
     is left then.
     """
     room = {link.id: link.room for link in links}
+    if len(transfers) == 1:
+        return _alone(transfers[0], room, now)
     transfers = [_narrowed(transfer, room) for transfer in transfers]
     urgent, hopeless = _sort_out(transfers, room, now)
     kept, shed = _triage(urgent, room, now)
@@ -44,6 +46,24 @@ def least_rate_first(transfers: Sequence[Transfer], links: Iterable[Link], now: 
         until=min((t.deadline for t in kept if t.deadline is not None), default=None),
         chosen=_chosen(kept, given_up),
         explain=lambda: _explain(kept, rates, given_up, now),
+    )
+
+
+def _alone(transfer: Transfer, room: dict[LinkId, int], now: int) -> PacePlan:
+    """What all of the below comes to for a single transfer, as most are: all of its way is its."""
+    transfer = _narrowed(transfer, room)
+    kept, hopeless = _sort_out([transfer], room, now)
+    goes = bool(kept) or (
+        transfer.deadline is None and transfer.left > 0 and _known(transfer, room)
+    )
+    rate = _narrowest(room, transfer) if goes else 0
+    rates = {transfer.id: rate} if goes else {}
+    return PacePlan(
+        paces=(Pace(transfer=transfer.id, rate=rate),) if goes else (),
+        shed=tuple(hopeless),
+        until=transfer.deadline if kept else None,
+        chosen=_chosen(kept, hopeless),
+        explain=lambda: _explain(kept, rates, hopeless, now),
     )
 
 
@@ -235,7 +255,7 @@ def _narrowed(transfer: Transfer, room: dict[LinkId, int]) -> Transfer:
 
 
 def _known(transfer: Transfer, room: Mapping[LinkId, int]) -> bool:
-    return bool(transfer.path) and all(link in room for link in transfer.path)
+    return bool(transfer.path) and room.keys() >= set(transfer.path)
 
 
 def _narrowest(free: Mapping[LinkId, int], transfer: Transfer) -> int:

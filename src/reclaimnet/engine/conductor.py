@@ -207,13 +207,7 @@ class Conductor:
         """Who tells is answered, so that it knows that we are there; others if their pace is
         another one now."""
         # Deadlines are by the sender's clock; what is left until then is the same by ours.
-        transfers = [
-            transfer
-            if transfer.deadline is None
-            else transfer.but(deadline=transfer.deadline - event.at + now)
-            for transfer in event.transfers
-        ]
-        self.convoy.told(event.node, transfers, now)
+        self.convoy.told(event.node, event.transfers, now, apart=now - event.at)
         return self._pace(now, answer=event.node)
 
     def _pace(self, now: int, *, answer: NodeId | None = None) -> list[Order]:
@@ -239,6 +233,8 @@ class Conductor:
 
     def seen(self) -> tuple[LinkSeen, ...]:
         """Those of our links on which something moves, as far as a card has room for them."""
+        if not self.plan.rounds and not self.convoy.senders():
+            return ()
         found = []
         shed = set(self.convoy.plan.shed)
         for one in view(self.plan, self.links):

@@ -89,8 +89,11 @@ class Convoy:
         self._ranked: list[_Moving] | None = None
         """All that moves, if that has been ranked since it last changed."""
 
-    def told(self, node: NodeId, transfers: Iterable[Transfer], now: int) -> None:
-        """All that this node sends through our links now; what is not named has ended."""
+    def told(
+        self, node: NodeId, transfers: Iterable[Transfer], now: int, *, apart: int = 0
+    ) -> None:
+        """All that this node sends through our links now; what is not named has ended. `apart` is
+        what our clock shows more than the one that their deadlines are told by."""
         before = self._senders.pop(node, None)
         known = before.moving if before is not None else {}
         moving: dict[TransferId, _Moving] = {}
@@ -106,7 +109,11 @@ class Convoy:
             path = tuple([link for link in transfer.path if link in self.links])
             if not path or len(moving) >= room:
                 continue
-            ours = transfer if path == transfer.path else transfer.but(path=path)
+            ours = transfer
+            if transfer.deadline is not None and apart:
+                ours = transfer.but(path=path, deadline=transfer.deadline + apart)
+            elif path != transfer.path:
+                ours = transfer.but(path=path)
             seen = _seen(transfer, now)
             if old is None:
                 moving[transfer.id] = _Moving(transfer, ours, seen, transfer.left)

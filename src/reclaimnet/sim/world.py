@@ -556,11 +556,15 @@ class SimWorld:
 
     def _write(self, machine: Machine, order: od.Write) -> None:
         job, writer = order.record.id, order.writer
-        failed = ev.WriteFailed(job=job, reason="the store does not answer", writer=writer)
-        if machine.mute or not self.store_up:
-            self._later(machine, WRITE_TIMEOUT, failed)
-            return
         incarnation = machine.incarnation
+
+        def fail() -> None:
+            failed = ev.WriteFailed(job=job, reason="the store does not answer", writer=writer)
+            self._later(machine, WRITE_TIMEOUT, failed)
+
+        if machine.mute or not self.store_up:
+            fail()
+            return
 
         def arrive() -> None:
             stored = self.store.write(order.record)
@@ -569,7 +573,7 @@ class SimWorld:
             if machine.incarnation != incarnation:
                 return
             if self.rng.random() < self.faults.write_lost or not self._reaches_store(machine):
-                self._later(machine, WRITE_TIMEOUT, failed)
+                fail()
             elif stored is not None:
                 self._later(machine, MILLISECOND, ev.Written(record=stored, writer=writer))
             else:

@@ -188,7 +188,7 @@ class Neighbourhood:
         if newest is not None:
             shards = newest.shards
             holders = {h for s in shards for h in s.holders} if shards else newest.holders
-        known = sorted(node for node in nodes if node in self._heard)
+        known = sorted([node for node in nodes if node in self._heard])
         stranded = record.holder is None and self._stranded(record, now)
         slower = _Slower(self, self.rhythms.get(record.id) or _known(record), now)
         return [

@@ -1044,7 +1044,7 @@ class Node:
         until = self.lease_until
         if len(self._leases) != len(self.attempts) or self._leases.keys() != self.attempts.keys():
             self._leases = {job: at for job, at in self._leases.items() if job in self.attempts}
-        elif all(at == until for at in self._leases.values()):
+        elif set(self._leases.values()) <= {until}:
             return []
         jobs = tuple(
             job
@@ -1066,7 +1066,8 @@ class Node:
         elif not was_lending and self.provider.offer is not None:
             self._loan_begins(now)
         orders += self.shelf.woke(now)
-        orders += self.airlock.woke(self.attempts, now)
+        if self.airlock.holds:
+            orders += self.airlock.woke(self.attempts, now)
         for job in [job for job, at in sorted(self._strays.items()) if now >= at]:
             self._strays[job] = now + STRAY_AGAIN
             orders.append(Read(job=job))
@@ -1133,9 +1134,7 @@ class Node:
         if marks == self._planned and now < self._plan_at:
             return []
         self._planned = marks
-        jobs = tuple(
-            savable for job in sorted(guests) if (savable := guests[job].savable()) is not None
-        )
+        jobs = [savable for job in sorted(guests) if (savable := guests[job].savable()) is not None]
         self._plan_at = now + REPLAN
         orders: list[Order] = []
         since = self.provider.lending_since
@@ -1151,8 +1150,8 @@ class Node:
             if due.differs(self._cadence_told.get(due.job)):
                 self._cadence_told[due.job] = due
                 orders.append(Explain(job=due.job, decision=due.decision()))
-        for job in [job for job in self._cadence_told if job not in guests]:
-            del self._cadence_told[job]
+        if not self._cadence_told.keys() <= guests.keys():
+            self._cadence_told = {j: told for j, told in self._cadence_told.items() if j in guests}
         return orders
 
     def _maybe_beat(self, now: int) -> list[Order]:

@@ -1,6 +1,6 @@
 """Work: jobs, their records, and the checkpoints that let them go on elsewhere."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NewType
 
@@ -194,6 +194,10 @@ class Checkpoint:
         """All that is needed to go on."""
         whole = Shard(manifest=self.manifest, size=self.size, holders=self.holders)
         return self.shards or (whole,)
+
+    def held_by(self, node: NodeId) -> "Checkpoint":
+        """The same, once the node has it too."""
+        return self if node in self.holders else replace(self, holders=(*self.holders, node))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

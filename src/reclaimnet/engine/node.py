@@ -168,19 +168,22 @@ class Node:
         self.forecast = learn(self.experience, self.experience)
         self._watched_until = 0
         self._learned_at: int | None = None
+        self.stirred = True
+        """Whether the last event may have changed when it next wakes."""
 
     # --- what a world calls ----------------------------------------------------------------
 
     def handle(self, event: ev.Event, now: int) -> list[Order]:
+        self.stirred = False
         if isinstance(event, ev.BeatHeard) and self.dispatcher is None and now < self._beat_at:
             # By far the most frequent event, and nothing here follows from it.
             self.around.heard(event.card, now)
             return []
         orders = self._react(event, now)
-        if now < self._beat_at and (
-            (isinstance(event, ASIDE) and self._undisturbed(event))
-            or (isinstance(event, PACED) and not self.airlock.holds)
-        ):
+        if isinstance(event, PACED) and now < self._beat_at and not self.airlock.holds:
+            return orders
+        self.stirred = True
+        if isinstance(event, ASIDE) and now < self._beat_at and self._undisturbed(event):
             return orders
         if isinstance(event, ev.PressureRead) and not orders and self._unmoved(now):
             return []

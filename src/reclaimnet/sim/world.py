@@ -311,6 +311,7 @@ class SimWorld:
             return
         now = self.kernel.now
         orders = machine.mind.handle(event, now + machine.clock)
+        stirred = machine.mind.stirred
         if not orders and isinstance(event, ev.PressureRead):
             # By far the most frequent, and all that can follow from it is an earlier beat.
             self._schedule_wake(machine)
@@ -327,7 +328,8 @@ class SimWorld:
             self.journal(now, node, event, orders)
         for order in orders:
             self._carry_out(machine, order)
-        self._schedule_wake(machine)
+        if stirred:
+            self._schedule_wake(machine)
 
     def _later(self, machine: Machine, delay: int, event: ev.Event) -> None:
         """To this agent only: one that restarts meanwhile never asked for it."""

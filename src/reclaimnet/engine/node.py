@@ -318,7 +318,7 @@ class Node:
                 return orders + self.outbound.hold(now)
             case ev.BytesSent():
                 self.outbound.sent(event, now)
-                return self._hold_paces(now)
+                return [] if event.more else self._hold_paces(now)
             case ev.BeatHeard():
                 return self._beat_heard(event, now)
             case ev.BeatAcked():

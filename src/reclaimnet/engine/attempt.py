@@ -350,7 +350,7 @@ class Attempt:
         if checkpoint is not None:
             # What was newer than what could be restored is not worth trying a second time.
             kept = kept[kept.index(checkpoint) :]
-            held = replace(checkpoint, holders=_with(checkpoint.holders, self.node))
+            held = checkpoint.held_by(self.node)
             kept = (held, *kept[1:])
         orders: list[Order] = []
         if kept != self.record.checkpoints or step != self.record.step:
@@ -467,7 +467,7 @@ class Attempt:
         )
         older = [c for c in self.record.checkpoints if c.manifest != event.manifest]
         # What nobody else holds goes with this node: of the older ones, one that is safe stays.
-        older.sort(key=lambda c: set(c.holders) <= {self.node})
+        older.sort(key=lambda c: not any(holder != self.node for holder in c.holders))
         changes: dict[str, Any] = {
             "checkpoints": (checkpoint, *older)[:KEPT_CHECKPOINTS],
             "step": max(event.step, self.record.step),
@@ -657,11 +657,11 @@ class Attempt:
         if self.phase == Phase.FINISHING:
             if output is None or event.manifest != output.manifest:
                 return []
-            held = replace(output, holders=_with(output.holders, event.node))
+            held = output.held_by(event.node)
             self.record = replace(self.record, output=held)
             return self._finished(now)
         checkpoints = tuple(
-            replace(c, holders=_with(c.holders, event.node)) if c.manifest == event.manifest else c
+            c.held_by(event.node) if c.manifest == event.manifest else c
             for c in self.record.checkpoints
         )
         orders: list[Order] = []
@@ -851,10 +851,12 @@ class Attempt:
     def _forget_older(self, stored: JobRecord) -> list[Order]:
         """What the store has ceased to name, nobody will ask for again."""
         checkpoints = (*stored.checkpoints, *self.record.checkpoints)
-        keep = dict.fromkeys(checkpoint.manifest for checkpoint in checkpoints)
+        if self.phase != Phase.RUNNING or not checkpoints:
+            return []
+        keep = dict.fromkeys([checkpoint.manifest for checkpoint in checkpoints])
         if self._copying is not None:
             keep[self._copying] = None
-        if self.phase != Phase.RUNNING or not checkpoints or tuple(keep) == self._kept:
+        if tuple(keep) == self._kept:
             return []
         self._kept = tuple(keep)
         return [Forget(job=self.job, keep=self._kept)]
@@ -901,6 +903,16 @@ class Attempt:
     # --- time ------------------------------------------------------------------------------
 
     def next_wake(self) -> int | None:
+        if (
+            self.phase is Phase.RUNNING
+            and self.departure is None
+            and self._write_at is None
+            and not self._copying
+        ):
+            # Nearly always, and this is asked after every event.
+            if self.due_at is None or not self._may_save():
+                return None
+            return self.due_at if self.due_at > self._save_after else self._save_after
         times: list[int] = []
         if self._write_at is not None:
             times.append(self._write_at)
@@ -912,9 +924,6 @@ class Attempt:
                 # A state that could not leave the node is worth little: one copy at a time.
                 due_at = max(self.due_at, self._save_after)
                 due_at = max(due_at, self._copy_by) if self._copying else due_at
-                if not times and self.departure is None:
-                    # Nearly always, and this is asked after every event.
-                    return due_at
                 times.append(due_at)
         elif self.phase == Phase.BOOKED:
             times.append(min(self._booked_until, self._look_at))
@@ -1005,7 +1014,3 @@ def claimed(record: JobRecord, node: NodeId) -> JobRecord:
         reason=f"starts on {node}",
         moves=record.moves + moved,
     )
-
-
-def _with(holders: tuple[NodeId, ...], node: NodeId) -> tuple[NodeId, ...]:
-    return holders if node in holders else (*holders, node)

@@ -108,7 +108,7 @@ class _Heard(Stream):
         self.sending_s = 0.0
 
     peer = "node:n1"  # type: ignore[assignment]
-    connection = socket.socket()  # type: ignore[assignment]
+    connection = socket.socket()
 
     def receive_into(self, view: memoryview) -> None:
         if self._said.readinto(view) < len(view):

@@ -871,8 +871,8 @@ class LiveWorld:
                     self._guard.let_go(transfer)
                 self.deliver(ev.SendingEnded(transfer=transfer))
             under_way = self._sendings.under_way()
-            for sending in under_way:
-                self.deliver(_bytes_sent(sending))
+            for index, sending in enumerate(under_way, start=1):
+                self.deliver(_bytes_sent(sending, more=index < len(under_way)))
             if not under_way:
                 self._watching_sendings = False
                 return
@@ -1078,7 +1078,7 @@ def _transfer_of(sending: Sending) -> TransferId:
     return TransferId(f"{sending.job}/{sending.manifest[:12]}/{to}")
 
 
-def _bytes_sent(sending: Sending) -> ev.BytesSent:
+def _bytes_sent(sending: Sending, *, more: bool = False) -> ev.BytesSent:
     return ev.BytesSent(
         transfer=_transfer_of(sending),
         job=sending.job,
@@ -1086,6 +1086,7 @@ def _bytes_sent(sending: Sending) -> ev.BytesSent:
         size=sending.size,
         left=sending.left,
         busy=sending.busy(),
+        more=more,
     )
 
 

@@ -182,6 +182,7 @@ class Attempt:
             # Only a job that was saved once is known to wait for its state when started ahead;
             # another might begin to work, beside the one that still runs.
             return []
+        self._loads_ahead = True
         orders: list[Order] = [
             WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
         ]
@@ -280,6 +281,11 @@ class Attempt:
         failed = HandoverFailed(job=self.job, node=self.node, reason=reason)
         return [End(job=self.job, epoch=self.epoch), Tell(to=self.source, event=failed)]
 
+    def _waits(self) -> bool:
+        """Whether a process was started ahead and waits for its state."""
+        ahead = (Phase.BOOKED, Phase.CLAIMING, Phase.FETCHING)
+        return self._loads_ahead and self.phase in ahead
+
     def _look_next(self, now: int) -> int:
         return max(self.around.silent_at(self.source or self.node, now), now + LOOK_AGAIN)
 
@@ -344,7 +350,7 @@ class Attempt:
         if checkpoint is not None:
             # What was newer than what could be restored is not worth trying a second time.
             kept = kept[kept.index(checkpoint) :]
-            held = replace(checkpoint, holders=_with(checkpoint.holders, self.node))
+            held = checkpoint.held_by(self.node)
             kept = (held, *kept[1:])
         orders: list[Order] = []
         if kept != self.record.checkpoints or step != self.record.step:
@@ -665,11 +671,11 @@ class Attempt:
         if self.phase == Phase.FINISHING:
             if output is None or event.manifest != output.manifest:
                 return []
-            held = replace(output, holders=_with(output.holders, event.node))
+            held = output.held_by(event.node)
             self.record = replace(self.record, output=held)
             return self._finished(now)
         checkpoints = tuple(
-            replace(c, holders=_with(c.holders, event.node)) if c.manifest == event.manifest else c
+            c.held_by(event.node) if c.manifest == event.manifest else c
             for c in self.record.checkpoints
         )
         orders: list[Order] = []
@@ -764,7 +770,7 @@ class Attempt:
         self.notice = notice
         if self.phase == Phase.BOOKED:
             return self._decline(f"{self.node} is being reclaimed itself")
-        if self.phase == Phase.STARTING or (self.phase == Phase.FETCHING and self._loads_ahead):
+        if self.phase == Phase.STARTING or self._waits():
             return [Limit(job=self.job, epoch=self.epoch, at=notice.deadline)]
         if self.phase == Phase.RUNNING:
             if self.departure is not None:
@@ -775,8 +781,7 @@ class Attempt:
     def stay(self, now: int) -> list[Order]:
         """The notice was withdrawn: the loan goes on."""
         self.notice = None
-        loads = self.phase == Phase.FETCHING and self._loads_ahead
-        if self.phase not in (Phase.STARTING, Phase.RUNNING) and not loads:
+        if self.phase not in (Phase.STARTING, Phase.RUNNING) and not self._waits():
             return []
         orders: list[Order] = [Limit(job=self.job, epoch=self.epoch, at=None)]
         if self.departure is None:
@@ -827,7 +832,7 @@ class Attempt:
 
     def _close(self, state: JobState, reason: str, now: int, **changes: Any) -> list[Order]:
         ended: list[Order] = []
-        if self.phase == Phase.FETCHING and self._loads_ahead:
+        if self._waits():
             ended.append(End(job=self.job, epoch=self.epoch))
         self.phase = Phase.CLOSING
         self.departure = None
@@ -868,10 +873,12 @@ class Attempt:
     def _forget_older(self, stored: JobRecord) -> list[Order]:
         """What the store has ceased to name, nobody will ask for again."""
         checkpoints = (*stored.checkpoints, *self.record.checkpoints)
-        keep = dict.fromkeys(checkpoint.manifest for checkpoint in checkpoints)
+        if self.phase != Phase.RUNNING or not checkpoints:
+            return []
+        keep = dict.fromkeys([checkpoint.manifest for checkpoint in checkpoints])
         if self.copying is not None:
             keep[self.copying] = None
-        if self.phase != Phase.RUNNING or not checkpoints or tuple(keep) == self._kept:
+        if tuple(keep) == self._kept:
             return []
         self._kept = tuple(keep)
         return [Forget(job=self.job, keep=self._kept)]
@@ -907,18 +914,27 @@ class Attempt:
         """Someone else decides about this job now: stop, write nothing, and leave no trace."""
         who = f"epoch {current.epoch} held by {current.holder}" if current else "no such job"
         had_process = self.phase in (Phase.STARTING, Phase.RUNNING)
-        warm = self.source is not None and self.phase in (Phase.BOOKED, Phase.CLAIMING)
-        warm = warm or (self.phase == Phase.FETCHING and self._loads_ahead)
+        waits = self._waits()
         self.phase = Phase.FENCED if had_process else Phase.GONE
         self.departure = None
         orders: list[Order] = [self._explain("may this attempt go on?", "no", who)]
-        if had_process or warm:
+        if had_process or waits:
             orders.append(End(job=self.job, epoch=self.epoch))
         return orders
 
     # --- time ------------------------------------------------------------------------------
 
     def next_wake(self) -> int | None:
+        if (
+            self.phase is Phase.RUNNING
+            and self.departure is None
+            and self._write_at is None
+            and not self.copying
+        ):
+            # Nearly always, and this is asked after every event.
+            if self.due_at is None or not self._may_save():
+                return None
+            return self.due_at if self.due_at > self._save_after else self._save_after
         times: list[int] = []
         if self._write_at is not None:
             times.append(self._write_at)
@@ -930,9 +946,6 @@ class Attempt:
                 # A state that could not leave the node is worth little: one copy at a time.
                 due_at = max(self.due_at, self._save_after)
                 due_at = max(due_at, self._copy_by) if self.copying else due_at
-                if not times and self.departure is None:
-                    # Nearly always, and this is asked after every event.
-                    return due_at
                 times.append(due_at)
         elif self.phase == Phase.BOOKED:
             times.append(min(self._booked_until, self._look_at))
@@ -1023,7 +1036,3 @@ def claimed(record: JobRecord, node: NodeId) -> JobRecord:
         reason=f"starts on {node}",
         moves=record.moves + moved,
     )
-
-
-def _with(holders: tuple[NodeId, ...], node: NodeId) -> tuple[NodeId, ...]:
-    return holders if node in holders else (*holders, node)

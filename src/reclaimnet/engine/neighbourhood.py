@@ -1,6 +1,6 @@
 """The neighbourhood: what a node has heard of the others, and how long ago."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -183,8 +183,12 @@ class Neighbourhood:
         self, nodes: Iterable[NodeId], record: JobRecord, now: int, *, including_me: bool = True
     ) -> list[Candidate]:
         """Only these of them, so that a search costs the same however many there are."""
-        holders = {h for p in record.newest.pieces for h in p.holders} if record.newest else set()
-        known = sorted(node for node in nodes if node in self._heard)
+        newest = record.newest
+        holders: Collection[NodeId] = ()
+        if newest is not None:
+            shards = newest.shards
+            holders = {h for s in shards for h in s.holders} if shards else newest.holders
+        known = sorted([node for node in nodes if node in self._heard])
         stranded = record.holder is None and self._stranded(record, now)
         slower = _Slower(self, self.rhythms.get(record.id) or _known(record), now)
         return [

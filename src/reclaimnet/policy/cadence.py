@@ -130,28 +130,32 @@ class Joint:
 
     def __call__(self, jobs: Sequence[Savable], stage: Stage) -> tuple[Due, ...]:
         known = [job for job in jobs if job.cost is not None]
+        if not known:
+            return tuple([self._first(job) for job in jobs])
         reclaim = rate_at(stage.outlook, age=stage.now - stage.lent_since, now=stage.now)
         evacuable = evacuables(known, stage)
-        hazards = [
-            stage.crash_per_h + reclaim * (stage.outlook.short if job.job in evacuable else 1.0)
-            for job in known
-        ]
+        # Departures that cost work: of a job that can leave in time, and of one that cannot.
+        rare, every = stage.crash_per_h + reclaim * stage.outlook.short, stage.crash_per_h + reclaim
+        hazards = [rare if job.job in evacuable else every for job in known]
         price = self.byte_price(known, hazards, stage.uplink_bps)
         ahead = _ahead(known, stage, self.longest)
-        found = {
-            job.job: self._due(job, stage, ahead, hazard, price, evacuable=job.job in evacuable)
+        found = [
+            self._due(job, stage, ahead, hazard, price, evacuable=job.job in evacuable)
             for job, hazard in zip(known, hazards, strict=True)
-        }
-        return tuple(found.get(job.job) or self._first(job) for job in jobs)
+        ]
+        if len(known) == len(jobs):
+            return tuple(found)
+        dues = iter(found)
+        return tuple([self._first(job) if job.cost is None else next(dues) for job in jobs])
 
     def byte_price(
         self, jobs: Sequence[Savable], hazards: Sequence[float], uplink_bps: int
     ) -> float:
         """Seconds of GPU time for a byte on the uplink, such that all saves fit through it."""
         budget = uplink_bps * self.uplink_share
-        asked = sum(
-            job.size / interval(job, hazard, 0.0) for job, hazard in zip(jobs, hazards, strict=True)
-        )
+        asked = 0.0
+        for job, hazard in zip(jobs, hazards, strict=True):
+            asked += job.size / interval(job, hazard, 0.0)
         if budget <= 0 or asked <= budget:
             return 0.0
         size = np.array([job.size for job in jobs], dtype=float)
@@ -180,17 +184,18 @@ class Joint:
         *,
         evacuable: bool,
     ) -> Due:
+        saved = job.saved_at
         if ahead is not None:
             share = stage.outlook.short if evacuable else 1.0
             worth = pause(job) + price * job.size / job.weight
-            at = ahead.reached(job.saved_at, stage.crash_per_h, share, worth)
+            span = ahead.reached(saved, stage.crash_per_h, share, worth) - saved
         else:
-            at = job.saved_at + round(interval(job, hazard, price) * SECOND)
-        at = min(max(at, job.saved_at + self.shortest), job.saved_at + self.longest)
+            span = round(interval(job, hazard, price) * SECOND)
+        span = min(max(span, self.shortest), self.longest)
         return Due(
             job=job.job,
-            at=at,
-            interval=at - job.saved_at,
+            at=saved + span,
+            interval=span,
             cost=job.cost,
             hazard_per_h=hazard,
             price=price * stage.uplink_bps,
@@ -220,19 +225,19 @@ def interval(job: Savable, hazard_per_h: float, price: float) -> float:
 
 def move_time(job: Savable, uplink_bps: int) -> int:
     """Pause and bytes of an evacuation that has the uplink for itself."""
-    rate = min(rate for rate in (job.path_bps or uplink_bps, uplink_bps) if rate > 0)
+    path = job.path_bps
+    rate = path if 0 < path < uplink_bps else uplink_bps
     return (job.cost or 0) + round(job.size / rate * SECOND)
 
 
 def evacuables(jobs: Sequence[Savable], stage: Stage) -> frozenset[JobId]:
     """The jobs that could all leave together within the promised notice; those with the most GPU
     time per byte first, as triage would have it."""
-    ranked = sorted(jobs, key=lambda job: (-job.weight / max(job.size, 1), job.job))
     left = (stage.notice - FIXED) / MARGIN
-    fit: list[JobId] = []
-    if stage.uplink_bps <= 0:
+    if stage.uplink_bps <= 0 or left < 0:
         return frozenset()
-    for job in ranked:
+    fit: list[JobId] = []
+    for job in sorted(jobs, key=lambda job: (-job.weight / max(job.size, 1), job.job)):
         needed = move_time(job, stage.uplink_bps)
         if needed <= left:
             left -= needed

@@ -107,7 +107,7 @@ def foreseen(card: Card, now: int, horizon: int) -> tuple[float, float]:
     return expected_life(card.outlook, card.terms, lent_since=since, now=now, horizon=horizon)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Judged:
     candidate: Candidate
     value: float
@@ -138,7 +138,8 @@ class MostUseful:
                 objection = f"is expected to last {judged.life * 60:.0f} min, not worth the move"
             if len(refused) < TOLD:
                 refused.append(f"{candidate.card.node}: {objection}")
-        fit.sort(key=lambda judged: (judged.risk - judged.value, judged.candidate.card.node))
+        if len(fit) > 1:
+            fit.sort(key=lambda judged: (judged.risk - judged.value, judged.candidate.card.node))
         nodes = tuple([judged.candidate.card.node for judged in fit])
 
         def explain() -> Decision:
@@ -179,7 +180,7 @@ class MostUseful:
         if need.grace is not None:
             # The longer it takes of the time there is, the more may come in between.
             risk = min(wait / max(need.grace, 1), 1.0) * need.unsaved * LOSS_WEIGHT
-        return _Judged(candidate=candidate, value=value, risk=risk, life=life, wait=wait)
+        return _Judged(candidate, value, risk, life, wait)
 
 
 def transfer_time(need: Need, candidate: Candidate) -> int:
@@ -274,8 +275,8 @@ def _speed(need: Need, card: Card) -> float:
     """Of the slowest GPU it would get: all of a job's GPUs go at one pace."""
     if not need.vacant_now:
         return 1.0
-    vacant = set(card.vacant)
-    speeds = sorted((gpu.speed for gpu in card.gpus if gpu.id in vacant), reverse=True)
+    vacant = card.vacant
+    speeds = sorted([gpu.speed for gpu in card.gpus if gpu.id in vacant], reverse=True)
     return speeds[: max(need.shape.gpus, 1)][-1] if speeds else 1.0
 
 

@@ -324,3 +324,23 @@ def test_what_seems_too_late_goes_on_where_it_is_in_nobodys_way() -> None:
     assert rates(convoy, 0) == {"x": RATE}
     convoy.told(B, [transfer("y", 500 * MB, 10 * SECOND)], 0)
     assert "x" not in rates(convoy, 0)
+
+
+def test_a_jobs_older_state_makes_way_for_its_newer_one() -> None:
+    node = Outbound(
+        A,
+        uplink=Link(id=LinkId("a up"), rate=RATE),
+        topology=None,
+        policy=least_rate_first,
+        stakes=lambda job, now: Stakes(deadline=10 * SECOND, unsaved=1000),
+    )
+    older = replace(sent("older", 300 * MB), job=JobId("j"))
+    newer = replace(sent("newer", 800 * MB, to=C), job=JobId("j"))
+    node.sent(older, 0)
+    node.sent(newer, 0)
+    node.tell(0)
+    # Both take eleven seconds, there are ten: the older one has less to go, and is worth nothing.
+    assert set_rates(node.hold(0)) == {"newer": RATE, "older": TRICKLE}
+    node.sent(replace(newer, left=600 * MB), 0)
+    node.tell(0)
+    assert set_rates(node.hold(0))["older"] > TRICKLE

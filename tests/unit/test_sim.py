@@ -74,6 +74,28 @@ def test_slurm_goes_back_to_the_last_checkpoint() -> None:
     assert account.downtime_h > 121 / 3600
 
 
+def test_a_slurm_job_that_saves_has_the_grace_and_the_wait_before_the_kill() -> None:
+    """Ten seconds' notice: SIGTERM after 16 to 40 s, SIGKILL 30 s later."""
+    jit = CONTENDERS["slurm_requeue_jit"]
+    hasty = TWO_NODES.replace('notice = "60s"', 'notice = "10s"')
+    for seed in range(5):
+        fits = read_scenario(hasty.replace('state = "1G"', 'state = "4G"'), file="two.toml")
+        assert jit(fits, seed).work_lost_gpu_h < 1 / 3600
+        large = read_scenario(hasty.replace('state = "1G"', 'state = "12G"'), file="two.toml")
+        assert jit(large, seed).work_lost_gpu_h > 0.01
+
+
+def test_a_slurm_job_is_not_killed_for_a_place_it_has_left() -> None:
+    crash = """[[happenings]]
+at = "3h5m"
+node = "a"
+kind = "crash"
+[[jobs]]"""
+    text = TWO_NODES.replace('notice = "60s"', 'notice = "30m"').replace("[[jobs]]", crash)
+    account = CONTENDERS["slurm_requeue"](read_scenario(text, file="two.toml"), 0)
+    assert (account.migrations, account.deadline_misses, account.completed) == (1, 0, 1)
+
+
 def test_the_same_seed_gives_the_same_bytes() -> None:
     def story() -> list[str]:
         lines: list[str] = []

@@ -124,6 +124,7 @@ class Attempt:
         self.job = record.id
         self.record = record
         self.gpus = gpus
+        self._shape = shape_of(record.spec)
         self.source = source
         self.suite = suite
         self.around = around
@@ -461,7 +462,8 @@ class Attempt:
         )
         older = [c for c in self.record.checkpoints if c.manifest != event.manifest]
         # What nobody else holds goes with this node: of the older ones, one that is safe stays.
-        older.sort(key=lambda c: not any(holder != self.node for holder in c.holders))
+        if len(older) > 1:
+            older.sort(key=lambda c: not any(holder != self.node for holder in c.holders))
         changes: dict[str, Any] = {
             "checkpoints": (checkpoint, *older)[:KEPT_CHECKPOINTS],
             "step": max(event.step, self.record.step),
@@ -621,7 +623,7 @@ class Attempt:
     def _ask_copy(self, newest: Checkpoint, now: int) -> list[Order]:
         need = Need(
             job=self.job,
-            shape=shape_of(self.record.spec),
+            shape=self._shape,
             state_bytes=newest.size,
             vacant_now=False,
             avoid=self._copy_avoid,

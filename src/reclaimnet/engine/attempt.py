@@ -124,6 +124,7 @@ class Attempt:
         self.job = record.id
         self.record = record
         self.gpus = gpus
+        self._shape = shape_of(record.spec)
         self.source = source
         self.suite = suite
         self.around = around
@@ -641,7 +642,7 @@ class Attempt:
     def _ask_copy(self, newest: Checkpoint, now: int) -> list[Order]:
         need = Need(
             job=self.job,
-            shape=shape_of(self.record.spec),
+            shape=self._shape,
             state_bytes=newest.size,
             vacant_now=False,
             avoid=self._copy_avoid,

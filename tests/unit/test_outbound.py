@@ -88,6 +88,21 @@ def test_a_link_that_carries_less_than_was_said_is_planned_with_what_it_carries(
     assert plan["x"] > 60 * MB
 
 
+def test_a_link_that_was_slow_for_a_while_is_found_to_carry_all_again() -> None:
+    wide = Link(id=LinkId("wide"), rate=10 * RATE)
+    convoy = Convoy([LINK, wide], least_rate_first)
+    left, now, paces = 20_000 * MB, 0, []
+    for second in range(12):
+        going = replace(transfer("x", left, 3600 * SECOND), path=(LINK.id, wide.id))
+        convoy.told(A, [going], now)
+        paces.append(rates(convoy, now)["x"])
+        now += 2 * SECOND
+        # For a while something that nobody tells of takes most of the narrow link.
+        left -= 2 * min(paces[-1], 30 * MB if second < 6 else RATE)
+    assert convoy.carries.get(LINK.id, RATE) == RATE
+    assert paces[-1] == RATE
+
+
 def test_a_link_of_which_nobody_has_said_what_it_carries_holds_up_only_those_in_the_way() -> None:
     guess = Link(id=LINK.id, rate=RATE, assumed=True)
     convoy = Convoy([guess], least_rate_first)

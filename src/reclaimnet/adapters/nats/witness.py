@@ -37,7 +37,7 @@ MARK: Final = "Rn-Mark"
 """The header with who wrote a version: beside the record, so that its bytes are what is signed and
 older programs, which keep only what they know, do no harm to it."""
 LEASE: Final = 10 * SECOND
-"""A node that is not heard for so long may have lost its jobs by right."""
+"""A node that is not heard for so long may have lost its jobs by right; if it does not say."""
 SURE_AFTER: Final = 2
 """Cards of a holder that say after a version was stored that it is not true: the first of them may
 have been under way already."""
@@ -93,6 +93,7 @@ class _Peer:
 
     key: str = ""
     key_since: int = 0
+    lease: int = LEASE
     runs: Mapping[JobId, int] = field(default_factory=dict)
     """The epochs of the jobs that it says it runs."""
     cards: int = 0
@@ -159,14 +160,14 @@ class Witness:
 
     def introduce(self, card: Card) -> Card:
         """Our own card, with what others know our word by."""
-        return replace(card, key=self._public, key_since=self._key.since)
+        return replace(card, key=self._public, key_since=self._key.since, lease=self._lease)
 
     def meet(self, card: Card) -> bool:
         """A card that was read and not heard says who somebody is, not how they are. Whether that
         is news."""
         peer = self._peers.setdefault(card.node, _Peer())
         before = peer.key
-        peer.key, peer.key_since = card.key, card.key_since
+        peer.key, peer.key_since, peer.lease = card.key, card.key_since, card.lease or LEASE
         return card.key != before
 
     def hear(self, card: Card, stored_at: int) -> None:
@@ -174,7 +175,7 @@ class Witness:
         peer = self._peers[card.node]
         now = self._clock()
         # By the longer of two clocks: who is said to have been silent gets the blame.
-        if max(now - peer.heard_at, stored_at - peer.stored_at) >= self._lease or not peer.cards:
+        if max(now - peer.heard_at, stored_at - peer.stored_at) >= peer.lease or not peer.cards:
             peer.since = now
         peer.cards += 1
         peer.heard_at, peer.stored_at = now, stored_at
@@ -192,7 +193,7 @@ class Witness:
         peer = self._peers.get(node)
         if peer is None or not peer.cards:
             return False
-        return self._clock() - peer.heard_at < self._lease
+        return self._clock() - peer.heard_at < peer.lease
 
     # --- what is written -------------------------------------------------------------------
 

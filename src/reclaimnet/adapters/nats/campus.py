@@ -321,8 +321,9 @@ class Campus(Records):
             event = self._understood(
                 lambda data: decode_told(data, sender), message.data, message.subject
             )
-            if event is not None and self._is_sealed(event, message.subject):
-                on_event(event)
+            sealed = None if event is None else await self._sealed(event, message.subject)
+            if sealed is not None:
+                on_event(sealed)
 
         await self._link.serve(f"node.{token(node)}.tell.*", receive)
 

@@ -347,16 +347,24 @@ class Records(Store):
             info = await self._link.jetstream.stream_info(streams.JOBS)
         return (info.cluster.leader if info.cluster is not None else None) or ""
 
-    def _is_sealed(self, event: Told, where: str) -> bool:
-        """What another node tells of a job may start it here before the store is asked."""
+    async def _sealed(self, event: Told, where: str) -> Told | None:
+        """What another node tells of a job may start it here before the store is asked. An older
+        one has dropped the seal: then the store is asked for it."""
         record = getattr(event, "record", None)
-        if not isinstance(record, JobRecord) or self._witness is None:
-            return True
-        if self._witness.is_sealed(record):
-            return True
+        witness = self._witness
+        if not isinstance(record, JobRecord) or witness is None or witness.is_sealed(record):
+            return event
+        if not record.seal:
+            with contextlib.suppress(Unavailable, Damaged):
+                stored = await self.read(record.id)
+                if stored is not None:
+                    seals = {"seal": stored.seal, "cancel_seal": stored.cancel_seal}
+                    record = dataclasses.replace(record, **seals)
+            if witness.is_sealed(record):
+                return dataclasses.replace(event, record=record)  # type: ignore[call-arg]
         doubt = Doubt(reason=f"{where} tells of a job that the campus has not sealed")
         self._tell_of(doubt, Version(record=record))
-        return False
+        return None
 
     def _job_subject(self, job: JobId) -> str:
         return f"$KV.jobs.{self._zone}.{token(job)}"

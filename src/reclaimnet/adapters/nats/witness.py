@@ -41,7 +41,8 @@ LEASE: Final = 10 * SECOND
 SURE_AFTER: Final = 2
 """Cards of a holder that say after a version was stored that it is not true: the first of them may
 have been under way already."""
-KNOWN_SEALS: Final = 1 << 16
+KNOWN_SEALS: Final = 1 << 11
+"""Seals that need not be checked again; each keeps what it is on in memory."""
 MAX_ENDED: Final = 1 << 18
 """Ended jobs that a witness remembers to have ended."""
 MAX_TURN: Final = 1 << 53

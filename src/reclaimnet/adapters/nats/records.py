@@ -7,7 +7,7 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from reclaimnet.adapters.nats import streams
 from reclaimnet.adapters.nats.access import token, untoken
@@ -358,10 +358,10 @@ class Records(Store):
             with contextlib.suppress(Unavailable, Damaged):
                 stored = await self.read(record.id)
                 if stored is not None:
-                    seals = {"seal": stored.seal, "cancel_seal": stored.cancel_seal}
-                    record = dataclasses.replace(record, **seals)
+                    record = record.but(seal=stored.seal, cancel_seal=stored.cancel_seal)
             if witness.is_sealed(record):
-                return dataclasses.replace(event, record=record)  # type: ignore[call-arg]
+                sealed: Any = event  # One of those that tell of a record.
+                return cast("Told", dataclasses.replace(sealed, record=record))
         doubt = Doubt(reason=f"{where} tells of a job that the campus has not sealed")
         self._tell_of(doubt, Version(record=record))
         return None

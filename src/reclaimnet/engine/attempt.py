@@ -124,6 +124,7 @@ class Attempt:
         self.job = record.id
         self.record = record
         self.gpus = gpus
+        self._shape = shape_of(record.spec)
         self.source = source
         self.suite = suite
         self.around = around
@@ -491,7 +492,7 @@ class Attempt:
         """What nobody else holds goes with this node: of the older checkpoints, one that is safe
         stays, and the one whose copy is on its way, which may be what is left of this attempt."""
         older = [c for c in self.record.checkpoints if c.manifest != newest]
-        ranked = sorted(older, key=lambda c: set(c.holders) <= {self.node})
+        ranked = sorted(older, key=lambda c: not any(holder != self.node for holder in c.holders))
         kept = [c.manifest for c in ranked[: KEPT_CHECKPOINTS - 1]]
         return [c for c in older if c.manifest in kept or c.manifest == self.copying]
 
@@ -641,7 +642,7 @@ class Attempt:
     def _ask_copy(self, newest: Checkpoint, now: int) -> list[Order]:
         need = Need(
             job=self.job,
-            shape=shape_of(self.record.spec),
+            shape=self._shape,
             state_bytes=newest.size,
             vacant_now=False,
             avoid=self._copy_avoid,

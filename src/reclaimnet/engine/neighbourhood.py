@@ -190,11 +190,12 @@ class Neighbourhood:
             holders = {h for s in shards for h in s.holders} if shards else newest.holders
         known = sorted([node for node in nodes if node in self._heard])
         stranded = record.holder is None and self._stranded(record, now)
-        slower = _Slower(self, self.rhythms.get(record.id) or _known(record), now)
+        rhythm = self.rhythms.get(record.id) or _known(record)
+        slower = _Slower(self, rhythm, now) if rhythm is not None else None
         return [
             Candidate(
                 stranded=stranded,
-                slowdown=slower.at(node),
+                slowdown=slower.at(node) if slower is not None else 1.0,
                 card=self._heard[node].card,
                 holds=node in holders,
                 path_bps=self.rate(node),
@@ -254,15 +255,13 @@ class _Slower:
     """What a job's rhythm would cost on the links of each node; worked out once for each set of
     links, since the nodes of a building share theirs, and for MAX_FITS of them at most."""
 
-    def __init__(self, around: Neighbourhood, rhythm: Rhythm | None, now: int) -> None:
+    def __init__(self, around: Neighbourhood, rhythm: Rhythm, now: int) -> None:
         self._around = around
         self._rhythm = rhythm
         self._now = now
         self._known: dict[tuple[LinkSeen, ...], float] = {}
 
     def at(self, node: NodeId) -> float:
-        if self._rhythm is None:
-            return 1.0
         seen = self._around.links_of(node, self._now)
         talking = tuple(link for link in seen if link.voices and not link.assumed)
         if not talking:

@@ -914,6 +914,13 @@ class Node:
         unsaved = max(now - since, 0) * max(attempt.record.spec.gpus, 1)
         return Stakes(deadline=deadline, unsaved=unsaved)
 
+    def presses(self, job: JobId) -> bool:
+        """Whether a transfer of this job from here is awaited or in a hurry, by its stakes."""
+        attempt = self.attempts.get(job)
+        if attempt is None or attempt.notice is not None:
+            return True
+        return self._is_leaving() and self.provider.deadline() is not None
+
     # --- records ---------------------------------------------------------------------------
 
     def _written(self, event: ev.Written, now: int) -> list[Order]:

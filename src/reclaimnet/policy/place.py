@@ -225,7 +225,7 @@ def objection_to(need: Need, candidate: Candidate) -> str:
         if card.shelf_bytes < need.state_bytes:
             return "has no room for the checkpoint"
         # Nothing to spare: what is sent there may still be in time, and is lost otherwise.
-        return _too_late(need, candidate, transfer_time(need, candidate))
+        return _too_late(need, candidate, spare=1.0, fixed=0)
     if card.terms.users and need.shape.user not in card.terms.users:
         return f"does not lend to {need.shape.user}"
     wanted = need.shape.memory_bytes
@@ -244,12 +244,15 @@ def objection_to(need: Need, candidate: Candidate) -> str:
             f"its rhythm fits no better there: everybody would be {candidate.slowdown - 1:.0%} "
             f"slower, at most {max(need.slowest - 1, 0):.0%} are worth the move"
         )
-    return _too_late(need, candidate, round(transfer_time(need, candidate) * SAFETY) + FIXED)
+    return _too_late(need, candidate, spare=SAFETY, fixed=FIXED)
 
 
-def _too_late(need: Need, candidate: Candidate, transfer: int) -> str:
+def _too_late(need: Need, candidate: Candidate, *, spare: float, fixed: int) -> str:
     """Why what is sent there would not arrive in time; empty if it would, or nobody knows."""
-    if need.grace is None or candidate.path_bps <= 0 or transfer <= need.grace:
+    if need.grace is None or candidate.path_bps <= 0:
+        return ""
+    transfer = round(transfer_time(need, candidate) * spare) + fixed
+    if transfer <= need.grace:
         return ""
     return (
         f"{need.state_bytes} bytes take {show_duration(transfer)}, "

@@ -106,9 +106,9 @@ class Links:
 
     def _share(self, changed: _Flow) -> None:
         """Whoever has a link in common with the flow that came or went gets a new rate."""
-        touched = {key for link, _ in changed.path for key in self._using[link]}
+        touched = set().union(*[self._using[link] for link, _ in changed.path])
         levels: dict[str, float] = {}
-        for key in sorted(touched):
+        for key in sorted(touched) if len(touched) > 1 else touched:
             flow = self._flows[key]
             share = flow.pace
             for link, built in flow.path:

@@ -1010,10 +1010,7 @@ class SimWorld:
     def _presses(self, node: NodeId, job: JobId) -> bool:
         """Whether somebody waits for the job's state, or it has to be gone by a deadline."""
         mind = self.machines[node].mind
-        if mind is None:
-            return False
-        stakes = mind.stakes(job, self.now + self.machines[node].clock)
-        return stakes.awaited or stakes.deadline is not None
+        return mind is not None and mind.presses(job)
 
     def _pulled(
         self,

@@ -1178,8 +1178,7 @@ class Node:
                 self._learn(now)
             self._told = self._standing()
             memory = self.airlock.gauge()
-            card = replace(
-                self.card(),
+            card = self.card().but(
                 beat=now,
                 jobs=self._progress(),
                 memory=memory,

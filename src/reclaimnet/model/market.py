@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType
+from typing import Any, Final, NewType
 
+from reclaimnet.model.copying import copier
 from reclaimnet.model.units import DAY, MINUTE
 
 NodeId = NewType("NodeId", str)
@@ -376,3 +377,10 @@ class Card:
     """Why it cannot do what it might: one sentence each, which begins with the ability's name."""
     parting: bool = False
     """Its last word: the agent ends, and its guests have ended. It is not missed."""
+
+    def but(self, **changes: Any) -> "Card":
+        """Every beat is another one."""
+        return _but(self, changes)
+
+
+_but: Final = copier(Card)

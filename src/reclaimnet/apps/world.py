@@ -32,7 +32,8 @@ from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.adapters.linux.pressure import Watch
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.linux.sandbox import Sandbox
-from reclaimnet.adapters.nats.campus import Campus, Refused
+from reclaimnet.adapters.nats.campus import Campus
+from reclaimnet.adapters.nats.records import Refused
 from reclaimnet.adapters.tls.ca import GATEWAY, node_of
 from reclaimnet.adapters.vault.assembly import Assembly, changed_chunks
 from reclaimnet.adapters.vault.sending import Sending, Sendings

@@ -2,7 +2,7 @@
 each of them in time. Conductors have one for their stretch; a node has one for its own uplink, in
 case that nobody conducts."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -156,9 +156,7 @@ class Convoy:
         # Who goes first finds out whether a link carries more than was thought.
         for transfer in kept[:1] if pressing else transfers:
             if transfer.id in rates:
-                rates[transfer.id] += min(
-                    [self._beyond(link, seen[link], see, measured) for link in transfer.path]
-                )
+                rates[transfer.id] += self._beyond(transfer, transfers, rates, see, measured)
         if plan.shed:
             self._let_pass(plan, transfers, kept, see, rates)
         for transfer_id, rate in rates.items():
@@ -218,16 +216,26 @@ class Convoy:
 
     def _beyond(
         self,
-        link: LinkId,
-        seen: Link,
+        transfer: Transfer,
+        transfers: Sequence[Transfer],
+        rates: Mapping[TransferId, int],
         see: Callable[[Link], Link],
         measured: Mapping[LinkId, int],
     ) -> int:
-        """What it might carry beyond what was planned with."""
-        built = self.links[link]
-        if built.assumed:
+        """What the links on its way would carry besides all that is planned, if those of them that
+        seemed slower were as they are said to be."""
+        built = [self.links[link] for link in transfer.path if not self.links[link].assumed]
+        if not built:
             return UNLIMITED
-        return max(0, see(built).room - seen.room) if link in measured else 0
+        if not any(link in measured or self.links[link].assumed for link in transfer.path):
+            return 0
+        most = UNLIMITED if transfer.most is None else transfer.most - rates[transfer.id]
+        planned = [
+            sum([rates.get(other.id, 0) for other in transfers if link.id in other.path])
+            for link in built
+        ]
+        rooms = [see(link).room - used for link, used in zip(built, planned, strict=True)]
+        return max(min(most, *rooms), 0)
 
     def _begin_measuring(self, transfer: TransferId, now: int) -> None:
         for moving in self._moving():

@@ -57,6 +57,7 @@ from reclaimnet.policy.hazard import Experience, learn, observe, pooled
 from reclaimnet.policy.place import Need, lacks
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import Topology, uplink_of
+from reclaimnet.policy.triage import turns
 
 DISPATCHER: Final = "dispatcher"
 CONDUCTOR: Final = "conductor "
@@ -477,11 +478,15 @@ class Node:
         ]
         evacuees = [e for a in leaving if (e := a.evacuee(notice, now)) is not None]
         shed: dict[JobId, str] = {}
+        turn: dict[JobId, int] = {}
         if len(evacuees) > 1:
             shed = dict(self.suite.triage(evacuees, self.body.uplink_bps, now).shed)
+            saved = [evacuee for evacuee in evacuees if evacuee.job not in shed]
+            turn = turns(saved, self.body.uplink_bps, now)
         orders: list[Order] = []
         for attempt in leaving:
-            orders += attempt.leave(notice, now, shed=shed.get(attempt.job, ""))
+            job = attempt.job
+            orders += attempt.leave(notice, now, shed=shed.get(job, ""), turn=turn.get(job, 0))
         for seat in self._seats():
             if set(seat.gpus) & set(notice.gpus):
                 orders += seat.leave(notice, now)

@@ -164,11 +164,13 @@ class Outbound:
 
     def tell(self, now: int) -> list[ev.TransfersTold]:
         """For the conductor of each stretch on which we have, or had, something."""
-        for going in self._going.values():
+        newest = {going.transfer.job: id_ for id_, going in self._going.items()}
+        for id_, going in self._going.items():
             at_stake = self._stakes(going.transfer.job, now)
             going.transfer = going.transfer.but(
                 deadline=at_stake.deadline,
-                unsaved=at_stake.unsaved,
+                # An older state is of no use if the newer one arrives: it goes first if one must.
+                unsaved=at_stake.unsaved if newest[going.transfer.job] == id_ else 0,
                 awaited=at_stake.awaited,
                 pace=going.pace,
             )

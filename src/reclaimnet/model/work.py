@@ -248,6 +248,11 @@ class JobRecord:
     left in peace."""
     talk: Talk | None = None
     """How its iterations use the network, as it was last heard where it ran."""
+    seal: str = ""
+    """The campus's signature on id, submission and spec: no node can make a job, or change what
+    one runs, for whom, or how much it matters. Empty only where the campus seals nothing."""
+    cancel_seal: str = ""
+    """The same for the wish to cancel it."""
 
     @property
     def newest(self) -> Checkpoint | None:

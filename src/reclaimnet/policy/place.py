@@ -19,7 +19,7 @@ from reclaimnet.policy.hazard import expected_life
 
 SAFETY: Final = 1.25
 """A move must fit into the grace with this factor to spare, since rates are estimates."""
-HORIZON: Final = 8 * HOUR
+HORIZON: Final = 24 * HOUR
 """How far ahead a place is judged; a job's remaining time is not known."""
 FIXED: Final = SECOND
 """What a move takes besides the bytes."""

@@ -29,6 +29,8 @@ GC_SELDOM: Final = 100_000
 class Run:
     account: Account
     world: SimWorld
+    steps: Mapping[JobId, int]
+    """How far each job has come, or from where it could go on."""
 
 
 def run(
@@ -75,7 +77,9 @@ def run(
                 progress(part / SLICES)
     finally:
         gc.set_threshold(*before)
-    return Run(account=_close(world), world=world)
+    world.ledger.migrations = sum(record.moves for record in world.store.records.values())
+    steps = _steps(world)
+    return Run(account=world.ledger.close(steps, world.now), world=world, steps=steps)
 
 
 def _doer(
@@ -113,7 +117,7 @@ def _submitter(world: SimWorld, job: SimJob) -> Callable[[], None]:
     return lambda: world.submit(job.id, spec, work)
 
 
-def _close(world: SimWorld) -> Account:
+def _steps(world: SimWorld) -> dict[JobId, int]:
     steps: dict[JobId, int] = {}
     for job, record in world.store.records.items():
         steps[job] = record.newest.step if record.newest else 0
@@ -123,5 +127,4 @@ def _close(world: SimWorld) -> Account:
         for process in machine.processes.values():
             if process.progressing:
                 steps[process.job] = process.step(world.now)
-    world.ledger.migrations = sum(record.moves for record in world.store.records.values())
-    return world.ledger.close(steps, world.now)
+    return steps

@@ -16,6 +16,7 @@ MAJOR: Final = 0x524E
 """The handle of our qdiscs, "RN" in ASCII: how we know them again after a crash."""
 ROOT: Final = 0x1
 BACKGROUND: Final = 0x10
+FIRST_LEVEL: Final = 0x11
 SCAVENGER: Final = 0x20
 FIRST_TRANSFER: Final = 0x100
 MAX_TRANSFERS: Final = 1024
@@ -25,13 +26,17 @@ MAX_GATED: Final = 256
 
 LOWER_EFFORT_TOS: Final = 0x04
 """DSCP 1 of RFC 8622, in the place of the TOS byte: the only mark that survives every bridge."""
+LEVEL_TOS: Final = (0x00, 0x0C, 0x1C, 0x2C, 0x3C, 0x4C, LOWER_EFFORT_TOS)
+"""Marks of what is served first, second, and so on. Between none and lower effort there are code
+points for local use (3, 7, 11, ...): who does not know them serves them like everybody's."""
 
-# HTB serves lower numbers first when classes borrow. Transfers come after the owner's traffic,
-# periodic checkpoints after transfers.
+# HTB serves lower numbers first when classes borrow. Transfers come after the owner's traffic and
+# the levels between, periodic checkpoints after transfers.
 _PRIO_BACKGROUND: Final = 0
 _PRIO_TRANSFER: Final = 6
 _PRIO_SCAVENGER: Final = 7
-_BACKGROUND_SHARE: Final = 0.99
+_BACKGROUND_SHARE: Final = 0.98
+_LEVEL_SHARE: Final = 0.002
 _SCAVENGER_SHARE: Final = 0.01
 
 # A burst of half a millisecond, within bounds at which HTB was measured exact to 0.1 %. With
@@ -121,7 +126,8 @@ class Shaper:
         """Hold the interface to `rate` bytes a second.
 
         With `guests_only`, unmarked packets are scavengers. With `lower_effort`, packets that
-        carry that DSCP are. Refuses if somebody else's qdisc is there; ours is replaced.
+        carry that DSCP are, and those between are served by level, at this rate for good.
+        Refuses if somebody else's qdisc is there; ours is replaced.
         """
         _check_rate(interface, rate)
         shaper = cls(interface, netns=netns)
@@ -133,7 +139,8 @@ class Shaper:
             for minor, limit in ((BACKGROUND, _BACKGROUND_QUEUE), (SCAVENGER, _SCAVENGER_QUEUE)):
                 shaper._bound_queue(minor, limit)
             if lower_effort:
-                inside(netns, lambda: _add_filter(shaper._index))
+                shaper._add_levels(rate)
+                inside(netns, lambda: _add_filters(shaper._index))
         except BaseException:
             shaper.close()
             raise
@@ -236,6 +243,21 @@ class Shaper:
         ):
             above = class_id(parent)
             self._send([self._message(_RTM_NEWTCLASS, flags, class_id(minor), above, options)])
+
+    def _add_levels(self, rate: int) -> None:
+        for prio in range(1, len(LEVEL_TOS) - 1):
+            minor = FIRST_LEVEL + prio - 1
+            options = self._options(
+                rate=max(_MIN_RATE, round(rate * _LEVEL_SHARE)),
+                ceil=rate,
+                prio=prio,
+                quantum=_BORROWER_QUANTUM,
+                burst=_MIN_BURST,
+            )
+            above = class_id(ROOT)
+            message = self._message(_RTM_NEWTCLASS, _NLM_CREATE, class_id(minor), above, options)
+            self._send([message])
+            self._bound_queue(minor, _SCAVENGER_QUEUE)
 
     def _options(self, *, rate: int, ceil: int, prio: int, quantum: int, burst: int) -> bytes:
         def ratespec(value: int) -> bytes:
@@ -361,19 +383,21 @@ def _replace_root(index: int, interface: str, default: int, owner: str) -> None:
             raise Unavailable(f"{interface} cannot be shaped: {reason}.") from error
 
 
-def _add_filter(index: int) -> None:
-    """Packets that ask for lower effort get it."""
+def _add_filters(index: int) -> None:
+    """Packets that ask to be served later are."""
+    levels = {tos: FIRST_LEVEL + number for number, tos in enumerate(LEVEL_TOS[1:-1])}
     with IPRoute() as route:
-        route.tc(
-            "add-filter",
-            "u32",
-            index,
-            parent=MAJOR << 16,
-            prio=_U32_PRIO,
-            protocol=_ETH_P_IP,
-            target=class_id(SCAVENGER),
-            keys=[f"{LOWER_EFFORT_TOS << 16:#010x}/{0xFC << 16:#010x}+0"],
-        )
+        for tos, minor in {**levels, LOWER_EFFORT_TOS: SCAVENGER}.items():
+            route.tc(
+                "add-filter",
+                "u32",
+                index,
+                parent=MAJOR << 16,
+                prio=_U32_PRIO,
+                protocol=_ETH_P_IP,
+                target=class_id(minor),
+                keys=[f"{tos << 16:#010x}/{0xFC << 16:#010x}+0"],
+            )
 
 
 def _class_count(message: Any) -> tuple[int, ClassCount]:

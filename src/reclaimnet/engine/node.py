@@ -827,8 +827,7 @@ class Node:
         return orders
 
     def _rotated(self, orders: Sequence[RhythmOrder], now: int) -> list[Order]:
-        """Tell the nodes of the jobs. That some jobs yield to others needs marks on their packets,
-        which nobody here can set: priorities are kept by the plan alone."""
+        """Tell the nodes of the jobs."""
         found: list[Order] = []
         for order in orders:
             if isinstance(order, ExplainLink):
@@ -1232,7 +1231,9 @@ class Node:
 
 def _rotation(order: Shift | Shape | Unleash, by: NodeId) -> ev.RotationTold:
     if isinstance(order, Unleash):
-        return ev.RotationTold(node=by, job=order.job, anchor=0, period=0, bound=0)
+        return ev.RotationTold(
+            node=by, job=order.job, anchor=0, period=0, bound=0, level=order.level
+        )
     return ev.RotationTold(
         node=by,
         job=order.job,
@@ -1241,6 +1242,7 @@ def _rotation(order: Shift | Shape | Unleash, by: NodeId) -> ev.RotationTold:
         bound=order.bound if isinstance(order, Shift) else 0,
         error=order.error,
         slots=order.slots if isinstance(order, Shape) else (),
+        level=order.level,
     )
 
 

@@ -27,7 +27,6 @@ from reclaimnet.model.rhythm import (
 )
 from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.model.work import Decision
-from reclaimnet.policy.precede import levels
 
 SLOTS: Final = 840
 """Slots of a round: divisible by every number of iterations up to MAX_MULTIPLE."""
@@ -559,10 +558,8 @@ class _Scene:
         talking = self.duties.copy()
         extra = np.zeros(len(self.rhythms))
         part = np.zeros_like(self.demands)
-        # Whoever is served first has nothing to do with those after it, conducted or not.
-        turns = levels(self.rhythms, (Link(id=k, rate=self.capacity[k]) for k in self.links))
-        turn = np.array([turns[r.job] for r in self.rhythms])
-        meets = (turn[None, :] <= turn[:, None]).astype(np.float64)
+        # Whoever is higher is served first, conducted or not, so lower ones are nothing to it.
+        meets = (self.rank[None, :] >= self.rank[:, None]).astype(np.float64)
         np.fill_diagonal(meets, 0.0)
         # A job meets the others as they would be without it: one less to keep them waiting.
         many = meets.sum(axis=1)

@@ -22,7 +22,7 @@ FIRST_TRANSFER: Final = 0x100
 MAX_TRANSFERS: Final = 1024
 FIRST_GATED: Final = FIRST_TRANSFER + MAX_TRANSFERS
 MAX_GATED: Final = 256
-"""Classes of guests that talk in their slots only."""
+"""Classes of guests that talk in their slots only, or after others: so many for each level."""
 
 LOWER_EFFORT_TOS: Final = 0x04
 """DSCP 1 of RFC 8622, in the place of the TOS byte: the only mark that survives every bridge."""
@@ -30,10 +30,11 @@ LEVEL_TOS: Final = (0x00, 0x0C, 0x1C, 0x2C, 0x3C, 0x4C, LOWER_EFFORT_TOS)
 """Marks of what is served first, second, and so on. Between none and lower effort there are code
 points for local use (3, 7, 11, ...): who does not know them serves them like everybody's."""
 
-# HTB serves lower numbers first when classes borrow. Transfers come after the owner's traffic and
-# the levels between, periodic checkpoints after transfers.
+# HTB serves lower numbers first when classes borrow. Transfers come after the owner's traffic,
+# guests and periodic checkpoints after transfers, by their level where they have one.
 _PRIO_BACKGROUND: Final = 0
-_PRIO_TRANSFER: Final = 6
+_PRIO_TRANSFER: Final = 1
+_PRIO_GUESTS: Final = 2
 _PRIO_SCAVENGER: Final = 7
 _BACKGROUND_SHARE: Final = 0.98
 _LEVEL_SHARE: Final = 0.002
@@ -103,9 +104,12 @@ class Shaper:
     so that taking its mark off gains a socket nothing.
     """
 
-    def __init__(self, interface: str, *, netns: Path | None = None) -> None:
+    def __init__(
+        self, interface: str, *, netns: Path | None = None, guests_only: bool = False
+    ) -> None:
         """Take charge of an interface that `install` has prepared."""
         self.interface = interface
+        self._unmarked = _PRIO_GUESTS if guests_only else _PRIO_SCAVENGER
         self._netns = netns
         self._index = inside(netns, lambda: interface_index(interface))
         self._socket = inside(netns, _netlink_socket)
@@ -130,7 +134,7 @@ class Shaper:
         Refuses if somebody else's qdisc is there; ours is replaced.
         """
         _check_rate(interface, rate)
-        shaper = cls(interface, netns=netns)
+        shaper = cls(interface, netns=netns, guests_only=guests_only)
         try:
             owner = check_free(interface, netns=netns)
             default = SCAVENGER if guests_only else BACKGROUND
@@ -153,7 +157,7 @@ class Shaper:
 
     def open(self, minor: int, rate: int) -> None:
         """A class for one transfer or guest, held to `rate` bytes a second."""
-        if not FIRST_TRANSFER <= minor < FIRST_GATED + MAX_GATED:
+        if not FIRST_TRANSFER <= minor < FIRST_GATED + len(LEVEL_TOS) * MAX_GATED:
             raise UsageError(f"There is no class {minor:#x} for transfers.")
         self._send([self._transfer_message(minor, rate, _NLM_CREATE)])
         self._rates[minor] = rate
@@ -212,7 +216,7 @@ class Shaper:
         options = self._options(
             rate=min(ceil, TRICKLE),
             ceil=ceil,
-            prio=_PRIO_TRANSFER,
+            prio=_prio(minor),
             quantum=_BORROWER_QUANTUM,
             burst=_burst(ceil),
         )
@@ -232,7 +236,7 @@ class Shaper:
         scavenger = self._options(
             rate=max(_MIN_RATE, round(rate * _SCAVENGER_SHARE)),
             ceil=rate,
-            prio=_PRIO_SCAVENGER,
+            prio=self._unmarked,
             quantum=_BORROWER_QUANTUM,
             burst=_MIN_BURST,
         )
@@ -323,7 +327,7 @@ class Shaper:
 def of_guests(interface: str, *, netns: Path, rate: int) -> Shaper:
     """Take charge of an interface that only guests use, whether it is shaped already or not."""
     if qdisc_owner(interface, netns=netns) == "ours":
-        return Shaper(interface, netns=netns)
+        return Shaper(interface, netns=netns, guests_only=True)
     return Shaper.install(interface, netns=netns, rate=rate, guests_only=True)
 
 
@@ -398,6 +402,17 @@ def _add_filters(index: int) -> None:
                 target=class_id(minor),
                 keys=[f"{tos << 16:#010x}/{0xFC << 16:#010x}+0"],
             )
+
+
+def gated_class(number: int, level: int) -> int:
+    """The class of a guest; those of lower levels are served first, unmarked ones before all."""
+    return FIRST_GATED + min(level, len(LEVEL_TOS) - 1) * MAX_GATED + number
+
+
+def _prio(minor: int) -> int:
+    if minor < FIRST_GATED:
+        return _PRIO_TRANSFER
+    return min(_PRIO_GUESTS + (minor - FIRST_GATED) // MAX_GATED, _PRIO_SCAVENGER)
 
 
 def _class_count(message: Any) -> tuple[int, ClassCount]:

@@ -4,10 +4,11 @@
     python scripts/audit.py                      this environment, against constraints.txt
     python scripts/audit.py --sbom sbom.json     the same as a bill of materials (CycloneDX 1.5)
     python scripts/audit.py --files              every installed file against the hash it came with
-    python scripts/audit.py --advisories FOLDER  against advisories in OSV's format, a file for each
+    python scripts/audit.py --advisories PLACE   against advisories in OSV's format, a file for each
 
-It asks no service: whoever has the network fetches the advisories (OSV gives away all of PyPI's as
-one archive) and names the folder. Without that it says so, and checks the rest.
+It asks no service: whoever has the network fetches the advisories and says where they are. Two that
+give away all of them: OSV's archive of PyPI (`all.zip`, read as it is), and a clone of PyPA's
+advisory-database (its folder `vulns`, in YAML). Without that it says so, and checks the rest.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import json
 import re
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,11 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
+
+try:
+    import yaml
+except ImportError:
+    yaml = None
 
 HERE = Path(__file__).resolve().parents[1]
 OURS = "reclaimnet"
@@ -43,6 +50,7 @@ ALLOWED = (
     "Python Software Foundation License", "Unlicense", "Zlib",
 )  # fmt: skip
 """What may be used beside Apache-2.0 without giving our own users other terms."""
+ADVISORY_KINDS = (".json", ".yaml")
 READ_BY_US = {"atheris": "Apache-2.0"}
 """Of those whose metadata say nothing: what the licence says that they bring along."""
 
@@ -198,12 +206,38 @@ def _version(text: str) -> Version:
         return Version("0")
 
 
-def advisories(folder: Path, pinned: Mapping[str, str]) -> tuple[int, list[str]]:
+def advisory_files(place: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each, in a folder and all below it or in an archive."""
+    if place.is_dir():
+        for file in sorted(place.rglob("*")):
+            if file.suffix in ADVISORY_KINDS and file.is_file():
+                yield file.name, file.read_bytes()
+        return
+    try:
+        with zipfile.ZipFile(place) as archive:
+            for each in sorted(archive.namelist()):
+                if Path(each).suffix in ADVISORY_KINDS:
+                    yield each, archive.read(each)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise SystemExit(f"{place} is neither a folder nor an archive: {error}") from error
+
+
+def read_advisory(name: str, content: bytes) -> dict[str, Any]:
+    """In JSON, or in YAML where PyYAML is there, as it is beside `reclaimnet[kube]`."""
+    if name.endswith(".json"):
+        found: dict[str, Any] = json.loads(content)
+        return found
+    if yaml is None:
+        raise SystemExit("advisories in YAML need PyYAML; install it, or fetch OSV's archive")
+    return yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+
+
+def advisories(place: Path, pinned: Mapping[str, str]) -> tuple[int, list[str]]:
     """How many were read, and which of them are about what we pin."""
     told = []
     count = 0
-    for file in sorted(folder.rglob("*.json")):
-        advisory = json.loads(file.read_text())
+    for file, content in advisory_files(place):
+        advisory = read_advisory(file, content)
         if advisory.get("withdrawn"):
             continue
         count += 1
@@ -280,7 +314,7 @@ def bill(parts: list[Part], version: str) -> dict[str, Any]:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sbom", type=Path, help="where to write the bill of materials")
-    parser.add_argument("--advisories", type=Path, help="a folder with advisories of OSV")
+    parser.add_argument("--advisories", type=Path, help="a folder or archive in OSV's format")
     parser.add_argument("--files", action="store_true", help="look at every installed file")
     asked = parser.parse_args(argv)
     pyproject = (HERE / "pyproject.toml").read_text()
@@ -289,9 +323,11 @@ def main(argv: list[str]) -> int:
     told = problems(parts, pinned, pyproject)
     if asked.files:
         told += changed_files()
-    known = "no advisories were looked at (--advisories FOLDER)"
+    known = "no advisories were looked at (fetch some, and say where: --advisories PLACE)"
     if asked.advisories is not None:
         count, found = advisories(asked.advisories, pinned)
+        if not count:
+            raise SystemExit(f"there are no advisories in {asked.advisories}")
         known = f"{count} advisories were looked at"
         told += found
     if asked.sbom is not None:

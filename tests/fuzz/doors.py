@@ -20,9 +20,13 @@ from typing import Any, Final
 import msgspec
 
 from reclaimnet import wire
+from reclaimnet.adapters.kube import read
+from reclaimnet.adapters.kube.read import UNREADABLE, inline_tune
 from reclaimnet.adapters.linux.bpf_killswitch import NoSwitch
 from reclaimnet.adapters.linux.slots import Turnstile
 from reclaimnet.adapters.nats import access
+from reclaimnet.adapters.nats.seals import Seal
+from reclaimnet.adapters.nats.witness import Witness
 from reclaimnet.adapters.slurm import words
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import CHUNK_BYTES, Source, Vault, manifest_id, parse_manifest
@@ -31,9 +35,11 @@ from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import bundle, calendar, chain_job, gateway, guard, guard_config, replay
 from reclaimnet.apps import testbed as beds
 from reclaimnet.apps.gateway_desk import Submission
+from reclaimnet.apps.login import read_login
 from reclaimnet.apps.register import read_invitation
 from reclaimnet.errors import ReclaimNetError
 from reclaimnet.model.market import Card, JobId, NodeId
+from reclaimnet.model.talk import parse_talk
 from reclaimnet.model.units import parse_duration, parse_size
 from reclaimnet.model.work import JobRecord, JobSpec, Saving
 from reclaimnet.policy.topology import parse_topology
@@ -108,7 +114,7 @@ class _Heard(Stream):
         self.sending_s = 0.0
 
     peer = "node:n1"  # type: ignore[assignment]
-    connection = socket.socket()  # type: ignore[assignment]
+    connection = socket.socket()
 
     def receive_into(self, view: memoryview) -> None:
         if self._said.readinto(view) < len(view):
@@ -283,6 +289,16 @@ uplink = "1gbit"
 _ROW: Final = words.SEPARATOR.join(["1"] * max(len(words.SQUEUE_FIELDS), len(words.SACCT_FIELDS)))
 
 
+POD: Final = (
+    b'{"metadata":{"namespace":"n","name":"p","uid":"u","deletionTimestamp":"2026-01-01T00:00:00Z",'
+    b'"annotations":{"x":"y"}},"spec":{"priority":1},"status":{"conditions":[{"type":"Ready"}]}}'
+)
+LINK: Final = (
+    b'{"metadata":{"namespace":"n","name":"l","generation":1},"spec":{"rate":"1G","period":"1s",'
+    b'"backgroundPercent":5,"bursts":[{"length":"60ms","rate":"1G","start":"1ms"}]}}'
+)
+
+
 def doors(folder: Path) -> Iterator[Door]:
     """All of them; the folder is theirs while they are used."""
     yield Door(
@@ -330,13 +346,29 @@ def doors(folder: Path) -> Iterator[Door]:
     yield Door(name="files", enter=_files(folder), seeds=(BED, b'agent_uid = 1\nlease = "1s"\n'))
     yield Door(
         name="words",
-        enter=lambda data: _each(read_invitation, chain_job.parse_slurm_time)(_text(data)),
-        seeds=(b"rn1.eyJ1cmwiOiJ4IiwiY2EiOiJ4Iiwic2VjcmV0IjoieCJ9", b"1-02:03:04"),
+        enter=lambda data: _each(read_invitation, read_login, chain_job.parse_slurm_time)(
+            _text(data)
+        ),
+        seeds=(
+            b"rn1.eyJ1cmwiOiJ4IiwiY2EiOiJ4Iiwic2VjcmV0IjoieCJ9",
+            b"rnl1.eyJ1cmwiOiJ4IiwidG9rZW4iOiJ4In0",
+            b"1-02:03:04",
+        ),
+    )
+    yield Door(name="mark", enter=_mark(folder), seeds=(b"n1 1 n1 - AAAA", b"_gateway 1 - - AAAA"))
+    yield Door(
+        name="kube",
+        enter=_kube,
+        seeds=(POD, LINK, b'{"metadata":{"annotations":{"x":"1s: 80ms@400M+100ms, 50ms@1G"}}}'),
+        refusals=(*UNREADABLE, ReclaimNetError),
     )
     yield Door(
         name="units",
         enter=lambda data: _spelled(_text(data)),
-        seeds=(b"60s", b"1h30m", b"2G", b"mon-fri 09:00-17:00", b"2026-11-20 08:00/12:00"),
+        seeds=(
+            *(b"60s", b"1h30m", b"2G", b"mon-fri 09:00-17:00", b"2026-11-20 08:00/12:00"),
+            *(b"336ms/131ms@200M", b"1s: 80ms@400M+100ms, 50ms@1G+800ms"),
+        ),
     )
     yield Door(
         name="certificate",
@@ -365,9 +397,38 @@ def _spared(parse: Callable[[bytes], object], data: bytes) -> None:
 
 def _spelled(text: str) -> None:
     """Whoever types it is told what is wrong with it, by a ValueError."""
-    for parse in (parse_duration, parse_size, calendar.parse_hours, calendar.parse_maintenance):
+    for parse in (
+        *(parse_duration, parse_size, parse_talk, inline_tune),
+        *(calendar.parse_hours, calendar.parse_maintenance),
+    ):
         with contextlib.suppress(ValueError):
             parse(text)
+
+
+def _mark(folder: Path) -> Callable[[bytes], object]:
+    """Who is said to have written a version of a record, in a header that any node can write."""
+    authority = ca.make_ca(folder / "ca")
+    node = access.new_key(NodeId("n1"))
+    witness = Witness(NodeId("n2"), key=node, seal=Seal(authority.pem.decode()))
+    witness.hear(Card(node=node.name, key=node.public), 1)
+    record = wire.decode_record(RECORD)
+
+    def enter(data: bytes) -> None:
+        version = witness.opened(record, RECORD, _text(data), stored_at=2)
+        # Nobody but the node and the campus has the keys.
+        assert witness.doubt(version, follows=True) is not None
+        # The key itself comes from the outside, too.
+        witness.meet(Card(node=NodeId("n3"), key=_text(data)))
+        access.has_signed(_text(data), b"x", _text(data))
+
+    return enter
+
+
+def _kube(data: bytes) -> None:
+    item = wire.decode_json(data, dict[str, Any])
+    for parse in (read.pod_of, read.node_of, read.link_of, read.named_tune_of):
+        with contextlib.suppress(*UNREADABLE):
+            parse(item)
 
 
 def _files(folder: Path) -> Callable[[bytes], None]:

@@ -26,8 +26,8 @@ from reclaimnet.adapters.nats.campus import (
     Enrolment,
     EnrolmentAsked,
     Heard,
-    Refused,
 )
+from reclaimnet.adapters.nats.records import Refused
 from reclaimnet.adapters.nats.server import (
     Tls,
     config_text,

@@ -1,6 +1,6 @@
 """Triage against brute force, and what a rescue plan may never do."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from reclaimnet.model.market import JobId
 from reclaimnet.model.units import SECOND
 from reclaimnet.policy.rescue import Plight, stand_still_least, time_to_leave
-from reclaimnet.policy.triage import Evacuee, most_work, through
+from reclaimnet.policy.triage import Evacuee, most_work, through, turns
 
 RATE = 100_000_000
 evacuees = st.lists(
@@ -19,6 +19,7 @@ evacuees = st.lists(
         bytes_left=st.integers(0, 5 << 30),
         fixed=st.integers(0, 3 * SECOND),
         unsaved=st.integers(1, 1000).map(float),
+        ready=st.integers(0, 60 * SECOND),
     ),
     max_size=8,
     unique_by=lambda e: e.job,
@@ -51,6 +52,24 @@ def test_triage_saves_as_much_work_as_any_set_could(found: list[Evacuee]) -> Non
     assert all(reason for _, reason in triaged.shed)
 
 
+@given(evacuees)
+def test_no_two_stand_still_for_one_uplink_and_all_are_through_as_soon(
+    found: list[Evacuee],
+) -> None:
+    begins = turns(found, RATE, 0)
+    spans = sorted((begins[e.job], begins[e.job] + through(e, RATE)) for e in found)
+    assert all(one[1] <= other[0] for one, other in pairwise(spans))
+    # As if all had stopped at once when the last of them was ready, or sooner.
+    latest = max((e.ready for e in found), default=0)
+    assert max((end for _, end in spans), default=0) <= latest + sum(
+        through(e, RATE) for e in found
+    )
+    # Nobody runs on longer than it takes to be ready and for the others to be through.
+    for e in found:
+        others = sum(through(other, RATE) for other in found if other is not e)
+        assert begins[e.job] <= latest + others
+
+
 plights = st.builds(
     Plight,
     now=st.just(1000 * SECOND),
@@ -64,6 +83,7 @@ plights = st.builds(
     changed=st.floats(0, 1),
     loading=st.integers(0, 90 * SECOND),
     safe_elsewhere=st.booleans(),
+    turn=st.integers(900, 3000).map(lambda s: s * SECOND),
 )
 
 

@@ -1,10 +1,15 @@
 """Stories on a small simulated campus: the same minds as live."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from reclaimnet.engine.node import Body
+from reclaimnet.model import events as ev
 from reclaimnet.model.market import JobId, Maintenance, NodeId
+from reclaimnet.model.orders import Order
 from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import JobState, Saving
+from reclaimnet.sim.process import Work
 from reclaimnet.sim.promises import Promises
 from tests.swarm.campus import WORK, campus, offer, spec
 
@@ -310,3 +315,75 @@ def test_a_destination_that_is_reclaimed_itself_hands_the_job_to_a_third() -> No
     assert record.state == JobState.RUNNING
     assert record.holder not in (None, source, first)
     assert record.steps_lost == 0
+
+
+def test_a_process_that_waits_for_its_claim_is_gone_by_its_owners_deadline() -> None:
+    """The state has come and the store does not answer: the process there is the owner's to end."""
+    world = campus(nodes=2, gpus=1)
+    Promises(world)
+    world.submit(J, spec("a"), replace(WORK, steps=600, state_bytes=1 << 30))
+    world.run(40 * SECOND)
+    source = holder(world)
+    world.reclaim(source, grace=2 * MINUTE)
+    world.run(44 * SECOND)
+    there = world.store.records[J].handover_to
+    assert there is not None, "the state is on its way"
+    world.store_up = False
+    world.run(66 * SECOND)
+    assert world.machines[there].processes, "it waits there"
+    world.reclaim(there, grace=10 * SECOND)
+    world.run(77 * SECOND)
+    assert not world.machines[there].processes
+    world.store_up = True
+    world.run(5 * MINUTE)
+    assert not world.store.records[J].state.terminal
+
+
+def test_jobs_that_leave_one_node_stand_still_one_after_the_other() -> None:
+    world = campus(nodes=1)
+    work = Work(steps=600, state_bytes=10 << 30, start_time=SECOND)
+    for name in ("j1", "j2"):
+        world.submit(JobId(name), spec(name), work)
+    world.run(2 * MINUTE)
+    for name in ("n1", "n2"):
+        world.add_node(Body(node=NodeId(name)))
+        world.lend(NodeId(name), offer(name, 1))
+    world.run(5 * MINUTE)
+    stopped: dict[JobId, int] = {}
+    moved: dict[JobId, int] = {}
+
+    def see(now: int, node: NodeId, event: ev.Event, orders: Sequence[Order]) -> None:
+        if isinstance(event, ev.SnapshotTaken) and event.final:
+            stopped[event.job] = now
+        if isinstance(event, ev.HandoverDone):
+            moved[event.job] = now
+
+    world.journal = see
+    world.reclaim(NodeId("n0"), grace=10 * MINUTE)
+    world.run(15 * MINUTE)
+    first, second = sorted(stopped, key=lambda job: stopped[job])
+    # The uplink carries one state after the other: the second job works while the first leaves.
+    assert stopped[second] - stopped[first] > (moved[first] - stopped[first]) // 2
+    assert all(record.steps_lost == 0 for record in world.store.records.values())
+
+
+def test_a_process_that_waits_for_its_claim_is_gone_by_its_owners_deadline() -> None:
+    """The state has come and the store does not answer: the process there is the owner's to end."""
+    world = campus(nodes=2, gpus=1)
+    Promises(world)
+    world.submit(J, spec("a"), replace(WORK, steps=600, state_bytes=1 << 30))
+    world.run(40 * SECOND)
+    source = holder(world)
+    world.reclaim(source, grace=2 * MINUTE)
+    world.run(44 * SECOND)
+    there = world.store.records[J].handover_to
+    assert there is not None, "the state is on its way"
+    world.store_up = False
+    world.run(66 * SECOND)
+    assert world.machines[there].processes, "it waits there"
+    world.reclaim(there, grace=10 * SECOND)
+    world.run(77 * SECOND)
+    assert not world.machines[there].processes
+    world.store_up = True
+    world.run(5 * MINUTE)
+    assert not world.store.records[J].state.terminal

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,35 @@ def test_advisories_in_a_folder_are_compared_with_the_pins(tmp_path: Path) -> No
     gone = {**advisory(versions=["1.0"]), "withdrawn": "2026-01-01T00:00:00Z"}
     (tmp_path / "three.json").write_text(json.dumps(gone))
     assert audit.advisories(tmp_path, {"a": "1.0"}) == (2, ["a 1.0: PYSEC-0 holes"])
+
+
+def test_the_script_tells_of_a_broken_pin_in_whatever_form_advisories_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As an operator runs it, with files that were fetched elsewhere."""
+    yaml = pytest.importorskip("yaml")
+    pinned = audit.pins((ROOT / "constraints.txt").read_text())
+    name = "cryptography"
+    made_up = advisory(versions=[pinned[name]])
+    made_up["affected"][0]["package"]["name"] = name
+    folder, archive = tmp_path / "vulns" / name, tmp_path / "all.zip"
+    folder.mkdir(parents=True)
+    (folder / "PYSEC-0.yaml").write_text(yaml.safe_dump(made_up))
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("PYSEC-0.json", json.dumps(made_up))
+    for place in (tmp_path / "vulns", archive):
+        assert audit.main(["--advisories", str(place)]) == 1
+        told = capsys.readouterr()
+        assert told.err == f"{name} {pinned[name]}: PYSEC-0 holes\n"
+        assert "1 advisories were looked at" in told.out
+
+
+def test_advisories_that_are_none_are_not_taken_for_good_news(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    for place in ("empty", "file", "missing"):
+        with pytest.raises(SystemExit, match=place):
+            audit.main(["--advisories", str(tmp_path / place)])
 
 
 def test_the_bill_names_every_part_and_what_needs_what() -> None:

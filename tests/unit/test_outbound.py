@@ -88,6 +88,21 @@ def test_a_link_that_carries_less_than_was_said_is_planned_with_what_it_carries(
     assert plan["x"] > 60 * MB
 
 
+def test_a_link_that_was_slow_for_a_while_is_found_to_carry_all_again() -> None:
+    wide = Link(id=LinkId("wide"), rate=10 * RATE)
+    convoy = Convoy([LINK, wide], least_rate_first)
+    left, now, paces = 20_000 * MB, 0, []
+    for second in range(12):
+        going = replace(transfer("x", left, 3600 * SECOND), path=(LINK.id, wide.id))
+        convoy.told(A, [going], now)
+        paces.append(rates(convoy, now)["x"])
+        now += 2 * SECOND
+        # For a while something that nobody tells of takes most of the narrow link.
+        left -= 2 * min(paces[-1], 30 * MB if second < 6 else RATE)
+    assert convoy.carries.get(LINK.id, RATE) == RATE
+    assert paces[-1] == RATE
+
+
 def test_a_link_of_which_nobody_has_said_what_it_carries_holds_up_only_those_in_the_way() -> None:
     guess = Link(id=LINK.id, rate=RATE, assumed=True)
     convoy = Convoy([guess], least_rate_first)
@@ -324,3 +339,23 @@ def test_what_seems_too_late_goes_on_where_it_is_in_nobodys_way() -> None:
     assert rates(convoy, 0) == {"x": RATE}
     convoy.told(B, [transfer("y", 500 * MB, 10 * SECOND)], 0)
     assert "x" not in rates(convoy, 0)
+
+
+def test_a_jobs_older_state_makes_way_for_its_newer_one() -> None:
+    node = Outbound(
+        A,
+        uplink=Link(id=LinkId("a up"), rate=RATE),
+        topology=None,
+        policy=least_rate_first,
+        stakes=lambda job, now: Stakes(deadline=10 * SECOND, unsaved=1000),
+    )
+    older = replace(sent("older", 300 * MB), job=JobId("j"))
+    newer = replace(sent("newer", 800 * MB, to=C), job=JobId("j"))
+    node.sent(older, 0)
+    node.sent(newer, 0)
+    node.tell(0)
+    # Both take eleven seconds, there are ten: the older one has less to go, and is worth nothing.
+    assert set_rates(node.hold(0)) == {"newer": RATE, "older": TRICKLE}
+    node.sent(replace(newer, left=600 * MB), 0)
+    node.tell(0)
+    assert set_rates(node.hold(0))["older"] > TRICKLE

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from reclaimnet.apps.cli import run_command
 from reclaimnet.apps.sim import scenario_of
 from reclaimnet.errors import BadConfig
 from reclaimnet.journal import entries
@@ -72,6 +73,28 @@ def test_slurm_goes_back_to_the_last_checkpoint() -> None:
     assert account.completed == 1
     assert 0 < account.work_lost_gpu_h <= 0.6
     assert account.downtime_h > 121 / 3600
+
+
+def test_a_slurm_job_that_saves_has_the_grace_and_the_wait_before_the_kill() -> None:
+    """Ten seconds' notice: SIGTERM after 16 to 40 s, SIGKILL 30 s later."""
+    jit = CONTENDERS["slurm_requeue_jit"]
+    hasty = TWO_NODES.replace('notice = "60s"', 'notice = "10s"')
+    for seed in range(5):
+        fits = read_scenario(hasty.replace('state = "1G"', 'state = "4G"'), file="two.toml")
+        assert jit(fits, seed).work_lost_gpu_h < 1 / 3600
+        large = read_scenario(hasty.replace('state = "1G"', 'state = "12G"'), file="two.toml")
+        assert jit(large, seed).work_lost_gpu_h > 0.01
+
+
+def test_a_slurm_job_is_not_killed_for_a_place_it_has_left() -> None:
+    crash = """[[happenings]]
+at = "3h5m"
+node = "a"
+kind = "crash"
+[[jobs]]"""
+    text = TWO_NODES.replace('notice = "60s"', 'notice = "30m"').replace("[[jobs]]", crash)
+    account = CONTENDERS["slurm_requeue"](read_scenario(text, file="two.toml"), 0)
+    assert (account.migrations, account.deadline_misses, account.completed) == (1, 0, 1)
 
 
 def test_the_same_seed_gives_the_same_bytes() -> None:
@@ -218,6 +241,7 @@ def test_the_ledger_counts_what_is_done_twice_and_what_stands_still() -> None:
         (("hours = 6", ""), "two.toml:23: job 1: hours is missing"),
         (('state = "1G"', 'state = "much"'), "two.toml:26: job 1: state:"),
         (("days = 0.5", "days = [[["), "two.toml:3"),
+        (("days = 0.5", "days = 1\nseed = 1.5"), "two.toml:3: seed = 1.5; expected a whole number"),
         (("[[jobs]]", "[jobs]"), "two.toml:23: jobs is no list; expected [[jobs]]"),
     ],
 )
@@ -225,6 +249,20 @@ def test_a_wrong_scenario_is_refused_in_words(change: tuple[str, str], said: str
     with pytest.raises(BadConfig, match=r"two\.toml") as error:
         read_scenario(TWO_NODES.replace(*change, 1), file="two.toml")
     assert said in str(error.value)
+
+
+def test_a_scenario_may_bring_its_own_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "two.toml"
+    file.write_text("seed = 5\n" + TWO_NODES)
+    assert scenario_of(file, preset="campus54", seed=0, days=1).seed == 5
+    monkeypatch.chdir(tmp_path)
+    seeds = []
+    for option in ([], ["--seed", "9"]):
+        assert run_command(["sim", str(file), "--json", *option]) == 0
+        seeds.append(json.loads(capsys.readouterr().out)["seed"])
+    assert seeds == [5, 9]
 
 
 def test_a_campus_of_one_is_impossible() -> None:

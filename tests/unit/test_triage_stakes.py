@@ -2,9 +2,20 @@
 
 from reclaimnet.engine.attempt import Attempt
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood
-from reclaimnet.model.market import Cause, JobId, NodeId, Notice, NoticeId
+from reclaimnet.model.events import CopyHeld, ProcessExited, SnapshotTaken
+from reclaimnet.model.market import (
+    Card,
+    Cause,
+    Gpu,
+    GpuId,
+    JobId,
+    NodeId,
+    Notice,
+    NoticeId,
+)
+from reclaimnet.model.orders import End
 from reclaimnet.model.units import MINUTE, SECOND
-from reclaimnet.model.work import Checkpoint, JobRecord, JobSpec, ManifestId
+from reclaimnet.model.work import Checkpoint, JobRecord, JobSpec, JobState, ManifestId
 from reclaimnet.policy.suite import Suite
 
 HERE, THERE = NodeId("here"), NodeId("there")
@@ -18,7 +29,7 @@ def checkpoint(taken_at: int, *holders: NodeId) -> Checkpoint:
     )
 
 
-def unsaved(*checkpoints: Checkpoint) -> float:
+def running(*checkpoints: Checkpoint) -> Attempt:
     record = JobRecord(
         id=JobId("j"),
         spec=JobSpec(name="j", user="ada", command=("train",), gpus=2),
@@ -28,19 +39,27 @@ def unsaved(*checkpoints: Checkpoint) -> float:
         holder=HERE,
         checkpoints=checkpoints,
     )
+    around = Neighbourhood(HERE, LIVELY)
+    gpu = Gpu(id=GpuId("g"), index=0)
+    around.heard(Card(node=THERE, beat=NOW, gpus=(gpu,)), NOW)
     attempt = Attempt(
         node=HERE,
         record=record,
         gpus=(),
         source=None,
         suite=Suite(),
-        around=Neighbourhood(HERE, LIVELY),
+        around=around,
     )
     attempt.adopt(NOW)
-    notice = Notice(
-        id=NoticeId("n"), gpus=(), deadline=NOW + MINUTE, cause=Cause.RECLAIM, given_at=NOW
-    )
-    evacuee = attempt.evacuee(notice, NOW)
+    return attempt
+
+
+def notice_at(deadline: int) -> Notice:
+    return Notice(id=NoticeId("n"), gpus=(), deadline=deadline, cause=Cause.RECLAIM, given_at=NOW)
+
+
+def unsaved(*checkpoints: Checkpoint) -> float:
+    evacuee = running(*checkpoints).evacuee(notice_at(NOW + MINUTE), NOW)
     assert evacuee is not None
     return evacuee.unsaved
 
@@ -54,3 +73,44 @@ def test_a_save_that_nobody_else_has_yet_protects_nothing() -> None:
 
 def test_a_copy_elsewhere_does() -> None:
     assert unsaved(checkpoint(NOW - 10 * SECOND, HERE, THERE)) == 2 * 10
+
+
+def test_a_copy_that_arrives_after_the_last_save_is_what_the_job_goes_on_from() -> None:
+    safe, under_way = checkpoint(10 * MINUTE, HERE, THERE), checkpoint(NOW - SECOND, HERE)
+    attempt = running(under_way, safe)
+    attempt.copying = under_way.manifest
+    taken = SnapshotTaken(
+        job=attempt.job, epoch=1, manifest=ManifestId("last"), step=9, size=1, pause=1, final=True
+    )
+    attempt.leave(notice_at(NOW + MINUTE), NOW)
+    attempt.snapshot_taken(taken, NOW)
+    held = CopyHeld(job=attempt.job, manifest=under_way.manifest, node=THERE, rate_bps=1)
+    attempt.copy_held(held, NOW + SECOND)
+    elsewhere = [c for c in attempt.record.checkpoints if THERE in c.holders]
+    assert elsewhere[0].manifest == under_way.manifest
+    assert [c.taken_at for c in attempt.record.checkpoints] == sorted(
+        (c.taken_at for c in attempt.record.checkpoints), reverse=True
+    )
+
+
+def test_what_cannot_be_saved_any_more_waits_for_the_copy_that_is_on_its_way() -> None:
+    safe, under_way = checkpoint(10 * MINUTE, HERE, THERE), checkpoint(NOW - SECOND, HERE)
+    attempt = running(under_way, safe)
+    attempt.copying = under_way.manifest
+    orders = attempt.leave(notice_at(NOW + SECOND), NOW, shed="others have more to lose")
+    assert not [order for order in orders if isinstance(order, End)]
+    held = CopyHeld(job=attempt.job, manifest=under_way.manifest, node=THERE, rate_bps=1)
+    assert [o for o in attempt.copy_held(held, NOW) if isinstance(o, End)]
+    # Without one on its way, nothing is waited for.
+    alone = running(safe)
+    orders = alone.leave(notice_at(NOW + SECOND), NOW, shed="others have more to lose")
+    assert [order for order in orders if isinstance(order, End)]
+
+
+def test_who_goes_on_elsewhere_fetches_from_who_stays() -> None:
+    only_here, safe = checkpoint(NOW - SECOND, HERE), checkpoint(10 * MINUTE, HERE, THERE)
+    attempt = running(only_here, safe)
+    attempt.leave(notice_at(NOW + SECOND), NOW, shed="others have more to lose")
+    attempt.exited(ProcessExited(job=attempt.job, epoch=1, code=None, killed=True), NOW)
+    assert attempt.record.state == JobState.PENDING
+    assert [c.holders for c in attempt.record.checkpoints] == [(HERE,), (THERE,)]

@@ -369,6 +369,7 @@ class Agent:
                 invitation=settings.token,
                 node=settings.node,
                 folder=settings.folder / "tls",
+                lease=settings.timing.lease,
             )
             credentials = membership.credentials
             stack.push_async_callback(campus.close)
@@ -441,7 +442,11 @@ class Agent:
         world, mind = self._running()
         for event in self._remembered_provider():
             world.deliver(event)
-        records = {record.id: record for record in await _records_now(campus)}
+        me = self.settings.node
+        theirs = await campus.read_records(
+            lambda r: me in (r.holder, *r.seats) or bool(vault.manifests(r.id))
+        )
+        records = {record.id: record for record in theirs}
         for attempt in await world.adopt(records.values()):
             held = attempt.suspended_at
             since = None if held is None else self._clock.wall(held)
@@ -795,23 +800,6 @@ class _Gate:
         if self.world is None or not (self.lends() or common_name == ca.GATEWAY):
             return False
         return self.world.may_read(common_name, job)
-
-
-async def _records_now(campus: Campus) -> list[Any]:
-    """All records as they are stored at this moment."""
-    current = asyncio.Event()
-    records: dict[str, Any] = {}
-
-    async def collect() -> None:
-        async with contextlib.aclosing(campus.watch_records(current.set)) as changes:
-            async for record in changes:
-                records[record.id] = record
-
-    collecting = asyncio.ensure_future(collect())
-    await current.wait()
-    collecting.cancel()
-    await asyncio.wait([collecting])
-    return list(records.values())
 
 
 def campus_of(config: Config, join: str | None, token: str | None) -> tuple[str, str]:

@@ -52,14 +52,15 @@ def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None, 
     )
 
 
-@command("rn sim --seed 7\nrn sim --preset busy --days 10 --compare")
+@command("rn sim --seed 7\nrn sim two-labs.toml\nrn sim --preset busy --days 10 --compare")
 @json_option
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.argument("scenario", required=False, type=click.Path(path_type=Path, exists=True))
+@click.option("--seed", type=int, help="Otherwise the scenario's own, or 0.")
 @click.option("--quick", is_flag=True, help="Two days.")
 @click.option(
     "--trace",
     type=click.Path(path_type=Path, exists=True),
-    help="A scenario (TOML) or a trace to run instead of a preset.",
+    help="A scenario (TOML) or a trace to run instead of a preset; the same as SCENARIO.",
 )
 @click.option(
     "--preset", default="campus54", show_default=True, help="A synthetic campus, by name."
@@ -68,19 +69,26 @@ def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None, 
 @click.option("--compare", is_flag=True, help="The baselines beside it.")
 def sim(
     as_json: bool,
-    seed: int,
+    scenario: Path | None,
+    seed: int | None,
     quick: bool,
     trace: Path | None,
     preset: str,
     days: float | None,
     compare: bool,
 ) -> Any:
-    """Run a simulated campus: the same engines, another clock."""
+    """Run a simulated campus: the same engines, another clock.
+
+    SCENARIO is a scenario (.toml), a journal (.jsonl), a spot trace (.csv), submissions (.csv.gz)
+    or a folder of owners' files; without one, a preset is run.
+    """
+    if scenario is not None and trace is not None:
+        raise click.UsageError(f"{scenario} and --trace {trace}; expected one of them")
     return app("sim", "main")(
         json=as_json,
         seed=seed,
         quick=quick,
-        trace=trace,
+        trace=scenario or trace,
         preset=preset,
         days=days,
         compare=compare,

@@ -22,7 +22,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from reclaimnet.adapters.nats.campus import Campus, Refused
+from reclaimnet.adapters.nats.campus import Campus
+from reclaimnet.adapters.nats.records import Refused
 from reclaimnet.apps import cli_story, history
 from reclaimnet.apps.client import Entry
 from reclaimnet.apps.gateway_samples import Sample

@@ -162,7 +162,7 @@ class View:
         records_known, cards_known = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as group:
             tasks = (
-                group.create_task(self._follow_records(campus, records_known)),
+                group.create_task(self._follow_records(campus, records_known, cards_known)),
                 group.create_task(self._follow_cards(campus, cards_known)),
                 group.create_task(self._tick()),
             )
@@ -354,7 +354,12 @@ class View:
         finally:
             self._listeners.discard(listener)
 
-    async def _follow_records(self, campus: Campus, known: asyncio.Event) -> None:
+    async def _follow_records(
+        self, campus: Campus, known: asyncio.Event, cards_known: asyncio.Event
+    ) -> None:
+        # What nodes say of themselves is what records are judged by.
+        await cards_known.wait()
+        campus.recall = self.record
         async with contextlib.aclosing(campus.watch_records(known.set)) as records:
             async for record in records:
                 self.see_record(record)

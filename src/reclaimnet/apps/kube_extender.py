@@ -2,6 +2,7 @@
 
 import http.server
 import logging
+import re
 import signal
 import socket
 import threading
@@ -15,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from reclaimnet.adapters.kube.client import PODS, Api
 from reclaimnet.adapters.kube.mirror import Mirror
-from reclaimnet.adapters.kube.read import pod_of
+from reclaimnet.adapters.kube.read import UNREADABLE, pod_of
 from reclaimnet.apps.kube_view import Views, mirror_of
 from reclaimnet.errors import UsageError
 from reclaimnet.model.pods import Pod
@@ -156,7 +157,8 @@ class _Door(http.server.BaseHTTPRequestHandler):
         verbs = {"/filter": self.extender.filter, "/prioritize": self.extender.prioritize}
         verb = verbs.get(self.path)
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+        # Longer numbers Python refuses to read.
+        if not re.fullmatch(r"[0-9]{1,12}", length) or int(length) > MAX_BODY_BYTES:
             self.close_connection = True
             self._answer(413, b"a body of a known and bounded length is needed\n")
             return
@@ -166,7 +168,7 @@ class _Door(http.server.BaseHTTPRequestHandler):
             return
         try:
             answer = verb(msgspec.json.decode(body, type=Arguments))
-        except (msgspec.DecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
+        except (msgspec.DecodeError, RecursionError, *UNREADABLE) as error:
             self._answer(400, f"not what a scheduler asks: {error}\n".encode())
             return
         self._answer(200, msgspec.json.encode(answer), kind="application/json")

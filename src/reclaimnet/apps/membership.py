@@ -9,6 +9,8 @@ from typing import Final
 
 from reclaimnet.adapters.nats.access import NEWCOMER, Key, new_key
 from reclaimnet.adapters.nats.campus import Campus, EnrolmentAsked
+from reclaimnet.adapters.nats.seals import Seal
+from reclaimnet.adapters.nats.witness import LEASE, Witness
 from reclaimnet.adapters.tls import ca
 from reclaimnet.apps.register import read_invitation
 from reclaimnet.errors import Forbidden, Unavailable
@@ -16,6 +18,7 @@ from reclaimnet.model.market import NodeId
 
 CONNECT_AGAIN_S: Final = 1.0
 REFUSALS_AFTER_ENROLMENT: Final = 10
+SEALED: Final = "sealed"
 
 _log = logging.getLogger("reclaimnet.agent")
 
@@ -27,14 +30,26 @@ class Membership:
 
     key: Key
     credentials: ca.Credentials
+    sealed: Path
+    """There if every job of the campus is known to have its seal."""
 
     @property
     def tls(self) -> ssl.SSLContext:
         return ca.server_known_by(self.credentials.authority.read_text())
 
+    def witness(self, lease: int) -> Witness:
+        return Witness(
+            self.key.name,
+            key=self.key,
+            seal=Seal(self.credentials.authority.read_text()),
+            strict=self.sealed.exists(),
+            on_strict=self.sealed.touch,
+            lease=lease,
+        )
+
 
 async def joined(
-    *, url: str, invitation: str, node: NodeId, folder: Path
+    *, url: str, invitation: str, node: NodeId, folder: Path, lease: int = LEASE
 ) -> tuple[Campus, Membership]:
     """As whom the folder says that we joined before, or else by the invitation. The campus may come
     up after us; keep trying, but say so."""
@@ -46,7 +61,12 @@ async def joined(
             if membership is None:
                 membership = await _enrol(url, invitation, node, folder)
             campus = await Campus.connect(
-                url, membership.key, node, tls=membership.tls, prepare=False
+                url,
+                membership.key,
+                node,
+                tls=membership.tls,
+                prepare=False,
+                witness=membership.witness(lease),
             )
             return campus, membership
         except Forbidden:
@@ -70,7 +90,8 @@ def _kept(invitation: str, node: NodeId, folder: Path) -> Membership | None:
     try:
         if kept.authority.read_text() != read_invitation(invitation).ca:
             return None
-        return Membership(key=Key(name=node, seed=seed.read_text()), credentials=kept)
+        key = Key(name=node, seed=seed.read_text(), since=seed.stat().st_mtime_ns)
+        return Membership(key=key, credentials=kept, sealed=folder / SEALED)
     except FileNotFoundError:
         return None
 
@@ -100,4 +121,8 @@ async def _enrol(url: str, invitation: str, node: NodeId, folder: Path) -> Membe
         authority=enrolment.ca.encode(),
     )
     ca.write_private(folder / "campus.key", key.seed.encode())
-    return Membership(key=key, credentials=credentials)
+    sealed = folder / SEALED
+    sealed.unlink(missing_ok=True)
+    if enrolment.seals:
+        sealed.touch()
+    return Membership(key=key, credentials=credentials, sealed=sealed)

@@ -44,7 +44,7 @@ COSTS: Final = {
 def main(
     *,
     json: bool,
-    seed: int,
+    seed: int | None,
     quick: bool,
     trace: Path | None = None,
     preset: str = PRESET,
@@ -52,7 +52,9 @@ def main(
     compare: bool = False,
 ) -> int:
     """Writes a journal and plots below ./out/; a table, or one JSON object, to standard output."""
-    scenario = scenario_of(trace, preset=preset, seed=seed, days=days or (2.0 if quick else 60.0))
+    length = days or (2.0 if quick else 60.0)
+    scenario = scenario_of(trace, preset=preset, seed=seed or 0, days=length)
+    seed = seed if seed is not None else scenario.seed or 0
     OUT.mkdir(exist_ok=True)
     journal_path = OUT / "sim-journal.jsonl"
     with (
@@ -128,10 +130,17 @@ def _show(scenario: Scenario, accounts: dict[str, dict[str, Any]], files: list[s
         for column in columns:
             table.add_column(column, justify="right")
         for name, account in accounts.items():
-            table.add_row(name, *(f"{account[key]:.1f}" for key in columns.values()))
+            table.add_row(name, *(_number(account[key]) for key in columns.values()))
         console.print(table)
     for file in files:
         console.print(f"[dim]{file}[/dim]")
+
+
+def _number(value: float) -> str:
+    """Counts as they are; of hours, what there is to see on a campus of two nodes, too."""
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
 def _plots(scenario: Scenario, result: Run, accounts: dict[str, dict[str, Any]]) -> list[Path]:

@@ -23,6 +23,7 @@ from reclaimnet.adapters.linux.attempts.reports import Exited
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.access import CAMPUS_HOST, Key, new_key
 from reclaimnet.adapters.nats.campus import Campus, Enrolment, EnrolmentAsked
+from reclaimnet.adapters.nats.seals import Seal
 from reclaimnet.adapters.nats.server import (
     Routes,
     Server,
@@ -33,6 +34,7 @@ from reclaimnet.adapters.nats.server import (
     start_server,
     stop_server,
 )
+from reclaimnet.adapters.nats.witness import Witness
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps import daemon, gateway, gateway_page
@@ -221,6 +223,7 @@ async def _serve(
         async with contextlib.AsyncExitStack() as stack:
             stack.callback((config.state / "campus.json").unlink, missing_ok=True)
             authority = ca.make_ca(config.state / "ca")
+            since = _sealed_since(config)
             key = _gateway_key(config.state / "gateway.key")
             register = Register(config.state)
             standing = register.invite(valid=STANDING, once=False)
@@ -230,7 +233,10 @@ async def _serve(
             keeping = asyncio.create_task(nats.keep())
             stack.callback(keeping.cancel)
             authority_text = authority.pem.decode()
-            campus = await _connected(url, key, authority_text, servers)
+            witness = Witness(
+                GATEWAY, key=key, seal=Seal(authority_text, authority.key), sealed_since=since
+            )
+            campus = await _connected(url, key, authority_text, servers, witness)
             stack.push_async_callback(campus.close)
             await campus.serve_enrol(_Porter(campus, register, nats, authority).take_in)
             nats_token = str(Invitation(url=url, ca=authority_text, secret=standing))
@@ -300,13 +306,24 @@ def _server_count(config: Config, asked: int | None) -> int:
     return count
 
 
-async def _connected(url: str, key: Key, authority: str, servers: int) -> Campus:
+def _sealed_since(config: Config) -> int:
+    """From when on every job of this campus has its seal. What an earlier version has stored is
+    taken as it is, and sealed if it still waits or runs."""
+    file = config.state / "sealed-since"
+    if not file.exists():
+        file.write_text(str(time.time_ns() if server_folders(config)[0].exists() else 0))
+    return _number(file)
+
+
+async def _connected(url: str, key: Key, authority: str, servers: int, witness: Witness) -> Campus:
     """Several servers need a moment until they agree on who leads."""
     give_up = time.monotonic() + READY_S
     while True:
         try:
             tls = ca.server_known_by(authority)
-            return await Campus.connect(url, key, GATEWAY, tls=tls, replicas=servers)
+            return await Campus.connect(
+                url, key, GATEWAY, tls=tls, replicas=servers, witness=witness
+            )
         except Unavailable:
             if servers == 1 or time.monotonic() > give_up:
                 raise
@@ -477,7 +494,9 @@ class _Porter:
         certificate = ca.issue(self._authority, name, request)
         self._nats.apply()
         _log.info("%s was taken in", node)
-        return Enrolment(certificate=certificate.decode(), ca=self._authority.pem.decode())
+        return Enrolment(
+            certificate=certificate.decode(), ca=self._authority.pem.decode(), seals=True
+        )
 
     def _lives(self, node: NodeId) -> bool:
         reading = asyncio.run_coroutine_threadsafe(self._campus.read_card(node), self._loop)

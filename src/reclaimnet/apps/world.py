@@ -32,7 +32,8 @@ from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.adapters.linux.pressure import Watch
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.linux.sandbox import Sandbox
-from reclaimnet.adapters.nats.campus import Campus, Refused
+from reclaimnet.adapters.nats.campus import Campus
+from reclaimnet.adapters.nats.records import Refused
 from reclaimnet.adapters.tls.ca import GATEWAY, node_of
 from reclaimnet.adapters.vault.assembly import Assembly, changed_chunks
 from reclaimnet.adapters.vault.sending import Sending, Sendings
@@ -859,8 +860,8 @@ class LiveWorld:
                     self._guard.let_go(transfer)
                 self.deliver(ev.SendingEnded(transfer=transfer))
             under_way = self._sendings.under_way()
-            for sending in under_way:
-                self.deliver(_bytes_sent(sending))
+            for index, sending in enumerate(under_way, start=1):
+                self.deliver(_bytes_sent(sending, more=index < len(under_way)))
             if not under_way:
                 self._watching_sendings = False
                 return
@@ -1043,7 +1044,7 @@ def _transfer_of(sending: Sending) -> TransferId:
     return TransferId(f"{sending.job}/{sending.manifest[:12]}/{to}")
 
 
-def _bytes_sent(sending: Sending) -> ev.BytesSent:
+def _bytes_sent(sending: Sending, *, more: bool = False) -> ev.BytesSent:
     return ev.BytesSent(
         transfer=_transfer_of(sending),
         job=sending.job,
@@ -1051,6 +1052,7 @@ def _bytes_sent(sending: Sending) -> ev.BytesSent:
         size=sending.size,
         left=sending.left,
         busy=sending.busy(),
+        more=more,
     )
 
 

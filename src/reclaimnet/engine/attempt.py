@@ -124,6 +124,7 @@ class Attempt:
         self.job = record.id
         self.record = record
         self.gpus = gpus
+        self._shape = shape_of(record.spec)
         self.source = source
         self.suite = suite
         self.around = around
@@ -165,7 +166,7 @@ class Attempt:
         self._saving = False
         self._resume_when_written = False
         self._copy_avoid: tuple[NodeId, ...] = ()
-        self._copying: ManifestId | None = None
+        self.copying: ManifestId | None = None
         """What the standby is fetching: it must not vanish meanwhile, however often we save."""
         self._copy_by = 0
         self._kept: tuple[ManifestId, ...] = ()
@@ -182,6 +183,7 @@ class Attempt:
             # Only a job that was saved once is known to wait for its state when started ahead;
             # another might begin to work, beside the one that still runs.
             return []
+        self._loads_ahead = True
         orders: list[Order] = [
             WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
         ]
@@ -280,6 +282,11 @@ class Attempt:
         failed = HandoverFailed(job=self.job, node=self.node, reason=reason)
         return [End(job=self.job, epoch=self.epoch), Tell(to=self.source, event=failed)]
 
+    def _waits(self) -> bool:
+        """Whether a process was started ahead and waits for its state."""
+        ahead = (Phase.BOOKED, Phase.CLAIMING, Phase.FETCHING)
+        return self._loads_ahead and self.phase in ahead
+
     def _look_next(self, now: int) -> int:
         return max(self.around.silent_at(self.source or self.node, now), now + LOOK_AGAIN)
 
@@ -344,7 +351,7 @@ class Attempt:
         if checkpoint is not None:
             # What was newer than what could be restored is not worth trying a second time.
             kept = kept[kept.index(checkpoint) :]
-            held = replace(checkpoint, holders=_with(checkpoint.holders, self.node))
+            held = checkpoint.held_by(self.node)
             kept = (held, *kept[1:])
         orders: list[Order] = []
         if kept != self.record.checkpoints or step != self.record.step:
@@ -459,11 +466,8 @@ class Attempt:
             taken_at=now,
             holders=(self.node,),
         )
-        older = [c for c in self.record.checkpoints if c.manifest != event.manifest]
-        # What nobody else holds goes with this node: of the older ones, one that is safe stays.
-        older.sort(key=lambda c: set(c.holders) <= {self.node})
         changes: dict[str, Any] = {
-            "checkpoints": (checkpoint, *older)[:KEPT_CHECKPOINTS],
+            "checkpoints": (checkpoint, *self._still_kept(event.manifest)),
             "step": max(event.step, self.record.step),
             "save_pause": event.pause,
             "last_step_at": now,
@@ -478,11 +482,19 @@ class Attempt:
             # The copy's arrival is written down soon, and this with it.
             self.record = self.record.but(**changes)
             asked = self._ask_copy(checkpoint, now)
-            return asked if self._copying == event.manifest else asked + self._change(now)
+            return asked if self.copying == event.manifest else asked + self._change(now)
         orders = self._change(now, **self._as_is(), **changes)
         if event.final:
             orders.append(Resume(job=self.job, epoch=self.epoch))
         return orders + (self._ask_copy(checkpoint, now) if self.suite.prepare.copies else [])
+
+    def _still_kept(self, newest: ManifestId) -> list[Checkpoint]:
+        """What nobody else holds goes with this node: of the older checkpoints, one that is safe
+        stays, and the one whose copy is on its way, which may be what is left of this attempt."""
+        older = [c for c in self.record.checkpoints if c.manifest != newest]
+        ranked = sorted(older, key=lambda c: not any(holder != self.node for holder in c.holders))
+        kept = [c.manifest for c in ranked[: KEPT_CHECKPOINTS - 1]]
+        return [c for c in older if c.manifest in kept or c.manifest == self.copying]
 
     def _may_write_later(self) -> bool:
         """Whether nobody would miss the newest checkpoint's entry until its copy has arrived: the
@@ -531,6 +543,8 @@ class Attempt:
                 why = f"Released: {self._releasing}"
             elif self.notice is not None:
                 why = f"Reclaimed: {self.notice.cause}"
+                kept = tuple(self._left_to_others(c) for c in self.record.checkpoints)
+                return self._close(JobState.PENDING, why, now, checkpoints=kept)
             return self._close(JobState.PENDING, why, now)
         if event.code == REQUEUE_EXIT_CODE:
             return self._close(JobState.PENDING, "saved, and asked to be run again", now)
@@ -540,6 +554,12 @@ class Attempt:
             return self._close(JobState.COMPLETED, "", now, exit_code=0)
         reason = event.reason or f"exit code {event.code}"
         return self._close(JobState.FAILED, reason, now, exit_code=event.code)
+
+    def _left_to_others(self, checkpoint: Checkpoint) -> Checkpoint:
+        """What others hold as well is fetched from them: this node leaves, and needs its uplink for
+        what is nowhere else."""
+        others = tuple(holder for holder in checkpoint.holders if holder != self.node)
+        return replace(checkpoint, holders=others) if others else checkpoint
 
     def cancel(self, now: int) -> list[Order]:
         self.record = replace(self.record, cancel=True)
@@ -581,6 +601,7 @@ class Attempt:
             bytes_left=newest.size,
             fixed=self.save_cost or 0,
             unsaved=max(self.at_stake(now), 1) / SECOND * max(self.record.spec.gpus, 1),
+            ready=self.record.load_time if self.suite.prepare.warm else 0,
         )
 
     def at_stake(self, now: int) -> int:
@@ -621,7 +642,7 @@ class Attempt:
     def _ask_copy(self, newest: Checkpoint, now: int) -> list[Order]:
         need = Need(
             job=self.job,
-            shape=shape_of(self.record.spec),
+            shape=self._shape,
             state_bytes=newest.size,
             vacant_now=False,
             avoid=self._copy_avoid,
@@ -637,7 +658,7 @@ class Attempt:
             return explained + (self._finished(now) if self.phase == Phase.FINISHING else [])
         chosen = ranked.nodes[0]
         asked = CopyAsked(job=self.job, manifest=newest.manifest, source=self.node)
-        self._copying, self._copy_by = newest.manifest, now + COPY_PATIENCE
+        self.copying, self._copy_by = newest.manifest, now + COPY_PATIENCE
         orders: list[Order] = [Tell(to=chosen, event=asked)]
         if chosen != self.record.standby:
             orders.append(Explain(job=self.job, decision=ranked.decision))
@@ -645,17 +666,17 @@ class Attempt:
         return orders
 
     def copy_held(self, event: CopyHeld, now: int) -> list[Order]:
-        if event.manifest == self._copying:
-            self._copying = None
+        if event.manifest == self.copying:
+            self.copying = None
         output = self.record.output
         if self.phase == Phase.FINISHING:
             if output is None or event.manifest != output.manifest:
                 return []
-            held = replace(output, holders=_with(output.holders, event.node))
+            held = output.held_by(event.node)
             self.record = replace(self.record, output=held)
             return self._finished(now)
         checkpoints = tuple(
-            replace(c, holders=_with(c.holders, event.node)) if c.manifest == event.manifest else c
+            c.held_by(event.node) if c.manifest == event.manifest else c
             for c in self.record.checkpoints
         )
         orders: list[Order] = []
@@ -676,8 +697,8 @@ class Attempt:
         return min(event.moved_bytes / held.size, 1.0)
 
     def copy_refused(self, event: CopyRefused, now: int) -> list[Order]:
-        if event.manifest == self._copying:
-            self._copying = None
+        if event.manifest == self.copying:
+            self.copying = None
         if self.departure is not None:
             return self.departure.copy_refused(event, now)
         finishing = self.phase == Phase.FINISHING
@@ -732,11 +753,17 @@ class Attempt:
     # --- the way out -----------------------------------------------------------------------
 
     def leave(
-        self, notice: Notice, now: int, *, shed: str = "", slowest: float | None = None
+        self,
+        notice: Notice,
+        now: int,
+        *,
+        shed: str = "",
+        turn: int = 0,
+        slowest: float | None = None,
     ) -> list[Order]:
         """The loan ends by the notice's deadline, for whatever cause. If there is a reason to
-        `shed` it, it goes on from its last copy and leaves the uplink to others. A place where its
-        rhythm makes it as slow as `slowest` is none."""
+        `shed` it, it goes on from its last copy and leaves the uplink to others, who need it until
+        its `turn` comes. A place where its rhythm makes it as slow as `slowest` is none."""
         before = self.notice
         other = before is not None and before.id != notice.id and before.binding
         if before is not None and other and before.deadline <= notice.deadline:
@@ -744,19 +771,18 @@ class Attempt:
         self.notice = notice
         if self.phase == Phase.BOOKED:
             return self._decline(f"{self.node} is being reclaimed itself")
-        if self.phase == Phase.STARTING or (self.phase == Phase.FETCHING and self._loads_ahead):
+        if self.phase == Phase.STARTING or self._waits():
             return [Limit(job=self.job, epoch=self.epoch, at=notice.deadline)]
         if self.phase == Phase.RUNNING:
             if self.departure is not None:
                 return self.departure.changed(notice, now)
-            return self._depart(now, shed=shed, slowest=slowest)
+            return self._depart(now, shed=shed, turn=turn, slowest=slowest)
         return []
 
     def stay(self, now: int) -> list[Order]:
         """The notice was withdrawn: the loan goes on."""
         self.notice = None
-        loads = self.phase == Phase.FETCHING and self._loads_ahead
-        if self.phase not in (Phase.STARTING, Phase.RUNNING) and not loads:
+        if self.phase not in (Phase.STARTING, Phase.RUNNING) and not self._waits():
             return []
         orders: list[Order] = [Limit(job=self.job, epoch=self.epoch, at=None)]
         if self.departure is None:
@@ -770,9 +796,11 @@ class Attempt:
             self._resume_when_written = True
         return orders
 
-    def _depart(self, now: int, *, shed: str = "", slowest: float | None = None) -> list[Order]:
+    def _depart(
+        self, now: int, *, shed: str = "", turn: int = 0, slowest: float | None = None
+    ) -> list[Order]:
         assert self.notice is not None, "nobody asked this job to leave"
-        self.departure = Departure(self, self.notice, slowest=slowest)
+        self.departure = Departure(self, self.notice, turn=turn, slowest=slowest)
         return self.departure.begin(now, shed=shed)
 
     def doubt(self, now: int) -> list[Order]:
@@ -805,7 +833,7 @@ class Attempt:
 
     def _close(self, state: JobState, reason: str, now: int, **changes: Any) -> list[Order]:
         ended: list[Order] = []
-        if self.phase == Phase.FETCHING and self._loads_ahead:
+        if self._waits():
             ended.append(End(job=self.job, epoch=self.epoch))
         self.phase = Phase.CLOSING
         self.departure = None
@@ -846,10 +874,12 @@ class Attempt:
     def _forget_older(self, stored: JobRecord) -> list[Order]:
         """What the store has ceased to name, nobody will ask for again."""
         checkpoints = (*stored.checkpoints, *self.record.checkpoints)
-        keep = dict.fromkeys(checkpoint.manifest for checkpoint in checkpoints)
-        if self._copying is not None:
-            keep[self._copying] = None
-        if self.phase != Phase.RUNNING or not checkpoints or tuple(keep) == self._kept:
+        if self.phase != Phase.RUNNING or not checkpoints:
+            return []
+        keep = dict.fromkeys([checkpoint.manifest for checkpoint in checkpoints])
+        if self.copying is not None:
+            keep[self.copying] = None
+        if tuple(keep) == self._kept:
             return []
         self._kept = tuple(keep)
         return [Forget(job=self.job, keep=self._kept)]
@@ -885,18 +915,27 @@ class Attempt:
         """Someone else decides about this job now: stop, write nothing, and leave no trace."""
         who = f"epoch {current.epoch} held by {current.holder}" if current else "no such job"
         had_process = self.phase in (Phase.STARTING, Phase.RUNNING)
-        warm = self.source is not None and self.phase in (Phase.BOOKED, Phase.CLAIMING)
-        warm = warm or (self.phase == Phase.FETCHING and self._loads_ahead)
+        waits = self._waits()
         self.phase = Phase.FENCED if had_process else Phase.GONE
         self.departure = None
         orders: list[Order] = [self._explain("may this attempt go on?", "no", who)]
-        if had_process or warm:
+        if had_process or waits:
             orders.append(End(job=self.job, epoch=self.epoch))
         return orders
 
     # --- time ------------------------------------------------------------------------------
 
     def next_wake(self) -> int | None:
+        if (
+            self.phase is Phase.RUNNING
+            and self.departure is None
+            and self._write_at is None
+            and not self.copying
+        ):
+            # Nearly always, and this is asked after every event.
+            if self.due_at is None or not self._may_save():
+                return None
+            return self.due_at if self.due_at > self._save_after else self._save_after
         times: list[int] = []
         if self._write_at is not None:
             times.append(self._write_at)
@@ -907,10 +946,7 @@ class Attempt:
             if self.due_at is not None and self._may_save():
                 # A state that could not leave the node is worth little: one copy at a time.
                 due_at = max(self.due_at, self._save_after)
-                due_at = max(due_at, self._copy_by) if self._copying else due_at
-                if not times and self.departure is None:
-                    # Nearly always, and this is asked after every event.
-                    return due_at
+                due_at = max(due_at, self._copy_by) if self.copying else due_at
                 times.append(due_at)
         elif self.phase == Phase.BOOKED:
             times.append(min(self._booked_until, self._look_at))
@@ -943,9 +979,9 @@ class Attempt:
         if self.departure is not None:
             orders += self.departure.woke(now)
         elif self._save_is_due(now):
-            if self._copying is not None and now < self._copy_by:
+            if self.copying is not None and now < self._copy_by:
                 return orders
-            self._copying = None
+            self.copying = None
             self._saving = True
             if self.save_cost is None or self.save_cost >= SHOWN_PAUSE:
                 orders += self._change(now, state=JobState.CHECKPOINTING)
@@ -1001,7 +1037,3 @@ def claimed(record: JobRecord, node: NodeId) -> JobRecord:
         reason=f"starts on {node}",
         moves=record.moves + moved,
     )
-
-
-def _with(holders: tuple[NodeId, ...], node: NodeId) -> tuple[NodeId, ...]:
-    return holders if node in holders else (*holders, node)

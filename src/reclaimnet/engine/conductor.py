@@ -6,7 +6,7 @@ conductor that takes over begins from where everybody is at that moment.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -15,7 +15,7 @@ from typing import Final, assert_never
 from reclaimnet.engine.convoy import Convoy, differs
 from reclaimnet.model.events import PacesTold, TransfersTold
 from reclaimnet.model.market import JobId, LinkSeen, NodeId
-from reclaimnet.model.moving import Link, LinkId
+from reclaimnet.model.moving import Link, LinkId, Pace, TransferId
 from reclaimnet.model.orders import Order, Tell
 from reclaimnet.model.rhythm import (
     Clock,
@@ -173,6 +173,8 @@ class Conductor:
         """By the links of a round."""
 
     def next_wake(self) -> int | None:
+        if not self._strains:
+            return self._replan_at
         times = [strain.ask_at for strain in self._strains.values()]
         times += [] if self._replan_at is None else [self._replan_at]
         return min(times, default=None)
@@ -206,13 +208,7 @@ class Conductor:
         """Who tells is answered, so that it knows that we are there; others if their pace is
         another one now."""
         # Deadlines are by the sender's clock; what is left until then is the same by ours.
-        transfers = [
-            transfer
-            if transfer.deadline is None
-            else replace(transfer, deadline=transfer.deadline - event.at + now)
-            for transfer in event.transfers
-        ]
-        self.convoy.told(event.node, transfers, now)
+        self.convoy.told(event.node, event.transfers, now, apart=now - event.at)
         return self._pace(now, answer=event.node)
 
     def _pace(self, now: int, *, answer: NodeId | None = None) -> list[Order]:
@@ -220,25 +216,26 @@ class Conductor:
         senders = self.convoy.senders()
         self._paced = {node: told for node, told in self._paced.items() if node in senders}
         orders: list[Order] = []
+        paces = {pace.transfer: pace for pace in plan.paces}
         for node in senders if answer is None else sorted({*senders, answer}):
-            ours = {transfer.id for transfer in self.convoy.of(node)}
-            told = PacesTold(
-                stretch=self.stretch,
-                node=self.node,
-                paces=tuple(pace for pace in plan.paces if pace.transfer in ours),
-                shed=tuple(id_ for id_ in plan.shed if id_ in ours),
-            )
-            if node == answer or _other_paces(self._paced.get(node), told):
-                self._paced[node] = told
-                orders.append(Tell(to=node, event=told))
-        if plan.decision.chosen != self._explained and plan.until is not None:
-            self._explained = plan.decision.chosen
+            ours = sorted([transfer.id for transfer in self.convoy.of(node)])
+            told = tuple([paces[id_] for id_ in ours if id_ in paces])
+            shed = tuple([id_ for id_ in ours if id_ in plan.shed])
+            if node == answer or _other_paces(self._paced.get(node), told, shed):
+                self._paced[node] = word = PacesTold(
+                    stretch=self.stretch, node=self.node, paces=told, shed=shed
+                )
+                orders.append(Tell(to=node, event=word))
+        if plan.chosen != self._explained and plan.until is not None:
+            self._explained = plan.chosen
             links = tuple(link.id for link in self.links if self.convoy.on(link.id))
             orders.append(ExplainLink(links=links, decision=plan.decision))
         return orders
 
     def seen(self) -> tuple[LinkSeen, ...]:
         """Those of our links on which something moves, as far as a card has room for them."""
+        if not self.plan.rounds and not self.convoy.senders():
+            return ()
         found = []
         shed = set(self.convoy.plan.shed)
         for one in view(self.plan, self.links):
@@ -262,6 +259,8 @@ class Conductor:
 
     def _beside(self, link: Link) -> Link:
         """Of a link, transfers have what the bursts leave."""
+        if not self.plan.rounds:
+            return link
         round_ = self.round_on(link)
         return link if round_ is None else beside_rhythms(link, round_)
 
@@ -624,11 +623,13 @@ def _correct(player: _Player) -> None:
         player.rhythm = other
 
 
-def _other_paces(before: PacesTold | None, told: PacesTold) -> bool:
-    if before is None or before.shed != told.shed:
+def _other_paces(
+    before: PacesTold | None, paces: Sequence[Pace], shed: tuple[TransferId, ...]
+) -> bool:
+    if before is None or before.shed != shed:
         return True
     rates = {pace.transfer: pace.rate for pace in before.paces}
-    return any(differs(rates.get(pace.transfer), pace.rate) for pace in told.paces)
+    return any(differs(rates.get(pace.transfer), pace.rate) for pace in paces)
 
 
 def _aged(clock: Clock, now: int) -> int:

@@ -2,7 +2,7 @@
 each of them in time. Conductors have one for their stretch; a node has one for its own uplink, in
 case that nobody conducts."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -39,7 +39,11 @@ LEAST_SHARE: Final = 0.05
 wrong then."""
 
 NO_PLAN: Final = PacePlan(
-    paces=(), shed=(), until=None, decision=Decision(question="pace", chosen="nothing moves")
+    paces=(),
+    shed=(),
+    until=None,
+    chosen="nothing moves",
+    explain=lambda: Decision(question="pace", chosen="nothing moves"),
 )
 
 
@@ -47,7 +51,10 @@ NO_PLAN: Final = PacePlan(
 class _Moving:
     """A transfer, and what it has reached since the rates were last set."""
 
+    told: Transfer
+    """As its sender told of it."""
     transfer: Transfer
+    """The same, but only for our links."""
     since: int
     left: int
     """What was left then."""
@@ -79,26 +86,39 @@ class Convoy:
         self._senders: dict[NodeId, _Sender] = {}
         self._fallen: dict[LinkId, int] = {}
         self._rates: dict[TransferId, int] = {}
+        self._ranked: list[_Moving] | None = None
+        """All that moves, if that has been ranked since it last changed."""
 
-    def told(self, node: NodeId, transfers: Iterable[Transfer], now: int) -> None:
-        """All that this node sends through our links now; what is not named has ended."""
+    def told(
+        self, node: NodeId, transfers: Iterable[Transfer], now: int, *, apart: int = 0
+    ) -> None:
+        """All that this node sends through our links now; what is not named has ended. `apart` is
+        what our clock shows more than the one that their deadlines are told by."""
         before = self._senders.pop(node, None)
         known = before.moving if before is not None else {}
         moving: dict[TransferId, _Moving] = {}
         news = False
-        room = MAX_TRANSFERS - sum(len(other.moving) for other in self._senders.values())
+        room = MAX_TRANSFERS - sum([len(other.moving) for other in self._senders.values()])
         for transfer in transfers:
-            path = tuple(link for link in transfer.path if link in self.links)
+            old = known.get(transfer.id)
+            if old is not None and old.told is transfer and transfer.seen_at is not None:
+                # The same look told again says nothing of what has moved since.
+                if len(moving) < room:
+                    moving[transfer.id] = old
+                continue
+            path = tuple([link for link in transfer.path if link in self.links])
             if not path or len(moving) >= room:
                 continue
-            ours = replace(transfer, path=path)
-            old = known.get(transfer.id)
-            if old is None:
-                moving[transfer.id] = _Moving(ours, _seen(transfer, now), transfer.left)
-                continue
-            old.transfer = ours
-            # The same look told again says nothing of what has moved since.
+            ours = transfer
+            if transfer.deadline is not None and apart:
+                ours = transfer.but(path=path, deadline=transfer.deadline + apart)
+            elif path != transfer.path:
+                ours = transfer.but(path=path)
             seen = _seen(transfer, now)
+            if old is None:
+                moving[transfer.id] = _Moving(transfer, ours, seen, transfer.left)
+                continue
+            old.told, old.transfer = transfer, ours
             if seen - old.since >= WINDOW:
                 old.rate = max(0, old.left - transfer.left) * SECOND // (seen - old.since)
                 old.since, old.left = seen, transfer.left
@@ -106,6 +126,7 @@ class Convoy:
             moving[transfer.id] = old
         if moving:
             self._senders[node] = _Sender(moving, now)
+        self._ranked = None
         if news:
             self._measure()
 
@@ -113,6 +134,7 @@ class Convoy:
         """The rates from now on. `see` says what of a link is there for transfers."""
         for node in [n for n, sender in self._senders.items() if now - sender.heard > TOLD_FOR]:
             del self._senders[node]
+            self._ranked = None
         transfers = [moving.transfer for moving in self._moving()]
         if not transfers:
             self.plan, self._rates = NO_PLAN, {}
@@ -122,45 +144,51 @@ class Convoy:
         pressing = any(transfer.deadline is not None for transfer in transfers)
         # Where nobody is in a hurry, a link may show again what it can do.
         measured = self.carries if pressing else {}
-        crossed = {link for transfer in transfers for link in transfer.path}
-        seen = {
-            id_: see(replace(link, rate=measured[id_]) if id_ in measured else link)
-            for id_, link in self.links.items()
-            if id_ in crossed
-        }
+        seen = {id_: self.links[id_] for transfer in transfers for id_ in transfer.path}
+        for id_, link in seen.items():
+            seen[id_] = see(replace(link, rate=measured[id_]) if id_ in measured else link)
         plan = self._policy(transfers, seen.values(), now)
-        rates = {pace.transfer: pace.rate for pace in plan.paces}
-        kept = sorted(
-            (t for t in transfers if t.deadline is not None and t.id in rates),
-            key=lambda t: (t.deadline, t.id),
-        )
+        planned = {pace.transfer: pace.rate for pace in plan.paces}
+        rates = dict(planned)
+        kept = [t for t in transfers if t.deadline is not None and t.id in rates]
+        if len(kept) > 1:
+            kept.sort(key=lambda t: (t.deadline, t.id))
         # Who goes first finds out whether a link carries more than was thought.
         for transfer in kept[:1] if pressing else transfers:
             if transfer.id in rates:
-                rates[transfer.id] += min(
-                    self._beyond(link, seen[link], see) for link in transfer.path
-                )
-        # What was given up may turn out to be in time after all where it is in nobody's way.
+                rates[transfer.id] += self._beyond(transfer, transfers, rates, see, measured)
+        if plan.shed:
+            self._let_pass(plan, transfers, kept, see, rates)
+        for transfer_id, rate in rates.items():
+            if differs(self._rates.get(transfer_id), rate):
+                self._begin_measuring(transfer_id, now)
+        self._rates = rates
+        if rates != planned or any(rate > UNLIMITED for rate in rates.values()):
+            paces = tuple(
+                Pace(transfer=transfer_id, rate=min(rate, UNLIMITED))
+                for transfer_id, rate in sorted(rates.items())
+            )
+            plan = replace(plan, paces=paces)
+        self.plan = plan
+        return plan
+
+    def _let_pass(
+        self,
+        plan: PacePlan,
+        transfers: Iterable[Transfer],
+        kept: Iterable[Transfer],
+        see: Callable[[Link], Link],
+        rates: dict[TransferId, int],
+    ) -> None:
+        """What was given up may turn out to be in time after all where it is in nobody's way."""
         taken = {link for transfer in kept for link in transfer.path}
         for transfer in transfers:
-            if transfer.id in plan.shed and not taken & set(transfer.path):
+            if transfer.id in plan.shed and taken.isdisjoint(transfer.path):
                 rates[transfer.id] = min(
                     UNLIMITED if self.links[link].assumed else see(self.links[link]).room
                     for link in transfer.path
                 )
                 taken |= set(transfer.path)
-        for transfer_id, rate in rates.items():
-            if differs(self._rates.get(transfer_id), rate):
-                self._begin_measuring(transfer_id, now)
-        self._rates = rates
-        self.plan = replace(
-            plan,
-            paces=tuple(
-                Pace(transfer=transfer_id, rate=min(rate, UNLIMITED))
-                for transfer_id, rate in sorted(rates.items())
-            ),
-        )
-        return self.plan
 
     def senders(self) -> list[NodeId]:
         return sorted(self._senders)
@@ -177,15 +205,37 @@ class Convoy:
         return sum(m.rate or 0 for m in self._moving() if link in m.transfer.path)
 
     def _moving(self) -> list[_Moving]:
-        return [
-            moving
-            for _, sender in sorted(self._senders.items())
-            for _, moving in sorted(sender.moving.items())
-        ]
+        """In the rank of senders and transfers; that is asked far more often than it changes."""
+        if self._ranked is None:
+            self._ranked = [
+                moving
+                for _, sender in sorted(self._senders.items())
+                for _, moving in sorted(sender.moving.items())
+            ]
+        return self._ranked
 
-    def _beyond(self, link: LinkId, seen: Link, see: Callable[[Link], Link]) -> int:
-        built = self.links[link]
-        return UNLIMITED if built.assumed else max(0, see(built).room - seen.room)
+    def _beyond(
+        self,
+        transfer: Transfer,
+        transfers: Sequence[Transfer],
+        rates: Mapping[TransferId, int],
+        see: Callable[[Link], Link],
+        measured: Mapping[LinkId, int],
+    ) -> int:
+        """What the links on its way would carry besides all that is planned, if those of them that
+        seemed slower were as they are said to be."""
+        built = [self.links[link] for link in transfer.path if not self.links[link].assumed]
+        if not built:
+            return UNLIMITED
+        if not any(link in measured or self.links[link].assumed for link in transfer.path):
+            return 0
+        most = UNLIMITED if transfer.most is None else transfer.most - rates[transfer.id]
+        planned = [
+            sum([rates.get(other.id, 0) for other in transfers if link.id in other.path])
+            for link in built
+        ]
+        rooms = [see(link).room - used for link, used in zip(built, planned, strict=True)]
+        return max(min(most, *rooms), 0)
 
     def _begin_measuring(self, transfer: TransferId, now: int) -> None:
         for moving in self._moving():
@@ -195,10 +245,14 @@ class Convoy:
 
     def _measure(self) -> None:
         """Has a link become slower than was planned with, or is it faster again?"""
-        for link in self.links.values():
-            on = [m for m in self._moving() if link.id in m.transfer.path]
-            if not on or any(m.rate is None or not m.transfer.busy for m in on):
+        crossing: dict[LinkId, list[_Moving]] = {}
+        for moving in self._moving():
+            for crossed in moving.transfer.path:
+                crossing.setdefault(crossed, []).append(moving)
+        for id_, on in crossing.items():
+            if any(m.rate is None or not m.transfer.busy for m in on):
                 continue
+            link = self.links[id_]
             reached = sum(m.rate or 0 for m in on)
             planned_with = self.carries.get(link.id, link.rate)
             # One that is held to less, because of another link, does not ask us for more.

@@ -45,11 +45,14 @@ LOOK_AGAIN: Final = 4 * SECOND
 
 
 class Departure:
-    def __init__(self, attempt: Attempt, notice: Notice, *, slowest: float | None = None) -> None:
-        """A job that leaves for the sake of its rhythm goes nowhere where that is `slowest` or
-        more."""
+    def __init__(
+        self, attempt: Attempt, notice: Notice, *, turn: int = 0, slowest: float | None = None
+    ) -> None:
+        """Until its `turn`, others of this node need the uplink. A job that leaves for the sake of
+        its rhythm goes nowhere where that is `slowest` or more."""
         self.attempt = attempt
         self.notice = notice
+        self._turn = turn
         self._slowest = slowest
         self.destination: NodeId | None = None
         self.stopped = False
@@ -70,6 +73,8 @@ class Departure:
         self._shelves_failed: tuple[NodeId, ...] = ()
         self._lost_hope = False
         """No state can be had of this process: it runs until the deadline."""
+        self._last_copy: ManifestId | None = None
+        """All that is still waited for."""
 
     def begin(self, now: int, *, shed: str = "") -> list[Order]:
         job, epoch = self.attempt.job, self.attempt.epoch
@@ -205,6 +210,7 @@ class Departure:
                 if attempt.suite.prepare.warm
                 else 0,
                 safe_elsewhere=self._safe_elsewhere(now),
+                turn=self._turn,
             )
         )
         if plan.stop_at is None:
@@ -236,10 +242,15 @@ class Departure:
         return orders
 
     def _give_up(self) -> list[Order]:
-        """What it would still do here is lost, so it goes on from its last copy at once."""
+        """What it would still do here is lost, so it goes on from its last copy at once, or from
+        the newer one that is on its way, once that has arrived."""
         self._lost_hope = True
         self._stop_at = self._seek_at = self._look_at = None
-        return [*self._withdraw(), End(job=self.attempt.job, epoch=self.attempt.epoch)]
+        self._last_copy = self.attempt.copying
+        return [*self._withdraw(), *([] if self._last_copy else self._end())]
+
+    def _end(self) -> list[Order]:
+        return [End(job=self.attempt.job, epoch=self.attempt.epoch)]
 
     def _stay(self, why: str, now: int) -> list[Order]:
         """Nobody needs its GPUs: the job goes on here."""
@@ -386,6 +397,8 @@ class Departure:
             # The destination is as ready as it can be; `woke` stops the job when it is time.
             self._precopying = False
             return self._stop() if self._stop_at is None or now >= self._stop_at else []
+        if event.manifest == self._last_copy:
+            return self._end()
         if event.manifest == self._final and self.destination is None:
             self._look_at = None
             return [End(job=self.attempt.job, epoch=self.attempt.epoch)]
@@ -395,6 +408,8 @@ class Departure:
         if self._precopying and event.manifest == self._precopy:
             self._precopying = False
             return self._stop()
+        if event.manifest == self._last_copy:
+            return self._end()
         if event.manifest == self._final and event.node == self._shelf:
             self._shelves_failed = (*self._shelves_failed, event.node)
             return self._shelve(now)

@@ -107,13 +107,12 @@ class Dispatcher:
             self.heard(card)
 
     def next_wake(self) -> int | None:
-        times = [prober.next_wake() for prober in self._searches.values()]
-        times += [self._lost_at, self._foreign_at]
+        times = [self._lost_at, self._foreign_at, self._resting.next_wake()]
+        times += [prober.next_wake() for prober in self._searches.values()]
         times += [at for _, at in self._cancelled.values()]
-        times.append(self._resting.next_wake())
         report = self._reports.next_wake()
         times.append(None if report is None else max(report, self._report_at))
-        return min((time for time in times if time is not None), default=None)
+        return min([time for time in times if time is not None], default=None)
 
     def expects(self, event: ProbeAnswered) -> bool:
         return event.probe in self._asking

@@ -1,6 +1,6 @@
 """The neighbourhood: what a node has heard of the others, and how long ago."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -183,14 +183,19 @@ class Neighbourhood:
         self, nodes: Iterable[NodeId], record: JobRecord, now: int, *, including_me: bool = True
     ) -> list[Candidate]:
         """Only these of them, so that a search costs the same however many there are."""
-        holders = {h for p in record.newest.pieces for h in p.holders} if record.newest else set()
-        known = sorted(node for node in nodes if node in self._heard)
+        newest = record.newest
+        holders: Collection[NodeId] = ()
+        if newest is not None:
+            shards = newest.shards
+            holders = {h for s in shards for h in s.holders} if shards else newest.holders
+        known = sorted([node for node in nodes if node in self._heard])
         stranded = record.holder is None and self._stranded(record, now)
-        slower = _Slower(self, self.rhythms.get(record.id) or _known(record), now)
+        rhythm = self.rhythms.get(record.id) or _known(record)
+        slower = _Slower(self, rhythm, now) if rhythm is not None else None
         return [
             Candidate(
                 stranded=stranded,
-                slowdown=slower.at(node),
+                slowdown=slower.at(node) if slower is not None else 1.0,
                 card=self._heard[node].card,
                 holds=node in holders,
                 path_bps=self.rate(node),
@@ -250,15 +255,13 @@ class _Slower:
     """What a job's rhythm would cost on the links of each node; worked out once for each set of
     links, since the nodes of a building share theirs, and for MAX_FITS of them at most."""
 
-    def __init__(self, around: Neighbourhood, rhythm: Rhythm | None, now: int) -> None:
+    def __init__(self, around: Neighbourhood, rhythm: Rhythm, now: int) -> None:
         self._around = around
         self._rhythm = rhythm
         self._now = now
         self._known: dict[tuple[LinkSeen, ...], float] = {}
 
     def at(self, node: NodeId) -> float:
-        if self._rhythm is None:
-            return 1.0
         seen = self._around.links_of(node, self._now)
         talking = tuple(link for link in seen if link.voices and not link.assumed)
         if not talking:

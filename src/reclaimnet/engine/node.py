@@ -57,6 +57,7 @@ from reclaimnet.policy.hazard import Experience, learn, observe, pooled
 from reclaimnet.policy.place import Need, lacks
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import Topology, uplink_of
+from reclaimnet.policy.triage import turns
 
 DISPATCHER: Final = "dispatcher"
 CONDUCTOR: Final = "conductor "
@@ -82,6 +83,8 @@ LEARN_AGAIN: Final = 6 * HOUR
 NOWHERE: Final = Address()
 ASIDE: Final = (ev.Written, ev.CopyAsked, ev.CopyHeld, ev.Pulled)
 """What keeps checkpoints safe: frequent, and mostly of no consequence for anything else."""
+PACED: Final = (ev.TransfersTold, ev.PacesTold)
+"""Between conductors and senders; of no consequence for anything else."""
 WITHOUT_GPUS: Final = frozenset({Phase.FINISHING, Phase.CLOSING, Phase.GONE})
 """Phases of an attempt that uses no GPU any more."""
 
@@ -166,29 +169,34 @@ class Node:
         self.forecast = learn(self.experience, self.experience)
         self._watched_until = 0
         self._learned_at: int | None = None
+        self.stirred = True
+        """Whether the last event may have changed when it next wakes."""
 
     # --- what a world calls ----------------------------------------------------------------
 
     def handle(self, event: ev.Event, now: int) -> list[Order]:
+        self.stirred = False
         if isinstance(event, ev.BeatHeard) and self.dispatcher is None and now < self._beat_at:
             # By far the most frequent event, and nothing here follows from it.
             self.around.heard(event.card, now)
             return []
         orders = self._react(event, now)
+        if isinstance(event, PACED) and now < self._beat_at and not self.airlock.holds:
+            return orders
+        self.stirred = True
         if isinstance(event, ASIDE) and now < self._beat_at and self._undisturbed(event):
             return orders
         if isinstance(event, ev.PressureRead) and not orders and self._unmoved(now):
             return []
         orders += self._sweep(now)
         orders += self._maybe_beat(now)
-        return self.airlock.escort(orders, self.attempts, now)
+        return self.airlock.escort(orders, self.attempts, now) if self.airlock.holds else orders
 
     def next_wake(self) -> int | None:
         wake = self._beat_at
         if (self.attempts or self.gangs) and self._plan_at < wake:
             wake = self._plan_at
-        for part in (self.provider, self.shelf, self.airlock):
-            time = part.next_wake()
+        for time in (self.provider.next_wake(), self.shelf.next_wake(), self.airlock.next_wake()):
             if time is not None and time < wake:
                 wake = time
         for attempt in self.attempts.values():
@@ -299,6 +307,19 @@ class Node:
             case ev.StepDone():
                 guest = self._running(event.job, event.epoch)
                 return guest.stepped(event, now) if guest else []
+            case ev.PacesTold():
+                if not self._conducts(event.node, event.stretch, now):
+                    return []
+                return self.outbound.hold(now) if self.outbound.heard(event, now) else []
+            case ev.TransfersTold():
+                conductor = self.conductors.get(event.stretch)
+                if conductor is None:
+                    return []
+                orders = self._conducted(conductor.transfers_told(event, now), now)
+                return orders + self.outbound.hold(now)
+            case ev.BytesSent():
+                self.outbound.sent(event, now)
+                return [] if event.more else self._hold_paces(now)
             case ev.BeatHeard():
                 return self._beat_heard(event, now)
             case ev.BeatAcked():
@@ -379,23 +400,9 @@ class Node:
                 return []
             case ev.PullFailed():
                 return self._pull_failed(event, now)
-            case ev.BytesSent():
-                self.outbound.sent(event, now)
-                return self._hold_paces(now)
             case ev.SendingEnded():
                 self.outbound.ended(event)
                 return self._hold_paces(now)
-            case ev.TransfersTold():
-                conductor = self.conductors.get(event.stretch)
-                if conductor is None:
-                    return []
-                orders = self._conducted(conductor.transfers_told(event, now), now)
-                return orders + self.outbound.hold(now)
-            case ev.PacesTold():
-                if not self._conducts(event.node, event.stretch, now):
-                    return []
-                self.outbound.heard(event, now)
-                return self.outbound.hold(now)
             case ev.Iterated():
                 return self._iterated(event, now)
             case ev.TrafficSampled():
@@ -469,11 +476,15 @@ class Node:
         ]
         evacuees = [e for a in leaving if (e := a.evacuee(notice, now)) is not None]
         shed: dict[JobId, str] = {}
+        turn: dict[JobId, int] = {}
         if len(evacuees) > 1:
             shed = dict(self.suite.triage(evacuees, self.body.uplink_bps, now).shed)
+            saved = [evacuee for evacuee in evacuees if evacuee.job not in shed]
+            turn = turns(saved, self.body.uplink_bps, now)
         orders: list[Order] = []
         for attempt in leaving:
-            orders += attempt.leave(notice, now, shed=shed.get(attempt.job, ""))
+            job = attempt.job
+            orders += attempt.leave(notice, now, shed=shed.get(job, ""), turn=turn.get(job, 0))
         for seat in self._seats():
             if set(seat.gpus) & set(notice.gpus):
                 orders += seat.leave(notice, now)
@@ -896,11 +907,18 @@ class Node:
         safe = [
             checkpoint.taken_at
             for checkpoint in attempt.record.checkpoints
-            if set(checkpoint.holders) - {self.body.node}
+            if any(holder != self.body.node for holder in checkpoint.holders)
         ]
         since = max(safe, default=attempt.record.submitted_at)
         unsaved = max(now - since, 0) * max(attempt.record.spec.gpus, 1)
         return Stakes(deadline=deadline, unsaved=unsaved)
+
+    def presses(self, job: JobId) -> bool:
+        """Whether a transfer of this job from here is awaited or in a hurry, by its stakes."""
+        attempt = self.attempts.get(job)
+        if attempt is None or attempt.notice is not None:
+            return True
+        return self._is_leaving() and self.provider.deadline() is not None
 
     # --- records ---------------------------------------------------------------------------
 
@@ -961,6 +979,8 @@ class Node:
 
     def _is_leaving(self) -> bool:
         """Whether nothing may be fetched from this node soon, or already."""
+        if self.provider.offer is not None and not self.provider.notices:
+            return False
         return not set(self._lent_ids()) - self.provider.leaving()
 
     def _clear_shelf(self, record: JobRecord, now: int) -> list[Order]:
@@ -1038,7 +1058,7 @@ class Node:
         until = self.lease_until
         if len(self._leases) != len(self.attempts) or self._leases.keys() != self.attempts.keys():
             self._leases = {job: at for job, at in self._leases.items() if job in self.attempts}
-        elif all(at == until for at in self._leases.values()):
+        elif set(self._leases.values()) <= {until}:
             return []
         jobs = tuple(
             job
@@ -1060,7 +1080,8 @@ class Node:
         elif not was_lending and self.provider.offer is not None:
             self._loan_begins(now)
         orders += self.shelf.woke(now)
-        orders += self.airlock.woke(self.attempts, now)
+        if self.airlock.holds:
+            orders += self.airlock.woke(self.attempts, now)
         for job in [job for job, at in sorted(self._strays.items()) if now >= at]:
             self._strays[job] = now + STRAY_AGAIN
             orders.append(Read(job=job))
@@ -1095,8 +1116,11 @@ class Node:
         if self.gangs or self.seats:
             self._sweep_gangs(now)
         orders = self.airlock.sweep(self.attempts, now)
-        players = self.tempo.players()
-        gone_now = [j for j in players if j not in self.attempts and j not in self.seats]
+        gone_now = [
+            job
+            for job in self.tempo.players()
+            if job not in self.attempts and job not in self.seats
+        ]
         for gone in self.tempo.gone(gone_now) if gone_now else ():
             orders += self._tell_conductor(gone, now)
             self.around.rhythms = self.tempo.rhythms()
@@ -1124,9 +1148,7 @@ class Node:
         if marks == self._planned and now < self._plan_at:
             return []
         self._planned = marks
-        jobs = tuple(
-            savable for job in sorted(guests) if (savable := guests[job].savable()) is not None
-        )
+        jobs = [savable for job in sorted(guests) if (savable := guests[job].savable()) is not None]
         self._plan_at = now + REPLAN
         orders: list[Order] = []
         since = self.provider.lending_since
@@ -1142,8 +1164,8 @@ class Node:
             if due.differs(self._cadence_told.get(due.job)):
                 self._cadence_told[due.job] = due
                 orders.append(Explain(job=due.job, decision=due.decision()))
-        for job in [job for job in self._cadence_told if job not in guests]:
-            del self._cadence_told[job]
+        if not self._cadence_told.keys() <= guests.keys():
+            self._cadence_told = {j: told for j, told in self._cadence_told.items() if j in guests}
         return orders
 
     def _maybe_beat(self, now: int) -> list[Order]:

@@ -6,7 +6,7 @@ plans alone for its own uplink.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from reclaimnet.engine.convoy import Convoy, differs
@@ -55,6 +55,8 @@ class _Going:
     shed: bool = False
     told: tuple[object, ...] | None = None
     """What the journal was last told."""
+    stretches: tuple[str, ...] = ()
+    """What it crosses, by who conducts it."""
 
 
 @dataclass(slots=True)
@@ -86,6 +88,7 @@ class Outbound:
             if self._topology is None
             else {one.id: s for s, all_ in self._topology.stretches().items() for one in all_}
         )
+        self.own_stretch = self._stretch_of[uplink.id]
         self._own = Convoy([uplink], policy)
         self._stakes = stakes
         self._going: dict[TransferId, _Going] = {}
@@ -109,10 +112,6 @@ class Outbound:
         """What everything that is said on this node crosses."""
         return (self.uplink.id,) if self._topology is None else self._topology.out_of(self.node)
 
-    @property
-    def own_stretch(self) -> str:
-        return self._stretch_of[self.uplink.id]
-
     def _path(self, to: NodeId) -> tuple[LinkId, ...]:
         way = self._topology.path(self.node, to) if self._topology is not None else ()
         return tuple(LinkId(link) for link, _ in way) or self.links_out()
@@ -135,9 +134,10 @@ class Outbound:
                 most=self._most(event.to),
             )
             going = _Going(transfer, event.to, event.size, now, event.left)
+            going.stretches = tuple(sorted({self._stretch_of[link] for link in transfer.path}))
             self._going[event.transfer] = going
         going.size = event.size
-        going.transfer = replace(going.transfer, left=event.left, busy=event.busy, seen_at=now)
+        going.transfer = going.transfer.but(left=event.left, busy=event.busy, seen_at=now)
         if now - going.measured_at >= MEASURED_OVER:
             newest = max(0, going.measured_left - event.left) * SECOND // (now - going.measured_at)
             going.rate = (
@@ -148,31 +148,36 @@ class Outbound:
     def ended(self, event: ev.SendingEnded) -> None:
         self._going.pop(event.transfer, None)
 
-    def heard(self, event: ev.PacesTold, now: int) -> None:
-        self._words[event.stretch] = _Word(
-            event.node,
-            now,
-            {pace.transfer: pace.rate for pace in event.paces},
-            frozenset(event.shed),
+    def heard(self, event: ev.PacesTold, now: int) -> bool:
+        """Whether it is news: mostly a conductor says the same again, so that its word holds."""
+        paces = {pace.transfer: pace.rate for pace in event.paces}
+        word = _Word(event.node, now, paces, frozenset(event.shed))
+        before = self._words.get(event.stretch)
+        self._words[event.stretch] = word
+        return (
+            before is None
+            or now - before.at >= ANSWERED_FOR
+            or (before.by, before.paces, before.shed) != (word.by, word.paces, word.shed)
         )
 
     # --- what follows ----------------------------------------------------------------------
 
     def tell(self, now: int) -> list[ev.TransfersTold]:
         """For the conductor of each stretch on which we have, or had, something."""
-        for going in self._going.values():
+        newest = {going.transfer.job: id_ for id_, going in self._going.items()}
+        for id_, going in self._going.items():
             at_stake = self._stakes(going.transfer.job, now)
-            going.transfer = replace(
-                going.transfer,
+            going.transfer = going.transfer.but(
                 deadline=at_stake.deadline,
-                unsaved=at_stake.unsaved,
+                # An older state is of no use if the newer one arrives: it goes first if one must.
+                unsaved=at_stake.unsaved if newest[going.transfer.job] == id_ else 0,
                 awaited=at_stake.awaited,
                 pace=going.pace,
             )
         on: dict[str, list[Transfer]] = {stretch: [] for stretch in sorted(self._told)}
-        for transfer in self._transfers():
-            for stretch in sorted({self._stretch_of[link] for link in transfer.path}):
-                on.setdefault(stretch, []).append(transfer)
+        for _, going in sorted(self._going.items()):
+            for stretch in going.stretches:
+                on.setdefault(stretch, []).append(going.transfer)
         self._told = {stretch for stretch, transfers in on.items() if transfers}
         return [
             ev.TransfersTold(stretch=stretch, node=self.node, at=now, transfers=tuple(transfers))
@@ -183,22 +188,24 @@ class Outbound:
         """Set the pace of each transfer, by what the conductors say, or by our own plan."""
         if not self._going:
             return []
-        alone = self._plan_alone(now)
+        heard = {s: word for s, word in self._words.items() if now - word.at < ANSWERED_FOR}
+        alone = self._plan_alone(now) if self.own_stretch not in heard else None
         orders: list[Order] = []
         for id_, going in sorted(self._going.items()):
             if not going.transfer.left:
                 continue
-            words = {s: w for s in self._stretches(going) if (w := self._word(s, now)) is not None}
-            rates = [w.paces[id_] for w in words.values() if id_ in w.paces]
-            rates += [0 for w in words.values() if id_ in w.shed and id_ not in w.paces]
-            going.shed = any(id_ in word.shed for word in words.values())
-            if self.own_stretch not in words:
+            words = [heard[stretch] for stretch in going.stretches if stretch in heard]
+            rates = [word.paces[id_] for word in words if id_ in word.paces]
+            rates += [0 for word in words if id_ in word.shed and id_ not in word.paces]
+            going.shed = any(id_ in word.shed for word in words)
+            if alone is not None:
                 rates.append(alone.get(id_, 0))
             rate = max(min(rates, default=UNLIMITED), TRICKLE)
             if differs(going.pace, rate):
                 going.pace = rate
                 orders.append(SetPace(job=going.transfer.job, transfer=id_, rate=rate))
-            orders += self._explain(going, sorted({w.by for w in words.values()}), now)
+            if going.transfer.deadline is not None:
+                orders += self._explain(going, sorted({word.by for word in words}), now)
         return orders
 
     def sending(self, now: int) -> tuple[Sending, ...]:
@@ -219,7 +226,7 @@ class Outbound:
                 eta=now + going.transfer.left * SECOND // going.rate if going.rate else None,
                 deadline=going.transfer.deadline,
                 planned_by=" ".join(
-                    sorted({w.by for s in self._stretches(going) if (w := self._word(s, now))})
+                    sorted({w.by for s in going.stretches if (w := self._word(s, now))})
                 ),
                 shed=going.shed,
             )
@@ -228,6 +235,8 @@ class Outbound:
 
     def pressing(self) -> tuple[TransferId, ...]:
         """What has to be somewhere in time."""
+        if not self._going:
+            return ()
         return tuple(
             id_ for id_, going in sorted(self._going.items()) if going.transfer.deadline is not None
         )
@@ -239,9 +248,6 @@ class Outbound:
 
     def _transfers(self) -> list[Transfer]:
         return [going.transfer for _, going in sorted(self._going.items())]
-
-    def _stretches(self, going: _Going) -> list[str]:
-        return sorted({self._stretch_of[link] for link in going.transfer.path})
 
     def _word(self, stretch: str, now: int) -> _Word | None:
         word = self._words.get(stretch)

@@ -279,9 +279,11 @@ class Provider:
     def expire(self, now: int) -> None:
         """What time ends: tickets, and the loan of GPUs whose deadline has passed. GPUs that all
         guests have left are their provider's at once."""
-        if any(now >= ticket.expires for ticket in self.tickets.values()):
+        if self.tickets and any(now >= ticket.expires for ticket in self.tickets.values()):
             self.version += 1
             self.tickets = {key: t for key, t in self.tickets.items() if now < t.expires}
+        if not self.notices:
+            return
         in_use = {gpu for contract in self.contracts.values() for gpu in contract.gpus}
         over = [
             notice

@@ -200,7 +200,7 @@ class Tempo:
         return {job: p.rhythm for job, p in self._players.items() if p.rhythm is not None}
 
     def players(self) -> list[JobId]:
-        return sorted(self._players)
+        return sorted(self._players) if self._players else []
 
     @staticmethod
     def _took(player: _Player) -> int:

@@ -401,6 +401,8 @@ class BytesSent:
     left: int
     busy: bool = True
     """It is the network that it waits for, and not whoever fetches it."""
+    more: bool = False
+    """Another look of the same moment follows; conductors are told of all of them together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -376,3 +376,9 @@ class Card:
     """Why it cannot do what it might: one sentence each, which begins with the ability's name."""
     parting: bool = False
     """Its last word: the agent ends, and its guests have ended. It is not missed."""
+    key: str = ""
+    """By which others know what this node wrote about jobs; an older one has none."""
+    key_since: int = 0
+    """When that key was made: what the node wrote before, nobody can check any more."""
+    lease: int = 0
+    """Not heard for so long, it may have lost its jobs by right; 0 if it does not say."""

@@ -1,8 +1,10 @@
 """Moving: the bytes of migrations on their way, the links they share, and how fast each may go."""
 
-from dataclasses import dataclass
-from typing import Final, NewType
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NewType
 
+from reclaimnet.model.copying import copier
 from reclaimnet.model.market import JobId
 from reclaimnet.model.work import Decision
 
@@ -57,6 +59,13 @@ class Transfer:
     seen_at: int | None = None
     """When `left` was looked at, by its sender's clock; None if just now."""
 
+    def but(self, **changes: Any) -> "Transfer":
+        """Every look at it, and every word of it, is another value."""
+        return _but(self, changes)
+
+
+_but: Final = copier(Transfer)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
@@ -75,7 +84,13 @@ class PacePlan:
     """Given up early, so that the others arrive."""
     until: int | None
     """The earliest deadline among those that go on."""
-    decision: Decision
+    chosen: str
+    explain: Callable[[], Decision] = field(compare=False)
+    """Words take longer than the plan, and are mostly not asked for."""
+
+    @property
+    def decision(self) -> Decision:
+        return self.explain()
 
     def rate_of(self, transfer: TransferId) -> int:
         return next((pace.rate for pace in self.paces if pace.transfer == transfer), 0)

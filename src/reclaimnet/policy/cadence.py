@@ -11,7 +11,7 @@ job and a constant rate that is Young's interval exactly.
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -130,37 +130,34 @@ class Joint:
 
     def __call__(self, jobs: Sequence[Savable], stage: Stage) -> tuple[Due, ...]:
         known = [job for job in jobs if job.cost is not None]
+        if not known:
+            return tuple([self._first(job) for job in jobs])
         reclaim = rate_at(stage.outlook, age=stage.now - stage.lent_since, now=stage.now)
         evacuable = evacuables(known, stage)
-        hazards = [
-            stage.crash_per_h + reclaim * (stage.outlook.short if job.job in evacuable else 1.0)
-            for job in known
-        ]
-        price = self.byte_price(known, hazards, stage.uplink_bps)
-        ahead = _ahead(known, stage, self.longest)
-        found = {
-            job.job: self._due(job, stage, ahead, hazard, price, evacuable=job.job in evacuable)
-            for job, hazard in zip(known, hazards, strict=True)
-        }
-        return tuple(found.get(job.job) or self._first(job) for job in jobs)
+        # Departures that cost work: of a job that can leave in time, and of one that cannot.
+        rare, every = stage.crash_per_h + reclaim * stage.outlook.short, stage.crash_per_h + reclaim
+        hazards = [rare if job.job in evacuable else every for job in known]
+        dues = self._dues(known, hazards, evacuable, stage)
+        return tuple([self._first(job) if job.cost is None else next(dues) for job in jobs])
 
     def byte_price(
         self, jobs: Sequence[Savable], hazards: Sequence[float], uplink_bps: int
     ) -> float:
         """Seconds of GPU time for a byte on the uplink, such that all saves fit through it."""
         budget = uplink_bps * self.uplink_share
-        asked = sum(
-            job.size / interval(job, hazard, 0.0) for job, hazard in zip(jobs, hazards, strict=True)
-        )
+        pauses = [pause(job) for job in jobs]
+        asked = 0.0
+        for job, wait, hazard in zip(jobs, pauses, hazards, strict=True):
+            asked += job.size / _young(wait, hazard)
         if budget <= 0 or asked <= budget:
             return 0.0
         size = np.array([job.size for job in jobs], dtype=float)
         weight = np.array([job.weight for job in jobs])
-        cost = weight * np.array([pause(job) for job in jobs])
-        rate = weight * np.array(hazards) / 3600
+        cost = weight * np.array(pauses)
+        free = size * np.sqrt(weight * np.array(hazards) / 7200)
 
         def used(price: float) -> float:
-            return float((size / np.sqrt(2 * (cost + price * size) / rate)).sum())
+            return float((free / np.sqrt(cost + price * size)).sum())
 
         low, high = 0.0, 1e-12
         while used(high) > budget:
@@ -170,32 +167,37 @@ class Joint:
             low, high = (middle, high) if used(middle) > budget else (low, middle)
         return high
 
-    def _due(
+    def _dues(
         self,
-        job: Savable,
+        jobs: Sequence[Savable],
+        hazards: Sequence[float],
+        evacuable: frozenset[JobId],
         stage: Stage,
-        ahead: "_Ahead | None",
-        hazard: float,
-        price: float,
-        *,
-        evacuable: bool,
-    ) -> Due:
-        if ahead is not None:
-            share = stage.outlook.short if evacuable else 1.0
-            worth = pause(job) + price * job.size / job.weight
-            at = ahead.reached(job.saved_at, stage.crash_per_h, share, worth)
-        else:
-            at = job.saved_at + round(interval(job, hazard, price) * SECOND)
-        at = min(max(at, job.saved_at + self.shortest), job.saved_at + self.longest)
-        return Due(
-            job=job.job,
-            at=at,
-            interval=at - job.saved_at,
-            cost=job.cost,
-            hazard_per_h=hazard,
-            price=price * stage.uplink_bps,
-            evacuable=evacuable,
+    ) -> Iterator[Due]:
+        price = self.byte_price(jobs, hazards, stage.uplink_bps)
+        told_price = price * stage.uplink_bps
+        crash, short = stage.crash_per_h, stage.outlook.short
+        ahead = _ahead(jobs, stage, self.longest)
+        walks = (
+            {} if ahead is None else {e: ahead.walk(crash, short if e else 1.0) for e in _EITHER}
         )
+        for job, hazard in zip(jobs, hazards, strict=True):
+            fits = job.job in evacuable
+            worth = pause(job) + price * job.size / job.weight
+            if walks:
+                span = reached(walks[fits], job.saved_at, self.longest, worth)
+            else:
+                span = round(_young(worth, hazard) * SECOND)
+            span = min(max(span, self.shortest), self.longest)
+            yield Due(
+                job=job.job,
+                at=job.saved_at + span,
+                interval=span,
+                cost=job.cost,
+                hazard_per_h=hazard,
+                price=told_price,
+                evacuable=fits,
+            )
 
     def _first(self, job: Savable) -> Due:
         return Due(
@@ -214,30 +216,40 @@ def pause(job: Savable) -> float:
 
 def interval(job: Savable, hazard_per_h: float, price: float) -> float:
     """Seconds between saves at a constant rate: Young's interval, with the price of the bytes."""
-    worth = pause(job) + price * job.size / job.weight
+    return _young(pause(job) + price * job.size / job.weight, hazard_per_h)
+
+
+def _young(worth: float, hazard_per_h: float) -> float:
     return math.sqrt(2 * worth / (max(hazard_per_h, 1e-9) / 3600))
 
 
 def move_time(job: Savable, uplink_bps: int) -> int:
     """Pause and bytes of an evacuation that has the uplink for itself."""
-    rate = min(rate for rate in (job.path_bps or uplink_bps, uplink_bps) if rate > 0)
+    path = job.path_bps
+    rate = path if 0 < path < uplink_bps else uplink_bps
     return (job.cost or 0) + round(job.size / rate * SECOND)
 
 
 def evacuables(jobs: Sequence[Savable], stage: Stage) -> frozenset[JobId]:
     """The jobs that could all leave together within the promised notice; those with the most GPU
     time per byte first, as triage would have it."""
-    ranked = sorted(jobs, key=lambda job: (-job.weight / max(job.size, 1), job.job))
     left = (stage.notice - FIXED) / MARGIN
-    fit: list[JobId] = []
-    if stage.uplink_bps <= 0:
+    if stage.uplink_bps <= 0 or left < 0:
         return frozenset()
-    for job in ranked:
-        needed = move_time(job, stage.uplink_bps)
-        if needed <= left:
-            left -= needed
+    needed = {job.job: move_time(job, stage.uplink_bps) for job in jobs}
+    if sum(needed.values()) <= left:
+        return frozenset(needed)
+    fit: list[JobId] = []
+    for job in sorted(jobs, key=lambda job: (-job.weight / max(job.size, 1), job.job)):
+        if needed[job.job] <= left:
+            left -= needed[job.job]
             fit.append(job.job)
     return frozenset(fit)
+
+
+_EITHER: Final = (True, False)
+Walk = tuple[tuple[int, ...], tuple[float, ...]]
+"""Ends of stretches of time, and the rate, a second, of departures that cost work until each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,25 +259,27 @@ class _Ahead:
     ends: tuple[int, ...]
     rates: tuple[float, ...]
     """Until each end, from the one before on."""
-    longest: int
 
-    def reached(self, origin: int, crash_per_h: float, share: float, worth: float) -> int:
-        """When the loss expected since the last save has come to what a save is worth, in
-        seconds."""
-        lost, begin = 0.0, 0.0
-        last = origin + self.longest
-        for index in range(bisect_right(self.ends, origin), len(self.ends)):
-            hazard = (crash_per_h + self.rates[index] * share) / 3600
-            end = (min(self.ends[index], last) - origin) / SECOND
-            more = hazard * (end * end - begin * begin) / 2
-            if lost + more >= worth:
-                return origin + round(
-                    math.sqrt(begin * begin + 2 * (worth - lost) / hazard) * SECOND
-                )
-            if self.ends[index] >= last:
-                break
-            lost, begin = lost + more, end
-        return last
+    def walk(self, crash_per_h: float, share: float) -> Walk:
+        """If this share of reclaims costs work."""
+        return self.ends, tuple([(crash_per_h + rate * share) / 3600 for rate in self.rates])
+
+
+def reached(walk: Walk, origin: int, longest: int, worth: float) -> int:
+    """How long after the last save the loss expected since then has come to what a save is worth,
+    in seconds; the longest if it never does."""
+    ends, hazards = walk
+    lost, begin = 0.0, 0.0
+    for index in range(bisect_right(ends, origin), len(ends)):
+        hazard, ahead = hazards[index], ends[index] - origin
+        end = (ahead if ahead < longest else longest) / SECOND
+        more = hazard * (end * end - begin * begin) / 2
+        if lost + more >= worth:
+            return round(math.sqrt(begin * begin + 2 * (worth - lost) / hazard) * SECOND)
+        if ahead >= longest:
+            break
+        lost, begin = lost + more, end
+    return longest
 
 
 def _ahead(jobs: Sequence[Savable], stage: Stage, longest: int) -> _Ahead | None:
@@ -280,7 +294,7 @@ def _ahead(jobs: Sequence[Savable], stage: Stage, longest: int) -> _Ahead | None
         (until, level * (by_age[age] if by_age else 1.0) * (by_hour[block] if by_hour else 1.0))
         for _, until, age, block in spells(min(stage.lent_since, first), first, last)
     ]
-    return _Ahead(tuple(end for end, _ in found), tuple(rate for _, rate in found), longest)
+    return _Ahead(tuple([end for end, _ in found]), tuple([rate for _, rate in found]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 from reclaimnet.model.market import Outlook, Terms, weekday
@@ -79,7 +80,7 @@ def of_row(row: Sequence[float]) -> Experience:
     numbers = iter(row)
 
     def take(count: int) -> tuple[float, ...]:
-        return tuple(next(numbers) for _ in range(count))
+        return tuple(islice(numbers, count))
 
     reclaims, short, hours = take(3)
     return Experience(
@@ -97,7 +98,7 @@ def of_row(row: Sequence[float]) -> Experience:
 def pooled(rows: Iterable[Sequence[float]]) -> Experience:
     """Everybody's experience together; rows of another length are of another version."""
     fit = [row for row in rows if len(row) == ROW]
-    return of_row([sum(column) for column in zip(*fit, strict=True)]) if fit else Experience()
+    return of_row(tuple(map(sum, zip(*fit, strict=True)))) if fit else Experience()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +230,12 @@ def expected_life(
     end = now + horizon if closes is None else min(now + horizon, closes)
     alive, hours = 1.0, 0.0
     level, by_age, by_hour = outlook.rate_per_h, outlook.by_age, outlook.by_hour
-    for at, until, age, block in _stretches(outlook, lent_since, now, end):
+    if not by_age and not by_hour:
+        # Only as fine as the outlook is: one stretch.
+        stretches: Iterable[tuple[int, int, int, int]] = ((now, end, 0, 0),) if now < end else ()
+    else:
+        stretches = spells(lent_since, now, end)
+    for at, until, age, block in stretches:
         rate, length = level, (until - at) / HOUR
         if by_age:
             rate *= by_age[age]
@@ -264,15 +270,6 @@ def spells(lent_since: int, begin: int, end: int) -> Iterator[tuple[int, int, in
         if at == ages and age < AGES - 1:
             age += 1
             ages = lent_since + AGE_EDGES[age] if age < AGES - 1 else end
-
-
-def _stretches(
-    outlook: Outlook, lent_since: int, begin: int, end: int
-) -> Iterable[tuple[int, int, int, int]]:
-    """Only as fine as the outlook is."""
-    if not outlook.by_age and not outlook.by_hour:
-        return ((begin, end, 0, 0),) if begin < end else ()
-    return spells(lent_since, begin, end)
 
 
 def _rate(outlook: Outlook, age: int, block: int) -> float:

@@ -1,7 +1,6 @@
 """How fast may each transfer go, so that deadlines are met and everybody else hardly notices?"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from reclaimnet.model.moving import Link, LinkId, Pace, PacePlan, Transfer, TransferId
@@ -24,6 +23,8 @@ def least_rate_first(transfers: Sequence[Transfer], links: Iterable[Link], now: 
     is left then.
     """
     room = {link.id: link.room for link in links}
+    if len(transfers) == 1:
+        return _alone(transfers[0], room, now)
     transfers = [_narrowed(transfer, room) for transfer in transfers]
     urgent, hopeless = _sort_out(transfers, room, now)
     kept, shed = _triage(urgent, room, now)
@@ -35,15 +36,34 @@ def least_rate_first(transfers: Sequence[Transfer], links: Iterable[Link], now: 
         extra = _narrowest(free, transfer)
         rates[transfer.id] += extra
         _take(free, transfer, extra)
-    for awaited in (True, False):
-        others = [t for t in transfers if t.deadline is None and t.awaited is awaited]
-        rates.update(_fair_shares([t for t in others if t.left > 0 and _known(t, room)], free))
+    others = [t for t in transfers if t.deadline is None and t.left > 0 and _known(t, room)]
+    for awaited in (True, False) if others else ():
+        rates.update(_fair_shares([t for t in others if t.awaited is awaited], free))
     given_up = {**hopeless, **shed}
     return PacePlan(
-        paces=tuple(Pace(transfer=id_, rate=rate) for id_, rate in sorted(rates.items())),
+        paces=tuple([Pace(transfer=id_, rate=rate) for id_, rate in sorted(rates.items())]),
         shed=tuple(sorted(given_up)),
         until=min((t.deadline for t in kept if t.deadline is not None), default=None),
-        decision=_explain(kept, rates, given_up, now),
+        chosen=_chosen(kept, given_up),
+        explain=lambda: _explain(kept, rates, given_up, now),
+    )
+
+
+def _alone(transfer: Transfer, room: dict[LinkId, int], now: int) -> PacePlan:
+    """What all of the below comes to for a single transfer, as most are: all of its way is its."""
+    transfer = _narrowed(transfer, room)
+    kept, hopeless = _sort_out([transfer], room, now)
+    goes = bool(kept) or (
+        transfer.deadline is None and transfer.left > 0 and _known(transfer, room)
+    )
+    rate = _narrowest(room, transfer) if goes else 0
+    rates = {transfer.id: rate} if goes else {}
+    return PacePlan(
+        paces=(Pace(transfer=transfer.id, rate=rate),) if goes else (),
+        shed=tuple(hopeless),
+        until=transfer.deadline if kept else None,
+        chosen=_chosen(kept, hopeless),
+        explain=lambda: _explain(kept, rates, hopeless, now),
     )
 
 
@@ -80,6 +100,9 @@ def _triage(
     urgent: list[Transfer], room: Mapping[LinkId, int], now: int
 ) -> tuple[list[Transfer], dict[TransferId, str]]:
     """Give up the least unsaved work per byte until the rest arrives in time."""
+    if len(urgent) < 2:
+        # Alone, all that is not hopeless is in time.
+        return urgent, {}
     kept = list(urgent)
     dropped: list[Transfer] = []
     while (late := _first_late(kept, room, now)) is not None:
@@ -172,7 +195,7 @@ def _base_rates(
     free = dict(room)
     for transfer in kept:
         _take(free, transfer, least[transfer.id])
-    if all(rate >= 0 for rate in free.values()):
+    if min(free.values(), default=0) >= 0:
         return least
     amounts = _schedule(kept, room, now)
     assert amounts is not None, "triage keeps only what can arrive in time"
@@ -189,6 +212,10 @@ def least_rate(transfer: Transfer, now: int) -> int:
 def _fair_shares(transfers: Sequence[Transfer], free: dict[LinkId, int]) -> dict[TransferId, int]:
     """Max-min fair: the fullest link sets the rate of those that cross it, then the next."""
     rates: dict[TransferId, int] = {}
+    if len(transfers) == 1:
+        rates[transfers[0].id] = share = _narrowest(free, transfers[0])
+        _take(free, transfers[0], share)
+        return rates
     waiting = sorted(transfers, key=lambda transfer: transfer.id)
     while waiting:
         crossing = {
@@ -224,20 +251,24 @@ def _narrowed(transfer: Transfer, room: dict[LinkId, int]) -> Transfer:
         return transfer
     elsewhere = LinkId(f"{transfer.id} elsewhere")
     room[elsewhere] = most
-    return replace(transfer, path=(*transfer.path, elsewhere))
+    return transfer.but(path=(*transfer.path, elsewhere))
 
 
 def _known(transfer: Transfer, room: Mapping[LinkId, int]) -> bool:
-    return bool(transfer.path) and all(link in room for link in transfer.path)
+    return bool(transfer.path) and room.keys() >= set(transfer.path)
 
 
 def _narrowest(free: Mapping[LinkId, int], transfer: Transfer) -> int:
-    return max(0, min(free[link] for link in transfer.path))
+    return max(0, min([free[link] for link in transfer.path]))
 
 
 def _take(free: dict[LinkId, int], transfer: Transfer, amount: int) -> None:
     for link in set(transfer.path):
         free[link] -= amount
+
+
+def _chosen(kept: Sequence[Transfer], given_up: Mapping[TransferId, str]) -> str:
+    return f"{len(kept)} arrive in time, {len(given_up)} are given up"
 
 
 def _explain(
@@ -254,7 +285,7 @@ def _explain(
     )
     return Decision(
         question="pace",
-        chosen=f"{len(kept)} arrive in time, {len(given_up)} are given up",
+        chosen=_chosen(kept, given_up),
         reasons=reasons,
         refused=tuple(f"{id_}: {reason}" for id_, reason in sorted(given_up.items())),
     )

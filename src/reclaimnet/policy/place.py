@@ -19,7 +19,7 @@ from reclaimnet.policy.hazard import expected_life
 
 SAFETY: Final = 1.25
 """A move must fit into the grace with this factor to spare, since rates are estimates."""
-HORIZON: Final = 8 * HOUR
+HORIZON: Final = 24 * HOUR
 """How far ahead a place is judged; a job's remaining time is not known."""
 FIXED: Final = SECOND
 """What a move takes besides the bytes."""
@@ -107,7 +107,7 @@ def foreseen(card: Card, now: int, horizon: int) -> tuple[float, float]:
     return expected_life(card.outlook, card.terms, lent_since=since, now=now, horizon=horizon)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Judged:
     candidate: Candidate
     value: float
@@ -138,7 +138,8 @@ class MostUseful:
                 objection = f"is expected to last {judged.life * 60:.0f} min, not worth the move"
             if len(refused) < TOLD:
                 refused.append(f"{candidate.card.node}: {objection}")
-        fit.sort(key=lambda judged: (judged.risk - judged.value, judged.candidate.card.node))
+        if len(fit) > 1:
+            fit.sort(key=lambda judged: (judged.risk - judged.value, judged.candidate.card.node))
         nodes = tuple([judged.candidate.card.node for judged in fit])
 
         def explain() -> Decision:
@@ -179,7 +180,7 @@ class MostUseful:
         if need.grace is not None:
             # The longer it takes of the time there is, the more may come in between.
             risk = min(wait / max(need.grace, 1), 1.0) * need.unsaved * LOSS_WEIGHT
-        return _Judged(candidate=candidate, value=value, risk=risk, life=life, wait=wait)
+        return _Judged(candidate, value, risk, life, wait)
 
 
 def transfer_time(need: Need, candidate: Candidate) -> int:
@@ -224,7 +225,7 @@ def objection_to(need: Need, candidate: Candidate) -> str:
         if card.shelf_bytes < need.state_bytes:
             return "has no room for the checkpoint"
         # Nothing to spare: what is sent there may still be in time, and is lost otherwise.
-        return _too_late(need, candidate, transfer_time(need, candidate))
+        return _too_late(need, candidate, spare=1.0, fixed=0)
     if card.terms.users and need.shape.user not in card.terms.users:
         return f"does not lend to {need.shape.user}"
     wanted = need.shape.memory_bytes
@@ -243,12 +244,15 @@ def objection_to(need: Need, candidate: Candidate) -> str:
             f"its rhythm fits no better there: everybody would be {candidate.slowdown - 1:.0%} "
             f"slower, at most {max(need.slowest - 1, 0):.0%} are worth the move"
         )
-    return _too_late(need, candidate, round(transfer_time(need, candidate) * SAFETY) + FIXED)
+    return _too_late(need, candidate, spare=SAFETY, fixed=FIXED)
 
 
-def _too_late(need: Need, candidate: Candidate, transfer: int) -> str:
+def _too_late(need: Need, candidate: Candidate, *, spare: float, fixed: int) -> str:
     """Why what is sent there would not arrive in time; empty if it would, or nobody knows."""
-    if need.grace is None or candidate.path_bps <= 0 or transfer <= need.grace:
+    if need.grace is None or candidate.path_bps <= 0:
+        return ""
+    transfer = round(transfer_time(need, candidate) * spare) + fixed
+    if transfer <= need.grace:
         return ""
     return (
         f"{need.state_bytes} bytes take {show_duration(transfer)}, "
@@ -274,8 +278,8 @@ def _speed(need: Need, card: Card) -> float:
     """Of the slowest GPU it would get: all of a job's GPUs go at one pace."""
     if not need.vacant_now:
         return 1.0
-    vacant = set(card.vacant)
-    speeds = sorted((gpu.speed for gpu in card.gpus if gpu.id in vacant), reverse=True)
+    vacant = card.vacant
+    speeds = sorted([gpu.speed for gpu in card.gpus if gpu.id in vacant], reverse=True)
     return speeds[: max(need.shape.gpus, 1)][-1] if speeds else 1.0
 
 

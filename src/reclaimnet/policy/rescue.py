@@ -41,6 +41,8 @@ class Plight:
     """How long the destination's process still needs to load."""
     safe_elsewhere: bool = False
     """Some node that stays holds a checkpoint of it."""
+    turn: int = 0
+    """Until then the uplink is needed for others that leave with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +66,9 @@ def time_to_leave(plight: Plight) -> int:
 
 
 def stand_still_least(plight: Plight) -> Plan:
-    """With a destination, run on until its process has loaded, and leave then; without one, look
-    for it until the last moment. If not even the bare transfer fits, do not try."""
+    """With a destination, run on until its process has loaded and the uplink is free, and leave
+    then; without one, look for it until the last moment. If not even the bare transfer fits, do not
+    try."""
     bare = time_to_leave(plight)
     needed = round((bare - FIXED) * MARGIN) + FIXED
     grace = plight.deadline - plight.now
@@ -106,7 +109,8 @@ def stand_still_least(plight: Plight) -> Plan:
     loading = 0 if plight.state_bytes is None else plight.loading
     # Running on must not eat what is there in case something goes wrong.
     spare = max(plight.deadline - 2 * needed, plight.now)
-    stop_at = min(plight.now + max(loading - transfer - plight.save_cost, 0), spare, latest)
+    ready_at = plight.now + max(loading - transfer - plight.save_cost, 0)
+    stop_at = min(max(ready_at, plight.turn), spare, latest)
     run_on = stop_at - plight.now
     chosen = f"run on for {show_duration(run_on)}, then leave" if run_on else "leave now"
     return Plan(
@@ -118,7 +122,14 @@ def stand_still_least(plight: Plight) -> Plan:
             reasons=(
                 f"a place is ready; saving and sending takes about {show_duration(needed)} "
                 f"of the {show_duration(grace)} left",
-                *((f"its process loads for {show_duration(plight.loading)}",) if run_on else ()),
+                *((_until_when(plight),) if run_on else ()),
             ),
         ),
     )
+
+
+def _until_when(plight: Plight) -> str:
+    turn = plight.turn - plight.now
+    if turn > plight.loading:
+        return f"others' states need the uplink for {show_duration(turn)}"
+    return f"its process loads for {show_duration(plight.loading)}"

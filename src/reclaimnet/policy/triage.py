@@ -27,6 +27,8 @@ class Evacuee:
     """Time besides the bytes that the uplink stands idle for it."""
     unsaved: float = 1.0
     """GPU time that would be lost."""
+    ready: int = 0
+    """How long it takes from now until it could go on elsewhere, were its state there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,19 @@ def most_work(evacuees: Sequence[Evacuee], uplink_bps: int, now: int) -> Triaged
             if evacuee.job not in kept
         ),
     )
+
+
+def turns(evacuees: Sequence[Evacuee], uplink_bps: int, now: int) -> dict[JobId, int]:
+    """When each should stop at the earliest, so that no two stand still for one uplink: the later
+    ones run on while the earlier ones' states leave. The uplink is kept as busy as if all had
+    stopped at once, so all are through no later."""
+    found: dict[JobId, int] = {}
+    free = now
+    for evacuee in sorted(evacuees, key=lambda e: (e.deadline, e.ready, e.bytes_left, e.job)):
+        needed = through(evacuee, uplink_bps)
+        found[evacuee.job] = max(free, now + evacuee.ready - needed)
+        free = found[evacuee.job] + needed
+    return found
 
 
 def through(evacuee: Evacuee, uplink_bps: int) -> int:

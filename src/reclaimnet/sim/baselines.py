@@ -16,9 +16,11 @@ from reclaimnet.model.units import HOUR, MINUTE, SECOND
 from reclaimnet.policy.cadence import Due, Once, Savable, Stage, Young
 from reclaimnet.policy.place import MostUseful
 from reclaimnet.policy.suite import Suite
+from reclaimnet.sim.campus import Habits
 from reclaimnet.sim.kernel import Kernel
 from reclaimnet.sim.ledger import Account, Ledger
-from reclaimnet.sim.run import run
+from reclaimnet.sim.limit import unforeseen_deaths
+from reclaimnet.sim.run import Run, run
 from reclaimnet.sim.scenario import (
     Happening,
     Kind,
@@ -39,6 +41,9 @@ START_LATENCY: Final = 3 * SECOND
 """From a free node to a started job script."""
 NODE_DOWN: Final = 320 * SECOND
 """A dead node is noticed after SlurmdTimeout (300 s by default) + about 20 s (measured)."""
+KILL_WAIT: Final = 30 * SECOND
+"""At the end of the grace a job gets SIGTERM, and SIGKILL so much later (Slurm's default): one that
+saves has this time, too, and one that does not ends at once."""
 SIGNAL_DELAY: Final = SECOND
 """With preempt_send_user_signal the job hears of its preemption after a second (measured)."""
 STORAGE_BPS: Final = 1_000_000_000
@@ -66,7 +71,7 @@ ASSUMPTIONS: Final[dict[str, str]] = {
     "ask); 0 = no warning; 121 s requeue hold; dead node noticed after 320 s; users save every "
     "30 min to shared storage at 1 GB/s or their uplink; first fit on the fastest free node",
     "slurm_requeue_jit": "as slurm_requeue, with preempt_send_user_signal and a job that saves to "
-    "shared storage when the grace time suffices, then exits",
+    "shared storage when grace time and KillWait (30 s) suffice, then exits",
     "pipeline_redundancy": "each job copies its state to a shadow on the next lent node of the "
     "ring, at half its uplink, one copy after the other; 5 % redundant computing; the shadow is "
     "loaded and takes over 10 s after its "
@@ -122,8 +127,18 @@ def young_daly(scenario: Scenario, seed: int) -> Account:
 
 
 def oracle(scenario: Scenario, seed: int) -> Account:
+    return _foreseen(scenario, seed).account
+
+
+def _foreseen(scenario: Scenario, seed: int) -> Run:
     suite = Suite(cadence=Once(), place=MostUseful(life=TrueLife(endings=endings(scenario))))
-    return run(foretold(scenario), suite, seed=seed).account
+    return run(foretold(scenario), suite, seed=seed)
+
+
+def limit(scenario: Scenario, seed: int) -> Account:
+    """For the limits: the oracle, and what the deaths of machines cost whoever cannot foresee
+    them, at the least."""
+    return unforeseen_deaths(scenario, _foreseen(scenario, seed), Habits())
 
 
 def oracle_blind(scenario: Scenario, seed: int) -> Account:
@@ -182,6 +197,8 @@ class _Site:
 
     node: SimNode
     lent: set[int] = field(default_factory=set)
+    loan: int = 0
+    """Counts loans, so that the end of one does not end the next."""
     leaving: set[int] = field(default_factory=set)
     up: bool = True
     guests: dict[JobId, tuple[int, ...]] = field(default_factory=dict)
@@ -205,6 +222,8 @@ class _Task:
     running: bool = False
     ended: bool = False
     generation: int = 0
+    stay: int = 0
+    """Counts the places it was in: who is to be killed in one is safe in the next."""
     shadow: _Site | None = None
     shadow_has: float = 0.0
     ready: bool = False
@@ -267,6 +286,7 @@ class BatchCampus:
             match happening.kind:
                 case Kind.LEND:
                     site.lent = set(range(site.node.gpus))
+                    site.loan += 1
                     site.leaving = set()
                     site.up = True
                     self._schedule()
@@ -296,15 +316,16 @@ class BatchCampus:
             grace = max(grace + round(self.rng.random() * RETRY), LEAST_GRACE)
         for job in [job for job, held in site.guests.items() if set(held) & gpus]:
             task = self.tasks[job]
-            if self.jit and happening.grace > 0 and self._saves_in_time(task, grace):
+            if self.jit and happening.grace > 0 and self._saves_in_time(task, grace + KILL_WAIT):
                 continue
-            self.kernel.after(grace, self._killer(task, task.generation, noticed=grace > 0))
-        self.kernel.after(grace, lambda: self._gone(site, gpus))
+            self.kernel.after(grace, self._killer(task, task.stay, noticed=grace > 0))
+        loan = site.loan
+        self.kernel.after(grace, lambda: self._gone(site, loan, gpus))
 
-    def _saves_in_time(self, task: _Task, grace: int) -> bool:
+    def _saves_in_time(self, task: _Task, left: int) -> bool:
         """It hears of its end and saves to shared storage at once, if that fits."""
         cost = self._save_cost(task)
-        if not task.running or SIGNAL_DELAY + cost > grace:
+        if not task.running or SIGNAL_DELAY + cost > left:
             return False
         generation = task.generation
 
@@ -325,10 +346,9 @@ class BatchCampus:
         self.kernel.after(SIGNAL_DELAY, save)
         return True
 
-    def _killer(self, task: _Task, generation: int, *, noticed: bool) -> Callable[[], None]:
+    def _killer(self, task: _Task, stay: int, *, noticed: bool) -> Callable[[], None]:
         def kill() -> None:
-            # Saves and restarts change the generation, but a job that is still here is killed.
-            if task.site is None or task.generation < generation:
+            if task.site is None or task.stay != stay:
                 return
             if noticed and task.running:
                 self.ledger.deadline_misses += 1
@@ -336,15 +356,15 @@ class BatchCampus:
 
         return kill
 
-    def _gone(self, site: _Site, gpus: set[int]) -> None:
-        site.lent -= gpus
-        site.leaving -= gpus
-        for job in [job for job, held in site.guests.items() if set(held) & gpus]:
-            self._lost_site(self.tasks[job], hold=REQUEUE_HOLD)
+    def _gone(self, site: _Site, loan: int, gpus: set[int]) -> None:
+        if site.loan == loan:
+            site.lent -= gpus
+            site.leaving -= gpus
 
     def _crashed(self, site: _Site) -> None:
         site.up = False
         site.lent = set()
+        site.loan += 1
         for job in list(site.guests):
             self._lost_site(self.tasks[job], hold=NODE_DOWN + REQUEUE_HOLD)
 
@@ -379,6 +399,7 @@ class BatchCampus:
 
     def _start(self, task: _Task, site: _Site, *, load: int) -> None:
         task.site = site
+        task.stay += 1
         task.generation += 1
         generation = task.generation
         gpus = tuple(site.free()[: task.job.gpus])
@@ -606,5 +627,6 @@ SENSITIVITY: Final[dict[str, Contender]] = {
     "pipeline_redundancy_young": pipeline_redundancy_young,
     "oracle_surprised": oracle_surprised,
     "oracle_blind": oracle_blind,
+    "limit": limit,
 }
 """Not contenders, but what shows where the differences come from."""

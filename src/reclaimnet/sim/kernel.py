@@ -17,7 +17,8 @@ class Kernel:
         heapq.heappush(self._heap, (max(when, self.now), self._sequence, action))
 
     def after(self, delay: int, action: Callable[[], None]) -> None:
-        self.at(self.now + delay, action)
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now + max(delay, 0), self._sequence, action))
 
     def run(self, until: int) -> None:
         """All that is due by `until`."""

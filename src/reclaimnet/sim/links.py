@@ -18,14 +18,11 @@ class _Flow:
     rate: float
     since: int
     done: Callable[[], None]
+    most: float
+    """What it could use if it were alone."""
     generation: int = 0
     pace: float = math.inf
     """What its sender holds it to."""
-
-    @property
-    def most(self) -> float:
-        """What it could use if it were alone."""
-        return min(rate for _, rate in self.path)
 
 
 class Links:
@@ -52,9 +49,9 @@ class Links:
         """Begin a transfer; the returned function breaks it off."""
         self._next += 1
         key = self._next
-        flow = _Flow(
-            source, target, self._path(source, target), float(size), 0.0, self._kernel.now, done
-        )
+        path = self._path(source, target)
+        most = min((rate for _, rate in path), default=math.inf)
+        flow = _Flow(source, target, path, float(size), 0.0, self._kernel.now, done, most)
         self._flows[key] = flow
         for link, _ in flow.path:
             self._using.setdefault(link, set()).add(key)
@@ -109,9 +106,9 @@ class Links:
 
     def _share(self, changed: _Flow) -> None:
         """Whoever has a link in common with the flow that came or went gets a new rate."""
-        touched = {key for link, _ in changed.path for key in self._using[link]}
+        touched = set().union(*[self._using[link] for link, _ in changed.path])
         levels: dict[str, float] = {}
-        for key in sorted(touched):
+        for key in sorted(touched) if len(touched) > 1 else touched:
             flow = self._flows[key]
             share = flow.pace
             for link, built in flow.path:

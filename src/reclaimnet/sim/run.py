@@ -24,6 +24,8 @@ SHELF_BYTES: Final = 1 << 40
 class Run:
     account: Account
     world: SimWorld
+    steps: Mapping[JobId, int]
+    """How far each job has come, or from where it could go on."""
 
 
 def run(
@@ -66,7 +68,9 @@ def run(
         world.run(scenario.start + (scenario.until - scenario.start) * part // slices)
         if progress is not None:
             progress(part / slices)
-    return Run(account=_close(world), world=world)
+    world.ledger.migrations = sum(record.moves for record in world.store.records.values())
+    steps = _steps(world)
+    return Run(account=world.ledger.close(steps, world.now), world=world, steps=steps)
 
 
 def _doer(
@@ -104,7 +108,7 @@ def _submitter(world: SimWorld, job: SimJob) -> Callable[[], None]:
     return lambda: world.submit(job.id, spec, work)
 
 
-def _close(world: SimWorld) -> Account:
+def _steps(world: SimWorld) -> dict[JobId, int]:
     steps: dict[JobId, int] = {}
     for job, record in world.store.records.items():
         steps[job] = record.newest.step if record.newest else 0
@@ -114,5 +118,4 @@ def _close(world: SimWorld) -> Account:
         for process in machine.processes.values():
             if process.progressing:
                 steps[process.job] = process.step(world.now)
-    world.ledger.migrations = sum(record.moves for record in world.store.records.values())
-    return world.ledger.close(steps, world.now)
+    return steps

@@ -79,6 +79,8 @@ class Scenario:
     jobs: tuple[SimJob, ...]
     buildings: tuple[tuple[str, int], ...] = ()
     core_bps: int = 0
+    seed: int | None = None
+    """What it is to be run with, if it says so itself."""
 
     def topology(self) -> Topology:
         return Topology(

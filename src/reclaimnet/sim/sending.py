@@ -53,6 +53,9 @@ class Sendings:
         self._under_way: dict[TransferId, _Sending] = {}
         self._of_flow: dict[int, TransferId] = {}
         self._from: dict[NodeId, dict[TransferId, None]] = {}
+        self._pressing: set[TransferId] = set()
+        self._watching: set[NodeId] = set()
+        """Nodes that look from time to time how far their transfers have come."""
 
     def began(
         self,
@@ -73,7 +76,7 @@ class Sendings:
             self._follow(transfer, sending)
         elif self._presses(source, job):
             self._press(transfer, sending)
-        elif any(one.presses for one in self._beside(sending)):
+        elif self._hinders(sending):
             self._follow(transfer, sending)
 
     def ended(self, transfer: TransferId) -> None:
@@ -82,6 +85,7 @@ class Sendings:
             return
         self._of_flow.pop(sending.flow, None)
         del self._from[sending.source][transfer]
+        self._pressing.discard(transfer)
         if sending.told:
             self._tell(sending.source, SendingEnded(transfer=transfer))
 
@@ -99,6 +103,7 @@ class Sendings:
 
     def _press(self, transfer: TransferId, sending: _Sending) -> None:
         sending.presses = True
+        self._pressing.add(transfer)
         for other in self._beside(sending):
             self._follow(self._of_flow[other.flow], other)
         self._follow(transfer, sending)
@@ -108,21 +113,50 @@ class Sendings:
         flows = self._links.beside(sending.flow)
         return [self._under_way[self._of_flow[flow]] for flow in flows if flow in self._of_flow]
 
-    def _follow(self, transfer: TransferId, sending: _Sending) -> None:
-        if not sending.told:
-            sending.told = True
-            self._look(transfer, sending)
+    def _hinders(self, sending: _Sending) -> bool:
+        """Whether it is in the way of something pressing."""
+        return bool(self._pressing) and any(one.presses for one in self._beside(sending))
 
-    def _look(self, transfer: TransferId, sending: _Sending) -> None:
-        if self._under_way.get(transfer) is not sending:
-            return
+    def _follow(self, transfer: TransferId, sending: _Sending) -> None:
+        """Its sender hears of it at once, and then with all else that it sends."""
         left = self._links.left(sending.flow)
-        if left is None:
-            self.ended(transfer)
+        if sending.told or left is None:
             return
-        sent = BytesSent(
-            transfer=transfer, job=sending.job, to=sending.target, size=sending.size, left=left
-        )
-        self._tell(sending.source, sent)
+        sending.told = True
+        self._tell(sending.source, _look(transfer, sending, left))
+        if sending.source not in self._watching:
+            self._watching.add(sending.source)
+            self._watch_later(sending.source)
+
+    def _watch_later(self, node: NodeId) -> None:
         wait = QUIET_EVERY if self._quiet else EVERY
-        self._kernel.after(wait, lambda: self._look(transfer, sending))
+        self._kernel.after(wait, lambda: self._watch(node))
+
+    def _watch(self, node: NodeId) -> None:
+        followed = [t for t in self._from[node] if self._under_way[t].told]
+        looks: list[tuple[TransferId, int]] = []
+        for transfer in followed:
+            sending = self._under_way[transfer]
+            left = self._links.left(sending.flow)
+            if left is None:
+                self.ended(transfer)
+            else:
+                looks.append((transfer, left))
+        for index, (transfer, left) in enumerate(looks, start=1):
+            more = index < len(looks)
+            self._tell(node, _look(transfer, self._under_way[transfer], left, more=more))
+        if looks:
+            self._watch_later(node)
+        else:
+            self._watching.discard(node)
+
+
+def _look(transfer: TransferId, sending: _Sending, left: int, *, more: bool = False) -> BytesSent:
+    return BytesSent(
+        transfer=transfer,
+        job=sending.job,
+        to=sending.target,
+        size=sending.size,
+        left=left,
+        more=more,
+    )

@@ -1,6 +1,7 @@
 """A scenario as a TOML file: nodes, what providers do, and jobs.
 
 days = 2
+seed = 7
 [buildings.b0]
 uplink = "10G"
 
@@ -39,7 +40,7 @@ _KEY: Final = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=")
 _AT_LINE: Final = re.compile(r"\(at line (\d+), column \d+\)")
 MAX_NUMBER: Final = 1e12
 KEYS: Final = {
-    "": ("name", "days", "buildings", "nodes", "happenings", "jobs"),
+    "": ("name", "days", "seed", "buildings", "nodes", "happenings", "jobs"),
     "building": ("uplink",),
     "node": ("id", "provider", "building", "gpus", "speed", "uplink", "notice"),
     "happening": ("at", "node", "kind", "gpus", "grace", "repair"),
@@ -166,6 +167,9 @@ def read_scenario(text: str, *, file: str) -> Scenario:
     top = source.top()
     top.refuse_unknown("")
     until = round(top.number("days", 1) * DAY)
+    seed = top.values.get("seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise top.bad("seed", f"seed = {seed!r}; expected a whole number")
     buildings: dict[str, int] = {}
     for name, entry in source.named("buildings", "building").items():
         entry.refuse_unknown("building")
@@ -191,6 +195,7 @@ def read_scenario(text: str, *, file: str) -> Scenario:
         happenings=in_rank(happenings),
         jobs=tuple(sorted(jobs, key=lambda job: (job.submitted_at, job.id))),
         buildings=tuple(sorted(buildings.items())),
+        seed=seed,
     )
 
 

@@ -88,6 +88,8 @@ class Machine:
     memory: Memory | None = None
     incarnation: int = 0
     wake_at: int | None = None
+    seen_of_book: int = -1
+    """The version of its provider's book that the world has looked at last."""
     lends: bool = False
     sends: dict[TransferId, tuple[int, Callable[[], None]]] = field(default_factory=dict)
     """In a quiet world, what is fetched from it: since when, and what to do if it falls silent."""
@@ -234,6 +236,7 @@ class SimWorld:
         if machine.mind is not None:
             return
         machine.mind = Node(machine.body, self.suite, self._neighbourhood(machine.body))
+        machine.seen_of_book = -1
         machine.incarnation += 1
         for role in machine.mind.roles():
             if role.startswith(CONDUCTOR) and node not in self._contenders.get(role, ()):
@@ -306,22 +309,27 @@ class SimWorld:
         machine = self.machines[node]
         if machine.mind is None:
             return
-        orders = machine.mind.handle(event, self.now + machine.clock)
+        now = self.kernel.now
+        orders = machine.mind.handle(event, now + machine.clock)
+        stirred = machine.mind.stirred
         if not orders and isinstance(event, ev.PressureRead):
             # By far the most frequent, and all that can follow from it is an earlier beat.
             self._schedule_wake(machine)
             return
-        provider = machine.mind.provider
-        if machine.lends != (provider.offer is not None):
-            machine.lends = not machine.lends
-            if not machine.lends:
-                self._fell_silent(machine)
-        self.ledger.look(node, provider, self.now)
+        book = machine.mind.provider
+        if machine.seen_of_book != book.version:
+            machine.seen_of_book = book.version
+            if machine.lends != (book.offer is not None):
+                machine.lends = not machine.lends
+                if not machine.lends:
+                    self._fell_silent(machine)
+            self.ledger.look(node, book, now)
         if self.journal is not None:
-            self.journal(self.now, node, event, orders)
+            self.journal(now, node, event, orders)
         for order in orders:
             self._carry_out(machine, order)
-        self._schedule_wake(machine)
+        if stirred:
+            self._schedule_wake(machine)
 
     def _later(self, machine: Machine, delay: int, event: ev.Event) -> None:
         """To this agent only: one that restarts meanwhile never asked for it."""
@@ -335,8 +343,11 @@ class SimWorld:
 
     def _schedule_wake(self, machine: Machine) -> None:
         assert machine.mind is not None, "only a living mind wakes"
-        wake = self._next_wake(machine)
-        if wake is None or (machine.wake_at is not None and machine.wake_at <= wake):
+        wake = machine.mind.next_wake()
+        if wake is None:
+            return
+        wake -= machine.clock
+        if machine.wake_at is not None and machine.wake_at <= wake:
             return
         machine.wake_at = wake
         incarnation = machine.incarnation
@@ -547,11 +558,15 @@ class SimWorld:
 
     def _write(self, machine: Machine, order: od.Write) -> None:
         job, writer = order.record.id, order.writer
-        failed = ev.WriteFailed(job=job, reason="the store does not answer", writer=writer)
-        if machine.mute or not self.store_up:
-            self._later(machine, WRITE_TIMEOUT, failed)
-            return
         incarnation = machine.incarnation
+
+        def fail() -> None:
+            failed = ev.WriteFailed(job=job, reason="the store does not answer", writer=writer)
+            self._later(machine, WRITE_TIMEOUT, failed)
+
+        if machine.mute or not self.store_up:
+            fail()
+            return
 
         def arrive() -> None:
             stored = self.store.write(order.record)
@@ -560,7 +575,7 @@ class SimWorld:
             if machine.incarnation != incarnation:
                 return
             if self.rng.random() < self.faults.write_lost or not self._reaches_store(machine):
-                self._later(machine, WRITE_TIMEOUT, failed)
+                fail()
             elif stored is not None:
                 self._later(machine, MILLISECOND, ev.Written(record=stored, writer=writer))
             else:
@@ -995,10 +1010,7 @@ class SimWorld:
     def _presses(self, node: NodeId, job: JobId) -> bool:
         """Whether somebody waits for the job's state, or it has to be gone by a deadline."""
         mind = self.machines[node].mind
-        if mind is None:
-            return False
-        stakes = mind.stakes(job, self.now + self.machines[node].clock)
-        return stakes.awaited or stakes.deadline is not None
+        return mind is not None and mind.presses(job)
 
     def _pulled(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from reclaimnet.adapters.kube.client import Api, Gone, Object
+from reclaimnet.adapters.kube.read import UNREADABLE
 from reclaimnet.errors import ReclaimNetError
 
 BACK_OFF_S: Final = 0.2
@@ -123,7 +124,7 @@ class Mirror:
             try:
                 self._found[kind][key] = self._kinds[kind](item)
                 self._wrong[kind].pop(key, None)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except UNREADABLE as error:
                 self._found[kind].pop(key, None)
                 self._wrong[kind][key] = item, str(error) or type(error).__name__
 

@@ -27,6 +27,9 @@ MAX_BURSTS: Final = 16
 DEFAULT_GRACE_S: Final = 30
 """What Kubernetes gives a pod that does not say."""
 
+UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+"""What comes of objects that are not as they should be."""
+
 _BURST: Final = re.compile(r"([\w.]+)@([\w./]+)(?:\+([\w.]+))?")
 
 

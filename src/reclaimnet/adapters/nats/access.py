@@ -5,6 +5,7 @@ the gateway can ask a node for something. Who has no key yet is a newcomer, and 
 show an invitation to the gateway.
 """
 
+import base64
 import functools
 import json
 import os
@@ -14,8 +15,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import nkeys  # type: ignore[import-untyped]
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from reclaimnet.adapters.nats import streams
+from reclaimnet.adapters.nats.seals import pack, unpack
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.market import NodeId
 
@@ -40,10 +44,15 @@ class Key:
     name: NodeId
     seed: str = field(repr=False)
     """Secret."""
+    since: int = 0
+    """When it was made, by the wall; 0 if that is unknown."""
 
     @property
     def public(self) -> str:
         return str(_pair(self.seed).public_key.decode())
+
+    def sign(self, words: bytes) -> str:
+        return pack(_pair(self.seed).sign(words))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +74,17 @@ def check_public_key(text: str) -> str:
     if len(text) != 56 or not text.startswith("U") or not text.isalnum() or not text.isascii():
         raise BadConfig("that is not a public key of a node")
     return text
+
+
+def has_signed(public_key: str, words: bytes, signature: str) -> bool:
+    """Whether who has that key says so."""
+    try:
+        # One byte says what kind of key it is; two behind it are a checksum.
+        raw = base64.b32decode(check_public_key(public_key))[1:-2]
+        Ed25519PublicKey.from_public_bytes(raw).verify(unpack(signature), words)
+    except (InvalidSignature, ValueError, BadConfig):
+        return False
+    return True
 
 
 def inbox(name: str) -> str:
@@ -110,8 +130,9 @@ def _node_permissions(node: NodeId) -> dict[str, object]:
                 f"node.*.tell.{me}",
                 f"journal.{me}.>",
                 f"logs.*.{me}",
-                # Without a scheduler every node may have to write any job and hold any role;
-                # that only one succeeds is the store's comparison.
+                # Without a scheduler every node may have to write any job and hold any role; that
+                # only one succeeds is the store's comparison, and whether what it wrote is
+                # believed is for those who read it (witness.py).
                 "$KV.jobs.>",
                 "$KV.roles.>",
                 "$JS.API.INFO",
@@ -161,6 +182,7 @@ def _escape(char: str) -> str:
     return "".join(f"={byte:02X}" for byte in char.encode())
 
 
+@functools.lru_cache(maxsize=1 << 10)
 def _pair(seed: str) -> nkeys.KeyPair:
     try:
         return nkeys.from_seed(bytearray(seed.encode()))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import io
 import itertools
 import logging
@@ -11,42 +10,40 @@ import re
 import secrets
 import ssl
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import blake3
 import msgspec
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
-from nats.js.api import Header, ObjectMeta, RawStreamMsg, StreamConfig
+from nats.js.api import ObjectMeta, StreamConfig
 from nats.js.object_store import ObjectStore
 
 from reclaimnet.adapters.nats import streams
 from reclaimnet.adapters.nats.access import ENROL, Key, token, untoken
-from reclaimnet.adapters.nats.follow import Stored, read_stream
+from reclaimnet.adapters.nats.follow import read_stream
 from reclaimnet.adapters.nats.journal import JournalWriter, Line
 from reclaimnet.adapters.nats.link import Link
+from reclaimnet.adapters.nats.records import Records
+from reclaimnet.adapters.nats.witness import Witness
 from reclaimnet.errors import Damaged, Forbidden, NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import Reply, Request
 from reclaimnet.model.events import RoleLost, RoleWon, Told
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.units import MIB, SECOND
-from reclaimnet.model.work import JobRecord
 from reclaimnet.wire import (
     MAX_MESSAGE_BYTES,
     decode_card,
     decode_json,
-    decode_record,
     decode_reply,
     decode_request,
     decode_told,
     encode_card,
     encode_event,
     encode_json,
-    encode_record,
     encode_reply,
     encode_request,
 )
@@ -62,7 +59,6 @@ BUNDLE_TIMEOUT_S: Final = 30.0
 PREPARE_TIMEOUT_S: Final = 20.0
 PREPARE_TRIES: Final = 10
 PREPARE_RETRY_S: Final = 0.1
-READ_TIMEOUT_S: Final = 15.0
 ENROL_TIMEOUT_S: Final = 10.0
 LOG_HEARTBEAT_S: Final = 1.0
 QUIET_BEATS_AT_END: Final = 2
@@ -73,20 +69,11 @@ LEASE_USED: Final = 2 / 3
 others take it after the whole. The rest is for clocks that do not run alike."""
 RENEWALS_PER_LEASE: Final = 4
 
-_WRONG_REVISION: Final = (10071, 10164)
 _NODE_HEADER: Final = "Rn-Node"
 _EPOCH_HEADER: Final = "Rn-Epoch"
 _GATEWAYS: Final = "gateways"
 
 _log = logging.getLogger("reclaimnet.nats")
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """Someone else wrote first; `current` is what is stored now (None: no such job)."""
-
-    current: JobRecord | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +98,8 @@ class EnrolmentAsked:
 class Enrolment:
     certificate: str
     ca: str
+    seals: bool = False
+    """Whether every job of the campus has its seal, so that one without is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,18 +110,15 @@ class _Hold:
     session: str
 
 
-class Campus:
+class Campus(Records):
     """Use Campus.connect, and close it."""
 
-    def __init__(self, link: Link, me: str, zone: str) -> None:
-        self._link = link
-        self._me = token(me)
-        self._zone = token(zone)
+    def __init__(self, link: Link, me: str, zone: str, witness: Witness | None = None) -> None:
+        super().__init__(link, me, zone, witness)
         self._journal = JournalWriter(link)
         self._session = secrets.token_hex(4)
         self._line_numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.bad_messages = 0
 
     @classmethod
     async def connect(
@@ -146,14 +132,15 @@ class Campus:
         replicas: int = 1,
         tls: ssl.SSLContext | None = None,
         prepare: bool = True,
+        witness: Witness | None = None,
     ) -> "Campus":
         """Under a name that a key, or a token that all share, gives the right to.
 
         Raises Unavailable or Forbidden. Afterwards the link comes back by itself, for ever;
         `on_state` is told each time it goes and comes. Who may not make the campus's store does
-        not `prepare` it."""
+        not `prepare` it. Without a `witness` all that is stored is believed."""
         link = await Link.open(url, secret, name, on_state, tls)
-        campus = cls(link, name, zone)
+        campus = cls(link, name, zone, witness)
         try:
             if prepare:
                 await campus._prepare(replicas)
@@ -184,62 +171,12 @@ class Campus:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._link.close()
 
-    # --- records ---------------------------------------------------------------------------
-
-    async def write(self, record: JobRecord) -> JobRecord | Refused:
-        """Compare-and-set on the record's revision; 0 means that it must not exist yet.
-
-        If Unavailable is raised, nobody knows whether it was written.
-        """
-        # The place in the store is the revision; a copy of it in the value could only be stale.
-        value = encode_record(dataclasses.replace(record, revision=0))
-        revision = await self._compare_and_set(
-            self._job_subject(record.id),
-            value,
-            revision=record.revision,
-            ttl_s=streams.KEPT_ENDED // SECOND if record.state.terminal else None,
-            what=f"store job {record.id}",
-        )
-        if revision is None:
-            return Refused(current=await self.read(record.id))
-        return dataclasses.replace(record, revision=revision)
-
-    async def read(self, job: JobId) -> JobRecord | None:
-        stored = await self._newest(streams.JOBS, self._job_subject(job), f"read job {job}")
-        if stored is None or stored.data is None:
-            return None
-        return _with_revision(decode_record(stored.data), stored.seq or 0)
-
-    async def watch_records(
-        self, on_current: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[JobRecord, None]:
-        """All records, then every change, for ever; `on_current` is called when the first part
-        is done. Of changes in quick succession, or while the link was down, only the newest
-        may be seen."""
-        subject = f"$KV.jobs.{self._zone}.>"
-        async with contextlib.aclosing(self._watch(streams.JOBS, subject, on_current)) as changes:
-            async for stored in changes:
-                record = self._understood(decode_record, stored.data, stored.subject)
-                if record is not None:
-                    yield _with_revision(record, stored.revision)
-
-    async def record_room(self) -> float:
-        """The free share of the records' store. When it is full, no record can change any more:
-        whoever accepts jobs must stop well before."""
-        async with self._link.reach("look at the store of jobs"):
-            info = await self._link.jetstream.stream_info(streams.JOBS)
-        return 1 - info.state.bytes / max(1, info.config.max_bytes or 1)
-
-    async def record_leader(self) -> str:
-        """The server that decides what is written about jobs; empty if they are choosing one."""
-        async with self._link.reach("look at the store of jobs"):
-            info = await self._link.jetstream.stream_info(streams.JOBS)
-        return (info.cluster.leader if info.cluster is not None else None) or ""
-
     # --- cards -----------------------------------------------------------------------------
 
     async def beat(self, card: Card) -> None:
         """Returns when the card is stored."""
+        if self._witness is not None:
+            card = self._witness.introduce(card)
         async with self._link.reach(f"store the card of node {card.node}"):
             await self._link.jetstream.publish(
                 f"$KV.nodes.{token(card.node)}", encode_card(card), stream=streams.NODES
@@ -265,8 +202,12 @@ class Campus:
         source = self._watch(streams.NODES, "$KV.nodes.>", caught_up)
         async with contextlib.aclosing(source) as changes:
             async for stored in changes:
+                if stored is None or not stored.data:
+                    continue
                 card = self._understood(decode_card, stored.data, stored.subject)
                 if card is not None:
+                    if self._witness is not None:
+                        self._witness.hear(card, stored.stored_at)
                     age = 0 if current.is_set() else max(0, time.time_ns() - stored.stored_at)
                     yield Heard(card=card, age=age)
 
@@ -380,8 +321,9 @@ class Campus:
             event = self._understood(
                 lambda data: decode_told(data, sender), message.data, message.subject
             )
-            if event is not None:
-                on_event(event)
+            sealed = None if event is None else await self._sealed(event, message.subject)
+            if sealed is not None:
+                on_event(sealed)
 
         await self._link.serve(f"node.{token(node)}.tell.*", receive)
 
@@ -616,7 +558,8 @@ class Campus:
     # --- below -----------------------------------------------------------------------------
 
     async def _prepare(self, replicas: int) -> None:
-        """Make what is not there. What is there stays as it is: its bounds are the operator's."""
+        """Make what is not there. What is there stays as it is: its bounds are the operator's. Only
+        a door that earlier versions left open is shut."""
         version = self._link.client.connected_server_version
         if (version.major, version.minor, version.patch) < streams.LEAST_VERSION:
             raise Unavailable(
@@ -632,7 +575,9 @@ class Campus:
         refusal: nats.js.errors.APIError | None = None
         for _ in range(PREPARE_TRIES):
             with contextlib.suppress(nats.js.errors.NotFoundError):
-                await self._link.jetstream.stream_info(config.name)
+                made = (await self._link.jetstream.stream_info(config.name)).config
+                if made.allow_rollup_hdrs and not config.allow_rollup_hdrs:
+                    await self._link.jetstream.update_stream(made.evolve(allow_rollup_hdrs=False))
                 return
             try:
                 await self._link.jetstream.add_stream(config)
@@ -644,76 +589,6 @@ class Campus:
         assert refusal is not None
         raise refusal
 
-    async def _compare_and_set(
-        self, subject: str, value: bytes, *, revision: int, what: str, ttl_s: int | None = None
-    ) -> int | None:
-        """The new revision; None if the stored one is another."""
-        if len(value) > MAX_MESSAGE_BYTES:
-            raise UsageError(f"could not {what}: {len(value)} bytes are too many")
-        async with self._link.reach(what):
-            try:
-                ack = await self._link.jetstream.publish(
-                    subject,
-                    value,
-                    headers={Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(revision)},
-                    msg_ttl=ttl_s,
-                )
-            except nats.js.errors.APIError as error:
-                if error.err_code in _WRONG_REVISION:
-                    return None
-                raise
-        return ack.seq
-
-    async def _newest(self, stream: str, subject: str, what: str) -> RawStreamMsg | None:
-        """The stored value, from the stream's leader: a follower's could be an old one."""
-        async with self._link.reach(what):
-            try:
-                return await self._link.jetstream.get_last_msg(stream, subject)
-            except nats.js.errors.NotFoundError:
-                return None
-
-    async def _watch(
-        self, stream: str, subject: str, on_current: Callable[[], None]
-    ) -> AsyncGenerator[Stored, None]:
-        is_current = False
-        source = read_stream(self._link, stream, subject, newest_only=True)
-        async with contextlib.aclosing(source) as changes:
-            async for stored in changes:
-                if stored is None:
-                    if not is_current:
-                        is_current = True
-                        on_current()
-                elif stored.data:
-                    # An empty value marks a removed key.
-                    yield stored
-
-    async def _read_all(
-        self, stream: str, subject: str, at_most: int, *, newest_only: bool = False
-    ) -> Sequence[Stored]:
-        """What is stored now, the newest if there are too many."""
-        found: deque[Stored] = deque(maxlen=at_most)
-        source = read_stream(self._link, stream, subject, newest_only=newest_only)
-        async with (
-            self._link.reach(f"read {subject}", READ_TIMEOUT_S),
-            contextlib.aclosing(source) as messages,
-        ):
-            async for stored in messages:
-                if stored is None:
-                    break
-                found.append(stored)
-        return found
-
-    def _understood(self, decode: Callable[[bytes], T], data: bytes, where: str) -> T | None:
-        try:
-            return decode(data)
-        except Damaged as error:
-            self._drop_bad(f"{where}: {error}")
-            return None
-
-    def _drop_bad(self, where: str) -> None:
-        self.bad_messages += 1
-        _log.warning("dropped bytes that are not ours (%d so far): %s", self.bad_messages, where)
-
     async def _respond(
         self, message: Msg, data: bytes, headers: dict[str, str] | None = None
     ) -> None:
@@ -721,9 +596,6 @@ class Campus:
         if message.reply:
             with contextlib.suppress(nats.errors.Error, OSError):
                 await self._link.client.publish(message.reply, data, headers=headers)
-
-    def _job_subject(self, job: JobId) -> str:
-        return f"$KV.jobs.{self._zone}.{token(job)}"
 
     def _bundles(self) -> ObjectStore:
         return ObjectStore(
@@ -750,7 +622,3 @@ def _was_stored(message: Msg) -> bool:
 
 def _role_subject(role: str) -> str:
     return f"$KV.roles.{token(role)}"
-
-
-def _with_revision(record: JobRecord, revision: int) -> JobRecord:
-    return dataclasses.replace(record, revision=revision)

@@ -90,7 +90,8 @@ def _latest(
         max_msg_size=MAX_MESSAGE_BYTES,
         max_bytes=_BYTES[name],
         max_age=max_age_s,
-        allow_rollup_hdrs=True,
+        # A message that replaces all others of the stream is not for who may write one key of it.
+        allow_rollup_hdrs=False,
         allow_direct=True,
         allow_msg_ttl=allow_msg_ttl or None,
         persist_mode=_relaxed(replicas) if relaxed else None,

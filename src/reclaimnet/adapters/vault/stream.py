@@ -1,17 +1,23 @@
-"""One TLS connection with whole frames on it, whose every wait can be ended."""
+"""One TLS connection with whole frames on it, whose every wait can be ended.
+
+TLS is done in memory and the socket is read and written in large pieces: a TLS library that is
+given the socket itself makes two system calls for each record of 16 KiB that it reads and one for
+each that it writes, and several connections at once were slower for it than one.
+"""
 
 import socket
 import ssl
 import struct
 import time
 from collections.abc import Callable
-from typing import Final, ParamSpec, TypeVar
+from contextlib import suppress
+from typing import Final, ParamSpec, TypeVar, cast
 
 from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.errors import Damaged, Forbidden
 
 PIECE_BYTES: Final = 256 << 10
-"""What is sent or received at a time; the pace is kept between two of them."""
+"""What is encrypted and sent, or received, at a time; the pace is kept between two of them."""
 POLL_S: Final = 0.1
 """How long a wait may go on after it should have ended."""
 STALL_S: Final = 30.0
@@ -41,26 +47,37 @@ class Stream:
     ) -> None:
         connection.settimeout(POLL_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection = connection
         self._stopped = stopped
         self._paces: tuple[Pace, ...] = (pace,)
         self.stall_s = stall_s
         """A peer that moves nothing for so long is given up."""
-        self._tls = context.wrap_socket(
-            connection, server_side=server_side, do_handshake_on_connect=False
-        )
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        self._received = memoryview(bytearray(PIECE_BYTES))
+        """What has come, still encrypted; memory is taken for as much as really comes at once."""
         self.sending_s = 0.0
         """Time spent in sending and in keeping the pace: how slow the way to the peer is."""
-
-    @property
-    def connection(self) -> socket.socket:
-        return self._tls
 
     def hold_to(self, pace: Pace) -> None:
         """From now on, what is sent keeps this pace, too."""
         self._paces = (*self._paces, pace)
 
     def handshake(self) -> None:
-        self._patiently(self._tls.do_handshake)
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self._flush()
+                self._fill()
+            except ssl.SSLError:
+                with suppress(OSError):  # Tell the peer why, if it still listens.
+                    self._flush()
+                raise
+            else:
+                self._flush()
+                return
 
     @property
     def peer(self) -> str:
@@ -107,29 +124,39 @@ class Stream:
             self._paces[0].spend(len(piece), self._stopped)
 
     def close(self) -> None:
-        self._tls.close()
+        self.connection.close()
 
     def _send(self, data: memoryview) -> None:
         while data:
-            data = data[self._patiently(self._tls.send, data) :]
+            data = data[self._tls.write(data) :]
+        self._flush()
 
     def _receive_piece(self, piece: memoryview) -> None:
         """TLS hands over a record of 16 KiB at a time, 65,536 of them for a GiB: nothing but the
         call is done for each."""
-        receive = self._tls.recv_into
-        done = moved = 0
-        waiting_since = time.monotonic()
+        # With a buffer it returns a count, which its annotations do not say.
+        read = cast("Callable[[int, memoryview], int]", self._tls.read)
+        done = 0
         while done < len(piece):
             try:
-                count = receive(piece[done:])
-            except TimeoutError:
-                if done > moved:
-                    moved, waiting_since = done, time.monotonic()
-                self._check(waiting_since)
-                continue
-            if not count:
-                raise ConnectionError("the peer closed the connection")
-            done += count
+                done += read(len(piece) - done, piece[done:])
+            except ssl.SSLWantReadError:
+                if self._outgoing.pending:
+                    self._flush()
+                self._fill()
+
+    def _flush(self) -> None:
+        """All that TLS has for the peer goes out."""
+        data = memoryview(self._outgoing.read())
+        while data:
+            data = data[self._patiently(self.connection.send, data) :]
+
+    def _fill(self) -> None:
+        """Wait for something from the peer, and give it to TLS."""
+        count = self._patiently(self.connection.recv_into, self._received)
+        if not count:
+            raise ConnectionError("the peer closed the connection")
+        self._incoming.write(self._received[:count])
 
     def _patiently(self, attempt: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         started = time.monotonic()
@@ -137,10 +164,9 @@ class Stream:
             try:
                 return attempt(*args, **named)
             except TimeoutError:
-                self._check(started)
-
-    def _check(self, started: float) -> None:
-        if self._stopped():
-            raise ConnectionAbortedError("this end was stopped")
-        if time.monotonic() - started > self.stall_s:
-            raise ConnectionError(f"the peer did not move for {self.stall_s:g} seconds")
+                if self._stopped():
+                    raise ConnectionAbortedError("this end was stopped") from None
+                if time.monotonic() - started > self.stall_s:
+                    raise ConnectionError(
+                        f"the peer did not move for {self.stall_s:g} seconds"
+                    ) from None

@@ -75,7 +75,9 @@ MAX_ABSENT: Final = 64
 PROGRESS_S: Final = 0.25
 WORTHWHILE: Final = 0.95
 """A delta above this share of the chunk is not worth the work of unpacking it."""
-LOOK_AGAIN_EVERY: Final = 16
+MARGIN: Final = 1.25
+"""The codec must be faster than the link by so much: the other end unpacks, too."""
+LOOK_AGAIN_EVERY: Final = 8
 """Where deltas pay, one of so many chunks goes whole; where they do not, one goes as a delta."""
 ASSUMED_CODEC_COST: Final = 1 / 300e6
 """Seconds for a byte, until the codec has been measured: a slow core."""
@@ -280,9 +282,6 @@ class ChunkServer:
         places = list(sizes)
         before = self._before(manifest, opening.base)
         had = set(chunk_sizes(before)) if before is not None else set()
-        sender = _Sender(
-            self._vault, stream, bases={} if before is None else bases(manifest, before)
-        )
         with self.sendings.joined(
             stream.peer,
             manifest.job,
@@ -291,6 +290,12 @@ class ChunkServer:
             connection=stream.connection,
         ) as sending:
             stream.hold_to(sending.pace)
+            sender = _Sender(
+                self._vault,
+                stream,
+                bases={} if before is None else bases(manifest, before),
+                connections=lambda: len(sending.connections),
+            )
             while True:
                 _, length = stream.receive_header(_FROM_PULLER)
                 if length != _WANT_BODY.size:
@@ -329,10 +334,19 @@ class ChunkServer:
 class _Sender:
     """Sends chunks on one connection, as deltas while that pays."""
 
-    def __init__(self, vault: Vault, stream: Stream, *, bases: dict[ChunkId, ChunkId]) -> None:
+    def __init__(
+        self,
+        vault: Vault,
+        stream: Stream,
+        *,
+        bases: dict[ChunkId, ChunkId],
+        connections: Callable[[], int],
+    ) -> None:
         self._vault = vault
         self._stream = stream
         self._bases = bases
+        self._connections = connections
+        """How many share the link, this one among them."""
         self._codec = Codec()
         self._buffer = chunk_buffer()
         self._base_buffer = chunk_buffer()
@@ -371,23 +385,26 @@ class _Sender:
         started = time.monotonic()
         delta = self._codec.encode(data, self._base_buffer[:length])
         cost = (time.monotonic() - started) / max(1, len(data))
-        self._codec_cost = _smoothed(self._codec_cost, cost)
+        # What disturbs a measurement makes it longer: a shorter one is believed at once.
+        self._codec_cost = min(cost, _smoothed(self._codec_cost, cost))
         share = len(delta) / max(1, len(data))
         self._share = share if self._share is None else _smoothed(self._share, share)
         return delta if len(delta) < WORTHWHILE * len(data) else None
 
     def _pays(self) -> bool:
-        """It pays if the link is spared more time than the codec takes at both ends. To be the
-        faster of the two is not enough: on a busy machine it is the codec itself that makes the
-        link look slow. Chunks go plain until the link has shown what it does; later on, one now and
-        then goes the other way, to see whether things have changed."""
+        """It pays where it is smaller and the codec keeps up: while one connection packs, the link
+        is busy with what was given to it before. The costs are those of this connection, so the
+        link's is divided by how many share it; on a busy machine both rise alike. Chunks go plain
+        until the link has shown what it does; later on, one now and then goes the other way, to see
+        whether things have changed."""
         self._asked += 1
-        codec = 2 * self._codec_cost
+        link = self._link_cost / max(1, self._connections())
+        codec = MARGIN * self._codec_cost
         if self._share is None:
-            return codec < self._link_cost
-        pays = codec < self._link_cost * (1 - self._share)
+            return codec < link
+        pays = self._share < WORTHWHILE and codec < link * self._share
         if self._asked % LOOK_AGAIN_EVERY == 0:
-            return not pays and codec < self._link_cost
+            return not pays and codec < link
         return pays
 
 
@@ -505,6 +522,15 @@ class _Origin:
     """In a row, without a chunk in between."""
     absent: set[int] = field(default_factory=set)
     given_up: ReclaimNetError | None = None
+
+
+class _Room:
+    """What one connection of a pull works with."""
+
+    def __init__(self) -> None:
+        self.came = chunk_buffer()
+        self.base = chunk_buffer()
+        self.codec = Codec()
 
 
 class _Puller:
@@ -626,13 +652,13 @@ class _Puller:
 
     def _work(self, stream: Stream | None, turn: int, hold: Hold) -> None:
         """Pull over one connection after the other, until nothing is left or nobody has it."""
-        buffer = chunk_buffer()
+        room = _Room()
         while (origin := self._next_origin(turn)) is not None:
             turn += 1
             try:
                 if stream is None:
                     stream, _ = self._open(origin, send=False)
-                self._pull_from(stream, origin, buffer, hold)
+                self._pull_from(stream, origin, room, hold)
             except _Broken:
                 self._stop.wait(RETRY_S * 2**origin.failures)
             finally:
@@ -700,7 +726,7 @@ class _Puller:
                 stream.close()
                 raise
 
-    def _pull_from(self, stream: Stream, origin: _Origin, buffer: memoryview, hold: Hold) -> None:
+    def _pull_from(self, stream: Stream, origin: _Origin, room: _Room, hold: Hold) -> None:
         """Ask ahead, receive, verify and store: all in this thread, since handing chunks to others
         costs more than it gains. While it stores, the kernel receives, and other connections go on.
         """
@@ -714,8 +740,8 @@ class _Puller:
                     if not asked:
                         return
                     kind, length = stream.receive_header(_FROM_SERVER)
-                    stream.receive_into(buffer[:length])
-                    self._take_in(asked.popleft(), kind, buffer[:length], origin, hold)
+                    stream.receive_into(room.came[:length])
+                    self._take_in(asked.popleft(), kind, length, room, origin, hold)
         finally:
             with self._lock:
                 self._todo.extendleft(reversed(asked))
@@ -730,13 +756,13 @@ class _Puller:
             return None
 
     def _take_in(
-        self, place: int, kind: int, payload: memoryview, origin: _Origin, hold: Hold
+        self, place: int, kind: int, length: int, room: _Room, origin: _Origin, hold: Hold
     ) -> None:
         try:
             if kind == _ABSENT:
                 self._note_absent(place, origin)
             else:
-                self._keep(place, kind, payload, hold)
+                self._keep(place, kind, length, room, hold)
                 with self._lock:
                     origin.failures = 0
         except (Damaged, NotFound) as error:
@@ -759,22 +785,23 @@ class _Puller:
         if len(origin.absent) > MAX_ABSENT:
             self._give_up(origin, NotFound("it lacks much of the checkpoint"))
 
-    def _keep(self, place: int, kind: int, payload: memoryview, hold: Hold) -> None:
+    def _keep(self, place: int, kind: int, length: int, room: _Room, hold: Hold) -> None:
         chunk = self._places[place]
         size = self._sizes[chunk]
-        data: bytes | memoryview = payload
+        data = room.came[:length]
         if kind == _DELTA:
             base = self._bases.get(chunk)
             if base is None:
                 raise Damaged(f"chunk {chunk[:12]} came as a delta on nothing")
-            data = Codec().decode(payload, self._vault.read(base), size=size)
+            before = room.base[: self._vault.read_into(base, room.base)]
+            data = room.codec.decode(data, before, size=size)
         if len(data) != size:
             raise Damaged(f"chunk {chunk[:12]} came with {len(data)} bytes instead of {size}")
         self._vault.put(chunk, data, hold)
         if self._assembling is not None:
             self._assembling.write(chunk, data)
         with self._lock:
-            self._moved += len(payload)
+            self._moved += length
             self._here += size
         self._tell(PROGRESS_S)
 

@@ -27,7 +27,8 @@ from typing import Any, Final, cast
 
 from reclaimnet.adapters.linux.memory import MemoryGroup, find_memory, make_memory_group
 from reclaimnet.adapters.linux.minder import NICE, hurry
-from reclaimnet.adapters.nats.campus import Campus, Refused
+from reclaimnet.adapters.nats.campus import Campus
+from reclaimnet.adapters.nats.records import Refused
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.airlock import EPISODE

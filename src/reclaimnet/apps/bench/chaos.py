@@ -23,7 +23,7 @@ from reclaimnet.model.work import JobState
 
 ROUNDS: Final = 200
 QUICK_ROUNDS: Final = 6
-FULL_S: Final = 600.0
+FULL_S: Final = 900.0
 """No round begins later than this."""
 QUICK_S: Final = 25.0
 SHORT_S: Final = (0.1, 1.0)

@@ -16,6 +16,8 @@ from typing import Final
 from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.nats.access import Key
 from reclaimnet.adapters.nats.campus import Campus
+from reclaimnet.adapters.nats.seals import Seal
+from reclaimnet.adapters.nats.witness import Witness
 from reclaimnet.adapters.tls import ca
 from reclaimnet.apps.bench.place_live import BenchAgent
 from reclaimnet.model import events as ev
@@ -89,12 +91,15 @@ def work(url: str, authority: str, keys: list[Key], pipe: Connection) -> None:
 async def _work(url: str, authority: str, keys: list[Key], pipe: Connection) -> None:
     count = Count()
     agents: list[LoadAgent] = []
-    tls = ca.server_known_by(authority)
+    tls, seal = ca.server_known_by(authority), Seal(authority)
     opening = asyncio.Semaphore(OPENING)
 
     async def open_one(key: Key) -> None:
         async with opening:
-            campus = await Campus.connect(url, key, key.name, tls=tls, prepare=False)
+            witness = Witness(key.name, key=key, seal=seal)
+            campus = await Campus.connect(
+                url, key, key.name, tls=tls, prepare=False, witness=witness
+            )
             agent = LoadAgent(key.name, campus, count)
             agents.append(agent)
             await agent.live()

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 STATE_MIB: Final = GIB // MIB
-QUICK_STATE_MIB: Final = 256
+QUICK_STATE_MIB: Final = 128
 ROUNDS: Final = 3
 QUICK_ROUNDS: Final = 1
 PATIENCE_S: Final = 180.0

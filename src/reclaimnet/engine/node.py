@@ -840,8 +840,7 @@ class Node:
         return orders
 
     def _rotated(self, orders: Sequence[RhythmOrder], now: int) -> list[Order]:
-        """Tell the nodes of the jobs. That some jobs yield to others needs marks on their packets,
-        which nobody here can set: priorities are kept by the plan alone."""
+        """Tell the nodes of the jobs."""
         found: list[Order] = []
         for order in orders:
             if isinstance(order, ExplainLink):
@@ -1255,7 +1254,9 @@ class Node:
 
 def _rotation(order: Shift | Shape | Unleash, by: NodeId) -> ev.RotationTold:
     if isinstance(order, Unleash):
-        return ev.RotationTold(node=by, job=order.job, anchor=0, period=0, bound=0)
+        return ev.RotationTold(
+            node=by, job=order.job, anchor=0, period=0, bound=0, level=order.level
+        )
     return ev.RotationTold(
         node=by,
         job=order.job,
@@ -1264,6 +1265,7 @@ def _rotation(order: Shift | Shape | Unleash, by: NodeId) -> ev.RotationTold:
         bound=order.bound if isinstance(order, Shift) else 0,
         error=order.error,
         slots=order.slots if isinstance(order, Shape) else (),
+        level=order.level,
     )
 
 

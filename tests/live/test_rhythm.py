@@ -1,5 +1,6 @@
 """Rhythms on a real network: found from outside, kept apart, and held by gates."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 from reclaimnet.adapters.linux import testbed
 from reclaimnet.adapters.linux.counters import Counter, Sockets, net_dev
 from reclaimnet.adapters.linux.slots import Gates, Slots
-from reclaimnet.adapters.linux.tc import FIRST_TRANSFER, Shaper, class_id
+from reclaimnet.adapters.linux.tc import FIRST_LEVEL, FIRST_TRANSFER, Shaper, class_id
 from reclaimnet.apps.bench import rhythm as bench
 from reclaimnet.apps.bench import rhythm_traffic
 from reclaimnet.apps.guard_client import GuardClient
@@ -79,23 +80,10 @@ def test_a_job_without_the_sdk_is_held_to_its_slot(bed: testbed.Testbed, tmp_pat
     try:
         worker = _started(bed, "source1", "work")
         made = piece("w", "vgg16x8", rate=RATE, iterations=14)
-        order = {
-            "run_dir": str(_run_dir(tmp_path)),
-            "host": str(bed.hosts["shared1"].address),
-            "port": 5601,
-            "congestion": "cubic",
-            "priority": class_id(FIRST_TRANSFER),
-            "streams": 1,
-            "pacing": 0,
-            "iterations": made.iterations,
-            "bursts": [[148 * MILLISECOND, 1_200_000]],
-            "jitter": 0.0,
-            "seed": 1,
-            "slower_from": 99,
-            "slower": 1.0,
-            "marks": False,
-            "static": None,
-        }
+        order = _order(
+            _run_dir(tmp_path), bed, "shared1", iterations=made.iterations, size=1_200_000
+        )
+        order["priority"] = class_id(FIRST_TRANSFER)
         _tell(worker, json.dumps(order))
         descriptors = json.loads(_line(worker))["descriptors"]
         start = time.monotonic_ns() + 50 * MILLISECOND
@@ -134,23 +122,7 @@ def test_a_job_that_knows_nothing_of_us_is_held_to_its_slot_by_the_guard(tmp_pat
         assert lane == os.stat(f"/proc/{worker.pid}/ns/net").st_ino
         guard.ask("open", guest="job.1", pids=[worker.pid], deadline=None)
         iterations, size = 14, 1_200_000
-        order = {
-            "run_dir": str(_run_dir(tmp_path)),
-            "host": str(bed.hosts["dst1"].address),
-            "port": 5601,
-            "congestion": "cubic",
-            "priority": 0,
-            "streams": 1,
-            "pacing": 0,
-            "iterations": iterations,
-            "bursts": [[148 * MILLISECOND, size]],
-            "jitter": 0.0,
-            "seed": 1,
-            "slower_from": 99,
-            "slower": 1.0,
-            "marks": False,
-            "static": None,
-        }
+        order = _order(_run_dir(tmp_path), bed, "dst1", iterations=iterations, size=size)
         _tell(worker, json.dumps(order))
         assert json.loads(_line(worker))["descriptors"]
         start = time.monotonic_ns() + 50 * MILLISECOND
@@ -179,6 +151,54 @@ def test_a_job_that_knows_nothing_of_us_is_held_to_its_slot_by_the_guard(tmp_pat
             with pytest.raises(Forbidden):
                 guard.ask("slots", guest="job.1", **wrong)
         guard.close()
+
+
+@pytest.mark.needs("bpf")
+def test_a_guest_of_a_later_level_gets_what_others_leave(tmp_path: Path) -> None:
+    """In the lane by its class, beyond it by the marks on its packets."""
+    mark = f"v{os.getpid() % 1_000_000}"
+    racks = (
+        testbed.Rack(name="src", hosts=1, uplink=RATE),
+        testbed.Rack(name="dst", hosts=2),
+    )
+    with running(TestbedConfig(campus=testbed.Campus(racks=racks), mark=mark)) as bed:
+        path = run_guard(bed, "src1", terms={"rate": RATE}, lease="30s")
+        uplink = Shaper("up0", netns=bed.racks["src"])
+        sinks = [_started(bed, host, "sink", "5601") for host in ("dst1", "dst2")]
+
+        def arrived() -> tuple[int, int]:
+            high, low = (net_dev(sink.pid)["eth0"].received for sink in sinks)
+            return high, low
+
+        def wait_for(more: int, *, of: int) -> tuple[int, int]:
+            """Until one of them has sent so much more; what both have sent meanwhile."""
+            before, end = arrived(), time.monotonic() + ENOUGH_SECONDS
+            while arrived()[of] < before[of] + more:
+                assert time.monotonic() < end, "nothing comes any more"
+                time.sleep(0.005)
+            high, low = arrived()
+            return high - before[0], low - before[1]
+
+        with contextlib.closing(uplink), GuardClient(path) as guard:
+            for number, host in enumerate(("dst1", "dst2")):
+                worker = _started(bed, "src1", "work", lane=True)
+                guard.ask("open", guest=f"job.{number}", pids=[worker.pid], deadline=None)
+                made = bench.make_run_dir(tmp_path / f"job{number}")[0]
+                order = _order(made, bed, host, iterations=1, size=1 << 40)
+                _tell(worker, json.dumps(order))
+                assert json.loads(_line(worker))["descriptors"]
+                _tell(worker, "[0, 0]")
+            wait_for(1 << 20, of=0)
+            wait_for(1 << 20, of=1)
+            guard.ask("slots", guest="job.1", period=0, level=3)
+            wait_for(2 << 20, of=0)  # what was under way already
+            high, low = wait_for(16 << 20, of=0)
+            assert low < 0.25 * high
+            assert uplink.counts()[FIRST_LEVEL + 2].bytes > 0
+            guard.ask("slots", guest="job.1", period=0, level=0)
+            wait_for(4 << 20, of=1)
+            with pytest.raises(Forbidden, match="levels"):
+                guard.ask("slots", guest="job.1", period=0, level=7)
 
 
 def test_slots_open_and_shut_at_their_edges() -> None:
@@ -219,6 +239,29 @@ def _started(
     )
     assert _line(process) == "ready\n"
     return process
+
+
+def _order(
+    run_dir: Path, bed: testbed.Testbed, host: str, *, iterations: int, size: int
+) -> dict[str, Any]:
+    """A job that talks to the host, and knows nothing of us."""
+    return {
+        "run_dir": str(run_dir),
+        "host": str(bed.hosts[host].address),
+        "port": 5601,
+        "congestion": "cubic",
+        "priority": 0,
+        "streams": 1,
+        "pacing": 0,
+        "iterations": iterations,
+        "bursts": [[148 * MILLISECOND, size]],
+        "jitter": 0.0,
+        "seed": 1,
+        "slower_from": 99,
+        "slower": 1.0,
+        "marks": False,
+        "static": None,
+    }
 
 
 def _line(process: "subprocess.Popen[Any]") -> str:

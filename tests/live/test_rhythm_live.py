@@ -11,6 +11,8 @@ import pytest
 from tests.live.campus import LiveCampus, live_campus
 from tests.live.waiting import until
 
+from reclaimnet.adapters.linux.tc import LEVEL_TOS
+
 pytestmark = [pytest.mark.needs("root")]
 
 RATE = 20_000_000
@@ -24,13 +26,13 @@ import socket, sys, time
 from reclaimnet import sdk
 wire = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 wire.setsockopt(socket.SOL_SOCKET, 47, {RATE})  # SO_MAX_PACING_RATE
-data = b"x" * {BURST}
+data = b"x" * ({BURST} - 1)
 with sdk.job() as job:
     state = job.restore({{"step": 0}})
     while True:
         job.iteration()
         time.sleep({COMPUTE_S})
-        wire.sendall(data)
+        wire.sendall(bytes([wire.getsockopt(socket.IPPROTO_IP, socket.IP_TOS)]) + data)
         wire.recv(1)
         state["step"] += 1
         job.step(state["step"], state)
@@ -38,10 +40,12 @@ with sdk.job() as job:
 
 
 class Sink:
-    """Takes bursts, answers each with a byte, and remembers when each began and ended."""
+    """Takes bursts, answers each with a byte, and remembers when each began and ended, and which
+    mark the last one had."""
 
     def __init__(self) -> None:
         self.bursts: list[list[tuple[int, int]]] = []
+        self.marks: dict[int, int] = {}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -52,13 +56,16 @@ class Sink:
                 connection, _ = self._listener.accept()
                 heard: list[tuple[int, int]] = []
                 self.bursts.append(heard)
-                threading.Thread(target=self._take, args=(connection, heard), daemon=True).start()
+                took = connection, heard, len(self.bursts)
+                threading.Thread(target=self._take, args=took, daemon=True).start()
 
-    def _take(self, connection: socket.socket, heard: list[tuple[int, int]]) -> None:
+    def _take(self, connection: socket.socket, heard: list[tuple[int, int]], number: int) -> None:
         with connection, suppress(OSError):
             left, began = BURST, 0
-            while data := connection.recv(1 << 16):
-                began = began or time.monotonic_ns()
+            while data := connection.recv(min(left, 1 << 16)):
+                if not began:
+                    began = time.monotonic_ns()
+                    self.marks[number] = data[0]
                 left -= len(data)
                 if not left:
                     heard.append((began, time.monotonic_ns()))
@@ -106,6 +113,8 @@ def test_two_jobs_on_one_node_are_kept_apart(campus: LiveCampus, sink: Sink) -> 
     assert "solo up" in shown
     assert "█" in shown
     assert "has it a rhythm?" in campus.why(jobs[0])
+    # Where they meet all the same, one goes first: the other's packets say so.
+    until(lambda: sorted(sink.marks.values()) == [*LEVEL_TOS[:2]], "one to be marked")
     # From now on they talk in turn: most of the time, on a machine that has other things to do.
     begun = [len(heard) for heard in sink.bursts]
     until(

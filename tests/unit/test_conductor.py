@@ -22,7 +22,6 @@ from reclaimnet.model.rhythm import (
     Shape,
     Shift,
     Unleash,
-    Yield,
 )
 from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
 
@@ -103,11 +102,10 @@ def test_high_begins_when_it_likes_and_low_yields() -> None:
         settled=False,
     )
     assert wait < MILLISECOND
-    assert Yield(node=NODE, job=A, yields=True) in orders
-    assert not any(isinstance(order, Yield) and order.job == B for order in orders)
+    assert (told[B].level, told[A].level) == (0, 1)
     # When high is gone, low need not yield any more.
     assert Unleash(node=NODE, job=B) in conductor.handle(RhythmGone(job=B), SECOND)
-    assert Yield(node=NODE, job=A, yields=False) in plan(conductor)
+    assert Unleash(node=NODE, job=A) in plan(conductor)
 
 
 def test_a_job_without_the_sdk_gets_slots() -> None:

@@ -4,12 +4,14 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from reclaimnet.apps.guarded import Guarded
 from reclaimnet.model.market import JobId
+from reclaimnet.model.orders import Rotate
 
 
 class Ear:
@@ -58,3 +60,16 @@ def test_a_guest_that_outlived_its_agent_is_still_renewed_and_limited(
     heard = [(asked.get("verb"), asked.get("guest")) for asked in ear.asked]
     assert ("renew", "j.3") in heard
     assert ("deadline", "j.3") in heard
+
+
+def test_a_job_that_goes_after_others_is_told_so_and_later_let_go(ear: Ear, tmp_path: Path) -> None:
+    guarded = Guarded(tmp_path / "guard.sock")
+    guarded.adopt(JobId("j"), 3)
+    after = Rotate(job=JobId("j"), epoch=3, anchor=5, period=9, bound=9, level=2)
+    guarded.hold(after)  # it waits for its place by itself: only its level is the guard's
+    guarded.hold(replace(after, slots=((1, 2),)))
+    guarded.hold(replace(after, level=0))
+    guarded.hold(replace(after, level=0))
+    guarded.close()
+    heard = [(a["period"], a["slots"], a["level"]) for a in ear.asked if a["verb"] == "slots"]
+    assert heard == [(0, [], 2), (9, [[1, 2]], 2), (0, [], 0)]

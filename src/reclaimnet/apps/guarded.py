@@ -18,6 +18,7 @@ from typing import Any, Final
 from reclaimnet.apps.guard_client import GuardClient
 from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable
 from reclaimnet.model.market import EdgeCount, JobId
+from reclaimnet.model.orders import Rotate
 
 COUNT_EVERY_S: Final = 10.0
 
@@ -39,7 +40,7 @@ class Guarded:
         self._guests: set[str] = set()
         self._paced: set[str] = set()
         self._held: set[str] = set()
-        """Those that talk in their slots only."""
+        """Those that talk in their slots only, or after others."""
         self.lane = False
         """Checkpoints are served from the guests' lane, where the guard can shape them."""
         self._counted: tuple[EdgeCount, ...] = ()
@@ -160,17 +161,24 @@ class Guarded:
         lane = self._ask("status")["can"].get("slots", 0)
         return bool(lane) and os.stat("/proc/self/ns/net").st_ino == lane
 
-    def hold_to_slots(
-        self, job: JobId, epoch: int, anchor: int, period: int, slots: Sequence[tuple[int, int]]
-    ) -> None:
-        """Let the job talk in its slots only, whatever it knows; without any: when it likes."""
-        guest = _name(job, epoch)
-        if slots and guest in self._guests:
+    def hold(self, order: Rotate) -> None:
+        """Let the job talk in its slots only, whatever it knows, and after those of lower levels;
+        without slots: when it likes."""
+        guest = _name(order.job, order.epoch)
+        if (order.slots or order.level) and guest in self._guests:
             self._held.add(guest)
-            self._later("slots", guest=guest, anchor=anchor, period=period, slots=list(slots))
         elif guest in self._held:
             self._held.discard(guest)
-            self._later("slots", guest=guest, period=0)
+        else:
+            return
+        self._later(
+            "slots",
+            guest=guest,
+            anchor=order.anchor,
+            period=order.period if order.slots else 0,
+            slots=list(order.slots),
+            level=order.level,
+        )
 
     def let_go(self, transfer: str) -> None:
         """The transfer is over, and its class with it."""

@@ -26,7 +26,7 @@ from typing import Any, Final, assert_never
 from reclaimnet import journal
 from reclaimnet.adapters.gpu.memory import Meter
 from reclaimnet.adapters.linux.attempts import reports as rn
-from reclaimnet.adapters.linux.counters import Samples, Uplink, listen
+from reclaimnet.adapters.linux.counters import Uplink
 from reclaimnet.adapters.linux.memory import Sensor, find_memory, protect_self
 from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.adapters.linux.pressure import Watch
@@ -41,6 +41,7 @@ from reclaimnet.adapters.vault.store import CHUNK_BYTES, Saved, Source, Vault
 from reclaimnet.adapters.vault.transfer import PullResult, pull
 from reclaimnet.apps import bundle
 from reclaimnet.apps.guarded import Guarded
+from reclaimnet.apps.holding import Holding
 from reclaimnet.engine.node import Node
 from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable
 from reclaimnet.model import events as ev
@@ -49,7 +50,7 @@ from reclaimnet.model.market import Address, Card, JobId, NodeId
 from reclaimnet.model.moving import UNLIMITED, TransferId
 from reclaimnet.model.pressure import CLOSE, Pressure
 from reclaimnet.model.rhythm import ExplainLink
-from reclaimnet.model.units import MILLISECOND, SECOND
+from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, Manifest, ManifestId, Saving, Team
 from reclaimnet.sdk.image import IMAGE
 
@@ -68,10 +69,6 @@ OUTPUT: Final = Path(".rn-output")
 """Where a checkpoint holds what the job had written into its output directory."""
 LOADED_PATIENCE_S: Final = 10.0
 """How long a job that was started ahead may take to read what is laid out for it."""
-LISTEN_EVERY: Final = 5 * MILLISECOND
-"""How often a byte counter is read while a job is listened to."""
-GUARD_EVERY: Final = 15 * MILLISECOND
-"""The same where the guard has to be asked, who has other things to do."""
 SENDING_EVERY_S: Final = 0.5
 """How often it is looked how far transfers from here have come."""
 SWITCH_S: Final = 0.001
@@ -184,6 +181,7 @@ class LiveWorld:
         """What transfers from here are held to."""
         self._watching_sendings = False
         self._listening = ThreadPoolExecutor(1, "reclaimnet-listen")
+        self._holding = Holding(self.runner, guard, self._listening, clock.monotonic)
         self.watch = Watch(
             self._read_memory,
             self._on_pressure_from_thread,
@@ -328,17 +326,7 @@ class LiveWorld:
             case od.Listen():
                 self._spawn(self._listen(order))
             case od.Rotate():
-                if self._guard is not None:
-                    self._guard.hold_to_slots(
-                        order.job, order.epoch, order.anchor, order.period, order.slots
-                    )
-                self.runner.rotate(
-                    order.job,
-                    order.epoch,
-                    anchor_monotonic_ns=self._clock.monotonic(order.anchor),
-                    period=order.period,
-                    bound=order.bound,
-                )
+                self._holding.hold(order)
             case od.Explain() | ExplainLink():
                 pass
             case _:
@@ -897,12 +885,9 @@ class LiveWorld:
 
     async def _listen(self, order: od.Listen) -> None:
         """One job at a time: it is a thread that does little but look at the clock."""
-        minder = self.runner.minder_of(order.job, order.epoch)
-        if minder is None:
-            return
         try:
-            samples: Samples = await self._loop.run_in_executor(
-                self._listening, self._heard, minder, order
+            samples = await self._loop.run_in_executor(
+                self._listening, self._holding.hear, order, lambda: self._closed
             )
         except (ReclaimNetError, OSError) as error:
             _log.info("the traffic of %s cannot be counted: %s", order.job, error)
@@ -915,26 +900,6 @@ class LiveWorld:
                 counts=samples.counts,
             )
         )
-
-    def _heard(self, minder: int, order: od.Listen) -> Samples:
-        """By the sockets themselves; where they cannot be looked at, by what the guard counts."""
-
-        def stopped() -> bool:
-            return self._closed
-
-        try:
-            return listen(minder, lasts=order.lasts, every=LISTEN_EVERY, stopped=stopped)
-        except Unavailable:
-            if self._guard is None:
-                raise
-        times: list[int] = []
-        counts: list[int] = []
-        end = time.monotonic_ns() + order.lasts
-        while time.monotonic_ns() < end and not stopped():
-            counts.append(self._guard.sent(order.job, order.epoch))
-            times.append(time.monotonic_ns())
-            time.sleep(GUARD_EVERY / SECOND)
-        return Samples(times=tuple(times), counts=tuple(counts))
 
     async def _get_ready(self, key: tuple[JobId, int], laid_out: "_LaidOut") -> None:
         """The process that waits for this state reads what is there of it. The first time, whoever

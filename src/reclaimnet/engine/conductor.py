@@ -36,11 +36,11 @@ from reclaimnet.model.rhythm import (
     Shape,
     Shift,
     Unleash,
-    Yield,
 )
 from reclaimnet.model.units import MICROSECOND, MILLISECOND, MINUTE, SECOND, show_duration
 from reclaimnet.policy.detect import at_period, changed
 from reclaimnet.policy.pace import PlanPaces, least_rate_first
+from reclaimnet.policy.precede import levels
 from reclaimnet.policy.rotate import beside_rhythms, gaps, relieve, rotate, slowdown
 from reclaimnet.policy.view import view
 
@@ -118,11 +118,12 @@ class _Player:
     late: int = 0
     quiet_until: int = 0
     """The iteration from which on lateness counts again."""
-    told: dict[NodeId, Shift | Shape] = field(default_factory=dict)
+    level: int = 0
+    """High priority never waits for low, not even when low comes late or runs free."""
+    told: dict[NodeId, Shift | Shape | Unleash] = field(default_factory=dict)
     """The last order to each node on which it runs."""
     members: dict[NodeId, tuple[LinkId, ...]] = field(default_factory=dict)
     """Those nodes, and the links that it uses there; of a gang, the marks of `node` count."""
-    yields: bool = False
     heard: int = 0
     left: int = 0
     move_cost: int | None = None
@@ -441,6 +442,7 @@ class Conductor:
             previous=self.plan,
         )
         self.replans += 1
+        ranks = levels((player.rhythm for player in affected.values()), self.links)
         orders: list[RhythmOrder] = []
         for job, player in affected.items():
             round_ = self.plan.round_of(job)
@@ -452,8 +454,8 @@ class Conductor:
             player.quiet_until = (
                 player.marks[-1].count + QUIET_ITERATIONS + 1 if player.marks else 0
             )
+            player.level = ranks[job]
             orders += self._tell(player, now)
-            orders += self._rank(player, round_)
         for one in self.plan.rounds:
             old = before.get(one.rhythms)
             if old is None or old.decision.chosen != one.decision.chosen:
@@ -479,20 +481,19 @@ class Conductor:
 
     def _tell(self, player: _Player, now: int) -> list[RhythmOrder]:
         """The same rotation on each of its nodes, by that node's clock."""
-        job = player.rhythm.job
-        if player.rotation is None:
-            told, player.told = player.told, {}
-            return [Unleash(node=node, job=job) for node in sorted(told)]
         orders: list[RhythmOrder] = []
         for node in sorted(player.members):
-            order = self._order(player, player.rotation, node, now)
-            before = player.told.get(node)
-            if before is None or not _same(before, order):
+            order = self._order(player, node, now)
+            before = player.told.get(node, Unleash(node=node, job=player.rhythm.job))
+            if not _same(before, order):
                 player.told[node] = order
                 orders.append(order)
         return orders
 
-    def _order(self, player: _Player, rotation: Rotation, node: NodeId, now: int) -> Shift | Shape:
+    def _order(self, player: _Player, node: NodeId, now: int) -> Shift | Shape | Unleash:
+        rotation = player.rotation
+        if rotation is None:
+            return Unleash(node=node, job=player.rhythm.job, level=player.level)
         anchor = player.anchor + self._offset(node)
         period = rotation.period
         error = self.clock_error(node, now)
@@ -506,6 +507,7 @@ class Conductor:
                 period=period,
                 slots=tuple((b.start, b.length + late) for b in player.rhythm.bursts),
                 error=error,
+                level=player.level,
             )
         return Shift(
             node=node,
@@ -514,6 +516,7 @@ class Conductor:
             period=period,
             bound=period // (FIRST_BOUND_SHARE if self._is_first(player) else BOUND_SHARE),
             error=error,
+            level=player.level,
         )
 
     def _is_first(self, player: _Player) -> bool:
@@ -521,18 +524,6 @@ class Conductor:
         round_ = self.plan.round_of(player.rhythm.job)
         others = [] if round_ is None else [r for r in round_.rhythms if r.job != player.rhythm.job]
         return bool(others) and all(r.priority < player.rhythm.priority for r in others)
-
-    def _rank(self, player: _Player, round_: Round | None) -> list[RhythmOrder]:
-        """High priority never waits for low, not even when low comes late or runs free."""
-        rhythm = player.rhythm
-        yields = any(
-            other.priority > rhythm.priority and set(other.links) & set(rhythm.links)
-            for other in (() if round_ is None else round_.rhythms)
-        )
-        if yields == player.yields:
-            return []
-        player.yields = yields
-        return [Yield(node=node, job=rhythm.job, yields=yields) for node in sorted(player.members)]
 
     # --- links on which not all fit ----------------------------------------------------------
 
@@ -645,9 +636,13 @@ def _aged(clock: Clock, now: int) -> int:
     return int(max(0, now - clock.at) * CLOCK_DRIFT)
 
 
-def _same(told: Shift | Shape, order: Shift | Shape) -> bool:
+def _same(told: Shift | Shape | Unleash, order: Shift | Shape | Unleash) -> bool:
     """Whether the difference is not worth a message."""
-    if type(told) is not type(order) or told.node != order.node or told.period != order.period:
+    if type(told) is not type(order) or told.level != order.level:
+        return False
+    if isinstance(told, Unleash) or isinstance(order, Unleash):
+        return True
+    if told.period != order.period:
         return False
     if isinstance(told, Shift) and isinstance(order, Shift) and told.bound != order.bound:
         return False

@@ -183,9 +183,11 @@ class Node:
         orders = self._react(event, now)
         if isinstance(event, PACED) and now < self._beat_at and not self.airlock.holds:
             return orders
-        self.stirred = True
         if isinstance(event, ASIDE) and now < self._beat_at and self._undisturbed(event):
+            # A copy that has come may have been what the next save waits for, or is to be checked.
+            self.stirred = isinstance(event, ev.CopyHeld | ev.Pulled)
             return orders
+        self.stirred = True
         if isinstance(event, ev.PressureRead) and not orders and self._unmoved(now):
             return []
         orders += self._sweep(now)
@@ -838,8 +840,7 @@ class Node:
         return orders
 
     def _rotated(self, orders: Sequence[RhythmOrder], now: int) -> list[Order]:
-        """Tell the nodes of the jobs. That some jobs yield to others needs marks on their packets,
-        which nobody here can set: priorities are kept by the plan alone."""
+        """Tell the nodes of the jobs."""
         found: list[Order] = []
         for order in orders:
             if isinstance(order, ExplainLink):
@@ -1183,8 +1184,7 @@ class Node:
                 self._learn(now)
             self._told = self._standing()
             memory = self.airlock.gauge()
-            card = replace(
-                self.card(),
+            card = self.card().but(
                 beat=now,
                 jobs=self._progress(),
                 memory=memory,
@@ -1254,7 +1254,9 @@ class Node:
 
 def _rotation(order: Shift | Shape | Unleash, by: NodeId) -> ev.RotationTold:
     if isinstance(order, Unleash):
-        return ev.RotationTold(node=by, job=order.job, anchor=0, period=0, bound=0)
+        return ev.RotationTold(
+            node=by, job=order.job, anchor=0, period=0, bound=0, level=order.level
+        )
     return ev.RotationTold(
         node=by,
         job=order.job,
@@ -1263,6 +1265,7 @@ def _rotation(order: Shift | Shape | Unleash, by: NodeId) -> ev.RotationTold:
         bound=order.bound if isinstance(order, Shift) else 0,
         error=order.error,
         slots=order.slots if isinstance(order, Shape) else (),
+        level=order.level,
     )
 
 

@@ -53,7 +53,7 @@ class _Player:
     rhythm: Rhythm | None = None
     tell_at: int = 0
     rotation: tuple[object, ...] | None = None
-    """Anchor, period, bound and slots that the job was told last."""
+    """Anchor, period, bound, slots and level that the job was told last."""
     held_to: int = 0
     """The period of it; 0 if it runs free."""
 
@@ -169,10 +169,11 @@ class Tempo:
         player = self._players.get(event.job)
         if player is None:
             return []
-        rotation = (event.anchor, event.period, event.bound, event.slots)
-        if player.rotation == rotation or (player.rotation is None and not event.period):
+        rotation = (event.anchor, event.period, event.bound, event.slots, event.level)
+        bound = event.period > 0 or event.level > 0
+        if player.rotation == rotation or (player.rotation is None and not bound):
             return []
-        player.rotation = rotation if event.period else None
+        player.rotation = rotation if bound else None
         player.held_to = event.period
         return [
             Rotate(
@@ -182,6 +183,7 @@ class Tempo:
                 period=event.period,
                 bound=event.bound,
                 slots=event.slots,
+                level=event.level,
             )
         ]
 

@@ -477,6 +477,8 @@ class RotationTold:
     """How far off the node's clock may be."""
     slots: tuple[tuple[int, int], ...] = ()
     """For a job that does not mark its iterations: when after that it may talk, and how long."""
+    level: int = 0
+    """Where its packets meet others', those of lower levels are served first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,6 +202,8 @@ class Rotate:
     slots: tuple[tuple[int, int], ...] = ()
     """Of a job that does not mark its iterations: start and length of when its traffic may leave,
     after each of those moments."""
+    level: int = 0
+    """Mark its packets so that those of lower levels are served first; 0: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

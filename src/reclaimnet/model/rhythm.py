@@ -3,12 +3,16 @@ conductor hears and orders to keep them there."""
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import LinkId
 from reclaimnet.model.talk import Burst as Burst
 from reclaimnet.model.talk import Talk, check_bursts
 from reclaimnet.model.work import Decision
+
+LEVELS: Final = 7
+"""In so many ranks a link serves what it carries."""
 
 
 class Hold(StrEnum):
@@ -203,6 +207,8 @@ class Shift:
     bound: int
     error: int
     """How far off the node's clock may be."""
+    level: int = 0
+    """Where its packets meet others', those of lower levels are served first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,15 +222,7 @@ class Shape:
     slots: tuple[tuple[int, int], ...]
     """Start and length of each."""
     error: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Yield:
-    """Mark the job's traffic so that links serve it after everybody else's, or (False) like it."""
-
-    node: NodeId
-    job: JobId
-    yields: bool
+    level: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +231,7 @@ class Unleash:
 
     node: NodeId
     job: JobId
+    level: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,4 +254,4 @@ class Relieve:
     decision: Decision
 
 
-RhythmOrder = Shift | Shape | Yield | Unleash | ExplainLink | Relieve
+RhythmOrder = Shift | Shape | Unleash | ExplainLink | Relieve

@@ -26,7 +26,6 @@ from reclaimnet.model.rhythm import (
     Shape,
     Shift,
     Unleash,
-    Yield,
 )
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.policy.rotate import Rotate, slowdown
@@ -327,7 +326,7 @@ class _Live:
     """Anchor, period, bound."""
     static: bool = False
     settled: bool = False
-    yields: bool = False
+    level: int = 0
     started: int = 0
 
 
@@ -519,24 +518,23 @@ class _Stage:
                         hold = order.anchor, order.period, order.bound
                         self.live[order.job].hold = hold
                         self.live[order.job].settled = False
+                        self.live[order.job].level = order.level
                 case Unleash():
                     if order.job in self.live:
                         self.live[order.job].hold = None
-                case Yield():
-                    if order.job in self.live:
-                        self.live[order.job].yields = order.yields
+                        self.live[order.job].level = order.level
                 case Shape() | ExplainLink() | Relieve():
                     pass
                 case _:
                     assert_never(order)
 
     def _share(self) -> None:
-        """Equal shares, but nobody gets more than it wants, and who yields gets what is left."""
+        """Equal shares, but nobody gets more than it wants, and later levels get what is left."""
         for link in self.links.values():
             here = [x for x in self.live.values() if x.until is None and x.link == link.id]
             room = float(link.rate)
-            for yields in (False, True):
-                talking = [x for x in here if x.yields is yields]
+            for level in sorted({x.level for x in here}):
+                talking = [x for x in here if x.level == level]
                 talking.sort(key=lambda x: x.piece.rhythm.bursts[x.burst].demand)
                 for i, one in enumerate(talking):
                     wanted = one.piece.rhythm.bursts[one.burst].demand

@@ -1,4 +1,4 @@
-"""Gates: a job's traffic leaves in its slots only, without the job's help."""
+"""Gates: a job's traffic leaves in its slots only, or after others', without the job's help."""
 
 import os
 import struct
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from reclaimnet.adapters.linux import bpfload
-from reclaimnet.adapters.linux.tc import FIRST_GATED, MAX_GATED, Shaper, class_id
+from reclaimnet.adapters.linux.counters import mark_sockets
+from reclaimnet.adapters.linux.tc import LEVEL_TOS, MAX_GATED, Shaper, class_id, gated_class
 from reclaimnet.errors import Unavailable, UsageError
 
 _LONGEST_SLEEP_S: Final = 0.05
@@ -114,7 +115,9 @@ class Turnstile:
         """Ours, and that of the thread that turns the gates."""
         self._gates: Gates | None = None
         self._plans: dict[int, Slots] = {}
-        self._links: dict[int, int] = {}
+        self._links: dict[int, tuple[int, int]] = {}
+        """Of each group: its class, and the program that puts it there."""
+        self._marked: set[int] = set()
 
     @property
     def lane(self) -> int:
@@ -122,9 +125,10 @@ class Turnstile:
         return 0 if self._netns is None else self._netns.stat().st_ino
 
     def ask(self, number: int, group: Path | None, request: Mapping[str, Any]) -> dict[str, Any]:
-        """As a request says: anchor (nanoseconds since 1970), period, and [start, length] of each
-        slot. A period of 0: whenever they like. Raises UsageError."""
-        numbers = [request.get("anchor", 0), request.get("period")]
+        """As a request says: anchor (nanoseconds since 1970), period, [start, length] of each slot,
+        and the level: those of lower ones go first. A period of 0: whenever they like; a level of
+        0, too: like everybody. Raises UsageError."""
+        numbers = [request.get("anchor", 0), request.get("period"), request.get("level", 0)]
         slots = request.get("slots", [])
         if not isinstance(slots, list) or not all(
             isinstance(s, list) and len(s) == 2 for s in slots
@@ -132,43 +136,66 @@ class Turnstile:
             raise UsageError("slots must be a list of starts and lengths.")
         numbers += [each for slot in slots for each in slot]
         if not all(type(each) is int and 0 <= each < 1 << 63 for each in numbers):
-            raise UsageError("anchor, period and slots must be whole numbers, not negative.")
-        anchor, period, *_ = numbers
-        if period == 0:
+            raise UsageError("anchor, period, slots and level must be whole numbers, not negative.")
+        anchor, period, level, *_ = numbers
+        if period and (period < SHORTEST_PERIOD or not 0 < len(slots) <= MAX_SLOTS):
+            raise UsageError(f"There may be 1 to {MAX_SLOTS} slots in a period of 20 ms or more.")
+        if level >= len(LEVEL_TOS):
+            raise UsageError(f"There are levels from 0 to {len(LEVEL_TOS) - 1}.")
+        if period == 0 and level == 0:
+            self._mark(number, group, level)
             self.let_go(number)
             return {}
-        if group is None or self._netns is None:
+        if group is None or (period and self._netns is None):
             raise Unavailable("Nobody can be held to slots here: it takes a lane and cgroups.")
-        if period < SHORTEST_PERIOD or not 0 < len(slots) <= MAX_SLOTS:
-            raise UsageError(f"There may be 1 to {MAX_SLOTS} slots in a period of 20 ms or more.")
         ours = anchor - time.time_ns() + time.monotonic_ns()
         held = tuple((start, length) for start, length in slots)
-        self.hold(number, group, Slots(anchor=ours, period=period, slots=held))
+        plan = Slots(anchor=ours, period=period, slots=held) if period else None
+        if self._netns is not None:
+            self.hold(number, group, plan, level=level)
+        self._mark(number, group, level)
         return {}
 
-    def hold(self, number: int, group: Path, slots: Slots) -> None:
-        """From now on; `number` is the group's own, as long as it is held."""
+    def hold(self, number: int, group: Path, slots: Slots | None, *, level: int = 0) -> None:
+        """From now on; `number` is the group's own, as long as it is held. Without slots it is
+        served at its level, at any time."""
         if not 0 <= number < MAX_GATED:
             raise UsageError(f"There is no gate {number}.")
         if self._shapers is None or self._gates is None:
             shaper, turned = (Shaper(self._interface, netns=self._netns) for _ in range(2))
             self._shapers = shaper, turned
             self._gates = Gates(turned, rate=UNLIMITED)
-        minor = FIRST_GATED + number
+        minor = gated_class(number, level)
+        if number in self._links and self._links[number][0] != minor:
+            self._unclass(number)
         if number not in self._links:
             self._shapers[0].open(minor, UNLIMITED)
-            self._links[number] = _classify(group, class_id(minor))
-        self._plans[minor] = slots
+            self._links[number] = minor, _classify(group, class_id(minor))
+        self._plans.pop(minor, None)
+        if slots is not None:
+            self._plans[minor] = slots
         self._gates.set(self._plans)
+
+    def _mark(self, number: int, group: Path | None, level: int) -> None:
+        """Beyond this machine the packets themselves have to say it. Where we never did, they may
+        carry marks of their own."""
+        if group is None or not (level or number in self._marked):
+            return
+        self._marked.add(number)
+        pids = [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
+        mark_sockets(pids, LEVEL_TOS[level])
 
     def let_go(self, number: int) -> None:
         """It may talk when it likes; what still waits in its queue is dropped."""
-        link = self._links.pop(number, None)
-        if link is None or self._shapers is None or self._gates is None:
+        self._marked.discard(number)
+        self._unclass(number)
+
+    def _unclass(self, number: int) -> None:
+        if number not in self._links or self._shapers is None or self._gates is None:
             return
+        minor, link = self._links.pop(number)
         os.close(link)
-        minor = FIRST_GATED + number
-        del self._plans[minor]
+        self._plans.pop(minor, None)
         self._gates.set(self._plans)
         self._shapers[0].drop(minor)
 

@@ -16,22 +16,28 @@ MAJOR: Final = 0x524E
 """The handle of our qdiscs, "RN" in ASCII: how we know them again after a crash."""
 ROOT: Final = 0x1
 BACKGROUND: Final = 0x10
+FIRST_LEVEL: Final = 0x11
 SCAVENGER: Final = 0x20
 FIRST_TRANSFER: Final = 0x100
 MAX_TRANSFERS: Final = 1024
 FIRST_GATED: Final = FIRST_TRANSFER + MAX_TRANSFERS
 MAX_GATED: Final = 256
-"""Classes of guests that talk in their slots only."""
+"""Classes of guests that talk in their slots only, or after others: so many for each level."""
 
 LOWER_EFFORT_TOS: Final = 0x04
 """DSCP 1 of RFC 8622, in the place of the TOS byte: the only mark that survives every bridge."""
+LEVEL_TOS: Final = (0x00, 0x0C, 0x1C, 0x2C, 0x3C, 0x4C, LOWER_EFFORT_TOS)
+"""Marks of what is served first, second, and so on. Between none and lower effort there are code
+points for local use (3, 7, 11, ...): who does not know them serves them like everybody's."""
 
 # HTB serves lower numbers first when classes borrow. Transfers come after the owner's traffic,
-# periodic checkpoints after transfers.
+# guests and periodic checkpoints after transfers, by their level where they have one.
 _PRIO_BACKGROUND: Final = 0
-_PRIO_TRANSFER: Final = 6
+_PRIO_TRANSFER: Final = 1
+_PRIO_GUESTS: Final = 2
 _PRIO_SCAVENGER: Final = 7
-_BACKGROUND_SHARE: Final = 0.99
+_BACKGROUND_SHARE: Final = 0.98
+_LEVEL_SHARE: Final = 0.002
 _SCAVENGER_SHARE: Final = 0.01
 
 # A burst of half a millisecond, within bounds at which HTB was measured exact to 0.1 %. With
@@ -98,9 +104,12 @@ class Shaper:
     so that taking its mark off gains a socket nothing.
     """
 
-    def __init__(self, interface: str, *, netns: Path | None = None) -> None:
+    def __init__(
+        self, interface: str, *, netns: Path | None = None, guests_only: bool = False
+    ) -> None:
         """Take charge of an interface that `install` has prepared."""
         self.interface = interface
+        self._unmarked = _PRIO_GUESTS if guests_only else _PRIO_SCAVENGER
         self._netns = netns
         self._index = inside(netns, lambda: interface_index(interface))
         self._socket = inside(netns, _netlink_socket)
@@ -121,10 +130,11 @@ class Shaper:
         """Hold the interface to `rate` bytes a second.
 
         With `guests_only`, unmarked packets are scavengers. With `lower_effort`, packets that
-        carry that DSCP are. Refuses if somebody else's qdisc is there; ours is replaced.
+        carry that DSCP are, and those between are served by level, at this rate for good.
+        Refuses if somebody else's qdisc is there; ours is replaced.
         """
         _check_rate(interface, rate)
-        shaper = cls(interface, netns=netns)
+        shaper = cls(interface, netns=netns, guests_only=guests_only)
         try:
             owner = check_free(interface, netns=netns)
             default = SCAVENGER if guests_only else BACKGROUND
@@ -133,7 +143,8 @@ class Shaper:
             for minor, limit in ((BACKGROUND, _BACKGROUND_QUEUE), (SCAVENGER, _SCAVENGER_QUEUE)):
                 shaper._bound_queue(minor, limit)
             if lower_effort:
-                inside(netns, lambda: _add_filter(shaper._index))
+                shaper._add_levels(rate)
+                inside(netns, lambda: _add_filters(shaper._index))
         except BaseException:
             shaper.close()
             raise
@@ -146,7 +157,7 @@ class Shaper:
 
     def open(self, minor: int, rate: int) -> None:
         """A class for one transfer or guest, held to `rate` bytes a second."""
-        if not FIRST_TRANSFER <= minor < FIRST_GATED + MAX_GATED:
+        if not FIRST_TRANSFER <= minor < FIRST_GATED + len(LEVEL_TOS) * MAX_GATED:
             raise UsageError(f"There is no class {minor:#x} for transfers.")
         self._send([self._transfer_message(minor, rate, _NLM_CREATE)])
         self._rates[minor] = rate
@@ -205,7 +216,7 @@ class Shaper:
         options = self._options(
             rate=min(ceil, TRICKLE),
             ceil=ceil,
-            prio=_PRIO_TRANSFER,
+            prio=_prio(minor),
             quantum=_BORROWER_QUANTUM,
             burst=_burst(ceil),
         )
@@ -225,7 +236,7 @@ class Shaper:
         scavenger = self._options(
             rate=max(_MIN_RATE, round(rate * _SCAVENGER_SHARE)),
             ceil=rate,
-            prio=_PRIO_SCAVENGER,
+            prio=self._unmarked,
             quantum=_BORROWER_QUANTUM,
             burst=_MIN_BURST,
         )
@@ -236,6 +247,21 @@ class Shaper:
         ):
             above = class_id(parent)
             self._send([self._message(_RTM_NEWTCLASS, flags, class_id(minor), above, options)])
+
+    def _add_levels(self, rate: int) -> None:
+        for prio in range(1, len(LEVEL_TOS) - 1):
+            minor = FIRST_LEVEL + prio - 1
+            options = self._options(
+                rate=max(_MIN_RATE, round(rate * _LEVEL_SHARE)),
+                ceil=rate,
+                prio=prio,
+                quantum=_BORROWER_QUANTUM,
+                burst=_MIN_BURST,
+            )
+            above = class_id(ROOT)
+            message = self._message(_RTM_NEWTCLASS, _NLM_CREATE, class_id(minor), above, options)
+            self._send([message])
+            self._bound_queue(minor, _SCAVENGER_QUEUE)
 
     def _options(self, *, rate: int, ceil: int, prio: int, quantum: int, burst: int) -> bytes:
         def ratespec(value: int) -> bytes:
@@ -301,7 +327,7 @@ class Shaper:
 def of_guests(interface: str, *, netns: Path, rate: int) -> Shaper:
     """Take charge of an interface that only guests use, whether it is shaped already or not."""
     if qdisc_owner(interface, netns=netns) == "ours":
-        return Shaper(interface, netns=netns)
+        return Shaper(interface, netns=netns, guests_only=True)
     return Shaper.install(interface, netns=netns, rate=rate, guests_only=True)
 
 
@@ -361,19 +387,32 @@ def _replace_root(index: int, interface: str, default: int, owner: str) -> None:
             raise Unavailable(f"{interface} cannot be shaped: {reason}.") from error
 
 
-def _add_filter(index: int) -> None:
-    """Packets that ask for lower effort get it."""
+def _add_filters(index: int) -> None:
+    """Packets that ask to be served later are."""
+    levels = {tos: FIRST_LEVEL + number for number, tos in enumerate(LEVEL_TOS[1:-1])}
     with IPRoute() as route:
-        route.tc(
-            "add-filter",
-            "u32",
-            index,
-            parent=MAJOR << 16,
-            prio=_U32_PRIO,
-            protocol=_ETH_P_IP,
-            target=class_id(SCAVENGER),
-            keys=[f"{LOWER_EFFORT_TOS << 16:#010x}/{0xFC << 16:#010x}+0"],
-        )
+        for tos, minor in {**levels, LOWER_EFFORT_TOS: SCAVENGER}.items():
+            route.tc(
+                "add-filter",
+                "u32",
+                index,
+                parent=MAJOR << 16,
+                prio=_U32_PRIO,
+                protocol=_ETH_P_IP,
+                target=class_id(minor),
+                keys=[f"{tos << 16:#010x}/{0xFC << 16:#010x}+0"],
+            )
+
+
+def gated_class(number: int, level: int) -> int:
+    """The class of a guest; those of lower levels are served first, unmarked ones before all."""
+    return FIRST_GATED + min(level, len(LEVEL_TOS) - 1) * MAX_GATED + number
+
+
+def _prio(minor: int) -> int:
+    if minor < FIRST_GATED:
+        return _PRIO_TRANSFER
+    return min(_PRIO_GUESTS + (minor - FIRST_GATED) // MAX_GATED, _PRIO_SCAVENGER)
 
 
 def _class_count(message: Any) -> tuple[int, ClassCount]:

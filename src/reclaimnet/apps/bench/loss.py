@@ -1,12 +1,12 @@
 """`rn bench loss`: what a campus's reclaims cost under each contender, on the same input."""
 
-import gc
 import math
 import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,8 @@ from reclaimnet.sim.scenario import Scenario
 from reclaimnet.sim.traces import NODE_JOBS, Which, helios
 
 PRESET: Final = "campus54"
-GC_SELDOM: Final = 100_000
+SCENARIOS: Final = 32
+"""Kept by each worker: all contenders are asked about the same ones."""
 HEAVY: Final = ("young_daly", "reclaimnet", "oracle_surprised", "oracle_blind", "oracle")
 KEYS: Final = ("work_lost_gpu_h", "waste_gpu_h", "downtime_h", "migrations", "deadline_misses")
 BARS: Final = (
@@ -105,11 +106,10 @@ def measure(*, seed: int, days: float, seeds: int, trace: Path | None) -> dict[s
 def _one(task: tuple[str, Which | None, int, float, Path | None]) -> dict[str, float]:
     name, which, seed, days, trace = task
     contender = {**CONTENDERS, **SENSITIVITY}[name]
-    # Of the many small objects of a long run hardly any are garbage that only this would find.
-    gc.set_threshold(GC_SELDOM)
     return asdict(contender(_scenario(which, seed, days, trace), seed))
 
 
+@lru_cache(maxsize=SCENARIOS)
 def _scenario(which: Which | None, seed: int, days: float, trace: Path | None) -> Scenario:
     if trace is None or which is None:
         return PRESETS[PRESET](seed, round(days * DAY))

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from reclaimnet.adapters.linux import testbed
 from reclaimnet.adapters.linux.counters import Counter, Sockets
-from reclaimnet.adapters.linux.tc import LOWER_EFFORT_TOS
+from reclaimnet.adapters.linux.tc import LEVEL_TOS
 from reclaimnet.apps.bench import rhythm_traffic
 from reclaimnet.engine.conductor import SETTLE, Conductor
 from reclaimnet.errors import Unavailable
@@ -41,7 +41,6 @@ from reclaimnet.model.rhythm import (
     RhythmSeen,
     Shift,
     Unleash,
-    Yield,
 )
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.policy.detect import SAMPLING, Detected, detect
@@ -197,7 +196,7 @@ def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
             "exclusive": "demand is reserved; who does not fit waits for somebody to end",
             "network_overhead": "the link with the least mean demand, TCP shares it",
             "cassini": "compatibility score and shifts set at the start; early ones wait",
-            "rotate": "placement by fit, conductor, priorities also marked as lower effort",
+            "rotate": "placement by fit, conductor, packets marked with the rank in which they go",
             "ideal": "each job on a link of its own",
             "jct": "mean over the jobs of a mix, from submission to the last iteration, seconds",
             "bandwidth_use": "bytes sent / what the mix's links carry until its last job ends",
@@ -463,15 +462,13 @@ class _Stage:
             self._carry_out(play, order)
 
     def _carry_out(self, play: _Play, order: RhythmOrder) -> None:
-        if not isinstance(order, Shift | Yield | Unleash):
+        if not isinstance(order, Shift | Unleash):
             return
         player = play.live.get(order.job)
         if player is None:
             return
-        if isinstance(order, Yield):
-            assert player.sockets is not None, "a conducted job is watched"
-            player.sockets.set_type_of_service(LOWER_EFFORT_TOS if order.yields else 0)
-            return
+        assert player.sockets is not None, "a conducted job is watched"
+        player.sockets.set_type_of_service(LEVEL_TOS[order.level])
         player.words[Word.ROTATION_PERIOD] = 0
         if isinstance(order, Shift):
             player.words[Word.ROTATION_ANCHOR] = order.anchor

@@ -365,25 +365,3 @@ def test_jobs_that_leave_one_node_stand_still_one_after_the_other() -> None:
     # The uplink carries one state after the other: the second job works while the first leaves.
     assert stopped[second] - stopped[first] > (moved[first] - stopped[first]) // 2
     assert all(record.steps_lost == 0 for record in world.store.records.values())
-
-
-def test_a_process_that_waits_for_its_claim_is_gone_by_its_owners_deadline() -> None:
-    """The state has come and the store does not answer: the process there is the owner's to end."""
-    world = campus(nodes=2, gpus=1)
-    Promises(world)
-    world.submit(J, spec("a"), replace(WORK, steps=600, state_bytes=1 << 30))
-    world.run(40 * SECOND)
-    source = holder(world)
-    world.reclaim(source, grace=2 * MINUTE)
-    world.run(44 * SECOND)
-    there = world.store.records[J].handover_to
-    assert there is not None, "the state is on its way"
-    world.store_up = False
-    world.run(66 * SECOND)
-    assert world.machines[there].processes, "it waits there"
-    world.reclaim(there, grace=10 * SECOND)
-    world.run(77 * SECOND)
-    assert not world.machines[there].processes
-    world.store_up = True
-    world.run(5 * MINUTE)
-    assert not world.store.records[J].state.terminal

@@ -23,7 +23,7 @@ class Hold(StrEnum):
     SHAPED = "shaped"
     """Its traffic is held back outside of its slot; the job's own barrier does the rest."""
     FIXED = "fixed"
-    """It is held elsewhere, by who conducts other links of it: here others make room where it is."""
+    """Who conducts other links of it holds it there; here, others make room where it is."""
     NONE = "none"
     """It cannot: others arrange themselves around it as well as they can."""
 

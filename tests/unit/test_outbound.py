@@ -273,6 +273,12 @@ def test_another_nodes_conductor_is_told_and_its_word_is_kept() -> None:
     assert isinstance(answer.event, ev.PacesTold)
     a.handle(answer.event, 0)
     assert a.outbound.sending(0)[0].planned_by == B
+    # Looks of one moment are told together, with the last of them.
+    first = replace(sent("i", 300 * MB), more=True)
+    assert not [o for o in a.handle(first, SECOND) if isinstance(o, Tell)]
+    (tell,) = [o for o in a.handle(sent("j", 400 * MB), SECOND) if isinstance(o, Tell)]
+    assert isinstance(tell.event, ev.TransfersTold)
+    assert [(t.id, t.left) for t in tell.event.transfers] == [("i", 300 * MB), ("j", 400 * MB)]
 
 
 def test_a_card_of_an_older_node_conducts_nothing() -> None:

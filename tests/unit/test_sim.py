@@ -352,6 +352,17 @@ def test_submissions_come_to_the_campus_of_the_preset(tmp_path: Path) -> None:
         scenario_of(path, preset="department", seed=0, days=3.0)
 
 
+def test_submissions_begin_where_the_trace_does_in_earnest(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv.gz"
+    rows = [f"2017-10-03 {hour:02}:00:00,600.0,1,600.0,a" for hour in range(24)]
+    with gzip.open(path, "wt") as stream:
+        head = "timestamp,duration,num_gpus,gpu_time,cluster"
+        stream.write("\n".join([head, "2017-09-01 05:00:00,900.0,1,900.0,a", *rows]) + "\n")
+    scenario = scenario_of(path, preset="department", seed=0, days=1.0)
+    assert len(scenario.jobs) == 24
+    assert scenario.jobs[0].submitted_at == scenario.start
+
+
 def test_spot_traces(tmp_path: Path) -> None:
     path = tmp_path / "spot.csv"
     path.write_text("0,add,x\n1000,add,y\n7200000,remove,x\n9000000,add,x\n")

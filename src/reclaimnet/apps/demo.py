@@ -229,10 +229,10 @@ def _settle(gateway: Gateway, work: Path) -> None:
     """Everything is lent again, and there is something to take it back from."""
     for node in gateway.nodes():
         if not node.card.gpus or node.card.leaving:
-            gateway.ask(node.card.node, WithdrawRequest())
-            # A notice that has not run out yet holds on to what was lent; the others are lent.
-            with contextlib.suppress(ReclaimNetError):
-                gateway.ask(node.card.node, LendRequest(notice=20 * SECOND))
+            # A notice may have run out since, or hold on to what was lent: either is refused.
+            for request in (WithdrawRequest(), LendRequest(notice=20 * SECOND)):
+                with contextlib.suppress(ReclaimNetError):
+                    gateway.ask(node.card.node, request)
     shipped = gateway.ship(bundle.pack(work))
     for seed, name in enumerate(("night-one", "night-two"), start=7):
         command = [sys.executable, "train.py", str(seed), str(LONG_STEPS), STEP_DELAY]

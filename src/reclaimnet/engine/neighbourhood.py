@@ -192,16 +192,17 @@ class Neighbourhood:
         stranded = record.holder is None and self._stranded(record, now)
         rhythm = self.rhythms.get(record.id) or _known(record)
         slower = _Slower(self, rhythm, now) if rhythm is not None else None
+        lived = now - self.timing.given_up_after
         return [
             Candidate(
                 stranded=stranded,
                 slowdown=slower.at(node) if slower is not None else 1.0,
-                card=self._heard[node].card,
+                card=heard.card,
                 holds=node in holders,
                 path_bps=self.rate(node),
             )
             for node in known
-            if (including_me or node != self.me) and self.alive(node, now)
+            if (heard := self._heard[node]).at > lived and (including_me or node != self.me)
         ]
 
     def _stranded(self, record: JobRecord, now: int) -> bool:

@@ -184,9 +184,11 @@ class Node:
         orders = self._react(event, now)
         if isinstance(event, PACED) and now < self._beat_at and not self.airlock.holds:
             return orders
-        self.stirred = True
         if isinstance(event, ASIDE) and now < self._beat_at and self._undisturbed(event):
+            # A copy that has come may have been what the next save waits for, or is to be checked.
+            self.stirred = isinstance(event, ev.CopyHeld | ev.Pulled)
             return orders
+        self.stirred = True
         if isinstance(event, ev.PressureRead) and not orders and self._unmoved(now):
             return []
         orders += self._sweep(now)
@@ -1186,8 +1188,7 @@ class Node:
                 self._learn(now)
             self._told = self._standing()
             memory = self.airlock.gauge()
-            card = replace(
-                self.card(),
+            card = self.card().but(
                 beat=now,
                 jobs=self._progress(),
                 memory=memory,

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType
+from typing import Any, Final, NewType
 
+from reclaimnet.model.copying import copier
 from reclaimnet.model.units import DAY, MINUTE
 
 NodeId = NewType("NodeId", str)
@@ -382,3 +383,10 @@ class Card:
     """When that key was made: what the node wrote before, nobody can check any more."""
     lease: int = 0
     """Not heard for so long, it may have lost its jobs by right; 0 if it does not say."""
+
+    def but(self, **changes: Any) -> "Card":
+        """Every beat is another one."""
+        return _but(self, changes)
+
+
+_but: Final = copier(Card)

@@ -178,13 +178,13 @@ class Joint:
         told_price = price * stage.uplink_bps
         crash, short = stage.crash_per_h, stage.outlook.short
         ahead = _ahead(jobs, stage, self.longest)
-        walks = (
-            {} if ahead is None else {e: ahead.walk(crash, short if e else 1.0) for e in _EITHER}
-        )
+        walks: dict[bool, Walk] = {}
         for job, hazard in zip(jobs, hazards, strict=True):
             fits = job.job in evacuable
             worth = pause(job) + price * job.size / job.weight
-            if walks:
+            if ahead is not None:
+                if fits not in walks:
+                    walks[fits] = ahead.walk(crash, short if fits else 1.0)
                 span = reached(walks[fits], job.saved_at, self.longest, worth)
             else:
                 span = round(_young(worth, hazard) * SECOND)
@@ -247,7 +247,6 @@ def evacuables(jobs: Sequence[Savable], stage: Stage) -> frozenset[JobId]:
     return frozenset(fit)
 
 
-_EITHER: Final = (True, False)
 Walk = tuple[tuple[int, ...], tuple[float, ...]]
 """Ends of stretches of time, and the rate, a second, of departures that cost work until each."""
 

@@ -235,13 +235,14 @@ def expected_life(
         stretches: Iterable[tuple[int, int, int, int]] = ((now, end, 0, 0),) if now < end else ()
     else:
         stretches = spells(lent_since, now, end)
+    exp = math.exp
     for at, until, age, block in stretches:
         rate, length = level, (until - at) / HOUR
         if by_age:
             rate *= by_age[age]
         if by_hour:
             rate *= by_hour[block]
-        left = math.exp(-rate * length)
+        left = exp(-rate * length)
         hours += alive * ((1 - left) / rate if rate > 1e-9 else length)
         alive *= left
     return hours, alive if end == now + horizon else 0.0

@@ -154,6 +154,7 @@ class MostUseful:
 
     def _judge(self, need: Need, candidate: Candidate, now: int) -> _Judged:
         card = candidate.card
+        vacant_now = need.vacant_now
         life, lasts = self.life(card, now, self.horizon)
         wait = transfer_time(need, candidate)
         # What leaving that node again will take, by its own uplink and its own notice.
@@ -161,17 +162,17 @@ class MostUseful:
         safe = leaving <= card.terms.notice
         ending = (MOVE_COST + (card.outlook.short if safe else 1.0) * ROLLBACK) / HOUR
         # Where bursts meet, the same hours bring less work, the newcomer's and the others'.
-        speed = _speed(need, card) / candidate.slowdown
+        speed = (_speed(need, card) if vacant_now else 1.0) / candidate.slowdown
         value = speed * life - wait / HOUR - (1 - lasts) * ending
         if not safe and value > 0 and lasts < 1:
             value *= RISKY
-        if need.vacant_now and card.short_of_memory and value > 0:
+        if vacant_now and card.short_of_memory and value > 0:
             # It may still take one of high priority, but others had better not come.
             value *= CRAMPED
-        if need.vacant_now and value > 0:
+        if vacant_now and value > 0:
             # What is broken up is missed by larger jobs.
             value *= 1 - BREAKING * math.log2(max(len(card.vacant), 1) / max(need.shape.gpus, 1))
-        if not need.vacant_now:
+        if not vacant_now:
             # A shelf that could also run the job is worth more: a move there carries little.
             value *= 1.0 if _could_run(need, card) else 0.5
             # Everybody knows the same of everybody: without this all would choose one shelf.
@@ -220,8 +221,6 @@ def objection_to(need: Need, candidate: Candidate) -> str:
     if not need.vacant_now:
         if card.deadline is not None:
             return "is being reclaimed"
-        if not card.gpus:
-            return "lends nothing"
         if card.shelf_bytes < need.state_bytes:
             return "has no room for the checkpoint"
         # Nothing to spare: what is sent there may still be in time, and is lost otherwise.
@@ -275,9 +274,7 @@ def _could_run(need: Need, card: Card) -> bool:
 
 
 def _speed(need: Need, card: Card) -> float:
-    """Of the slowest GPU it would get: all of a job's GPUs go at one pace."""
-    if not need.vacant_now:
-        return 1.0
+    """Of the slowest GPU it would get now: all of a job's GPUs go at one pace."""
     vacant = card.vacant
     speeds = sorted([gpu.speed for gpu in card.gpus if gpu.id in vacant], reverse=True)
     return speeds[: max(need.shape.gpus, 1)][-1] if speeds else 1.0

@@ -77,6 +77,8 @@ ASSUMPTIONS: Final[dict[str, str]] = {
     "loaded and takes over 10 s after its "
     "partner is gone if it has GPUs, else any node fetches its copy; both gone: user checkpoint "
     "every 30 min; notices are not used",
+    "limit": "no contender: the oracle's run, and what machines that die unforeseen cost at the "
+    "least, with the best number of saves for each job",
 }
 
 

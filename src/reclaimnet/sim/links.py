@@ -53,8 +53,11 @@ class Links:
         most = min((rate for _, rate in path), default=math.inf)
         flow = _Flow(source, target, path, float(size), 0.0, self._kernel.now, done, most)
         self._flows[key] = flow
-        for link, _ in flow.path:
-            self._using.setdefault(link, set()).add(key)
+        for link, _ in path:
+            using = self._using.get(link)
+            if using is None:
+                using = self._using[link] = set()
+            using.add(key)
         self._share(flow)
         return lambda: self._remove(key)
 

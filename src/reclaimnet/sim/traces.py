@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -16,13 +17,15 @@ from typing import Final
 
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.market import JobId, NodeId, Terms
-from reclaimnet.model.units import GIB, HOUR, MILLISECOND, MINUTE, SECOND
+from reclaimnet.model.units import DAY, GIB, HOUR, MILLISECOND, MINUTE, SECOND
 from reclaimnet.sim.campus import UPLINKS, Demand, Habits, pick, submissions
 from reclaimnet.sim.scenario import Happening, Kind, Scenario, SimJob, SimNode, in_rank
 
 NODE_GPUS: Final = 8
 """An idle node of a Helios owner is eight of its idle GPUs."""
 MAX_LINES: Final = 10_000_000
+SPARSE: Final = 0.1
+"""A day with less than this part of the usual number of jobs is not what the trace is about."""
 NODE_JOBS: Final = Demand(load=0.4, gpus=((4, 0.5), (8, 0.5)))
 """What is submitted to a pool of eight-GPU nodes."""
 HELIOS_COLUMNS: Final = ("time", "total_gpus", "running_gpus", "pending_gpus", "idle_gpus")
@@ -241,10 +244,12 @@ def philly(file: Path, *, start: int, until: int, most_gpus: int, seed: int) -> 
         raise BadConfig(f"{file}: no rows; expected one for each job")
     # The trace lists jobs user by user, not by time.
     submitted.sort()
-    origin = submitted[0][0]
+    origin = _in_earnest([begins for begins, _, _ in submitted])
     jobs: list[SimJob] = []
     for begins, seconds, gpus in submitted:
         at = start + begins - origin
+        if at < start:
+            continue
         if at >= until:
             break
         if not 0 < gpus <= most_gpus or seconds < 60:
@@ -262,6 +267,15 @@ def philly(file: Path, *, start: int, until: int, most_gpus: int, seed: int) -> 
             )
         )
     return tuple(jobs)
+
+
+def _in_earnest(times: Sequence[int]) -> int:
+    """Where a trace begins: a few of its jobs were submitted weeks before all others, and a short
+    run would see nothing but these."""
+    days = Counter(at // DAY for at in times)
+    usual = len(times) / len(days)
+    first = min(day for day, count in days.items() if count >= SPARSE * usual)
+    return next(at for at in times if at // DAY == first)
 
 
 def _rows(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:

@@ -179,7 +179,8 @@ class Records(Store):
                 witness.note(version)
             return version.record
         self._tell_of(doubt, version)
-        instead = witness.pass_over(version)
+        # Nobody writes on what may turn out to be wrong.
+        instead = witness.pass_over(version) if witness.is_sure(doubt) else None
         if instead is None:
             raise Unavailable(
                 f"the record of job {version.record.id} is not believed: {doubt.reason}; "
@@ -230,7 +231,7 @@ class Records(Store):
         if doubt is not None:
             self._tell_of(doubt, version)
             doubted[record.id] = (stored, doubt)
-            instead = witness.pass_over(version)
+            instead = witness.pass_over(version) if witness.is_sure(doubt) else None
             return [] if instead is None else [instead]
         witness.note(version)
         if witness.needs_seal(version):
@@ -276,15 +277,18 @@ class Records(Store):
                 if version is not None:
                     witness.note(version)
                     settled.append(version.record)
-            elif witness.is_sure(doubt) and not version.unasked and witness.is_campus:
+            elif witness.is_sure(doubt) and not version.unasked:
                 del doubted[job]
-                known = witness.known(job)
-                right = known.record if known is not None else self.recall(job)
-                if right is not None:
-                    right = right.but(revision=stored.revision)
-                    mended = await self._written_by_campus(right, version.turn)
-                    settled += [] if mended is None else [mended]
+                instead = witness.pass_over(version)
+                if witness.is_campus:
+                    instead = await self._mended(instead or self.recall(job), version)
+                settled += [] if instead is None else [instead]
         return settled
+
+    async def _mended(self, right: JobRecord | None, wrong: Version) -> JobRecord | None:
+        if right is None:
+            return None
+        return await self._written_by_campus(right.but(revision=wrong.record.revision), wrong.turn)
 
     async def _put_back(self, stored: Stored) -> None:
         """A record that somebody has removed."""
@@ -350,7 +354,8 @@ class Records(Store):
     async def _sealed(self, event: Told, where: str) -> Told | None:
         """What another node tells of a job may start it here before the store is asked. An older
         one has dropped the seal: then the store is asked for it."""
-        record = getattr(event, "record", None)
+        told: Any = event
+        record = getattr(told, "record", None)
         witness = self._witness
         if not isinstance(record, JobRecord) or witness is None or witness.is_sealed(record):
             return event
@@ -358,10 +363,10 @@ class Records(Store):
             with contextlib.suppress(Unavailable, Damaged):
                 stored = await self.read(record.id)
                 if stored is not None:
-                    seals = {"seal": stored.seal, "cancel_seal": stored.cancel_seal}
-                    record = dataclasses.replace(record, **seals)
+                    record = record.but(seal=stored.seal, cancel_seal=stored.cancel_seal)
             if witness.is_sealed(record):
-                return dataclasses.replace(event, record=record)  # type: ignore[call-arg]
+                sealed: Told = dataclasses.replace(told, record=record)
+                return sealed
         doubt = Doubt(reason=f"{where} tells of a job that the campus has not sealed")
         self._tell_of(doubt, Version(record=record))
         return None

@@ -307,7 +307,8 @@ class Witness:
         if ended is not None and (version.turn < ended or not (by_campus or version.turn == ended)):
             return Doubt(reason="the job has ended")
         if known is None:
-            return None if by_campus else self._contradicted(version, follows=follows)
+            # Also the campus's own word may be an old one, stored again by somebody else.
+            return self._contradicted(version, follows=follows and not by_campus)
         wrong = _cannot_follow(known.version, version)
         if wrong:
             return Doubt(reason=wrong)
@@ -321,7 +322,7 @@ class Witness:
 
     def is_sure(self, doubt: Doubt) -> bool:
         """Whether nothing that is on its way could change it."""
-        if doubt.victim is None:
+        if doubt.victim is None or doubt.victim == self.me:
             return not doubt.unasked
         return self._peers[doubt.victim].cards >= doubt.heard + SURE_AFTER
 

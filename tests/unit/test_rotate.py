@@ -251,5 +251,7 @@ def test_who_is_held_elsewhere_stays_where_it_is_and_as_long_as_it_is() -> None:
     assert kept.period == fixed.period
     assert kept.shift == pytest.approx(123 * MILLISECOND, abs=one.length // 840)
     assert one.length % fixed.period == 0
-    assert one.rotation(JobId("high")) is not None
+    assert one.rotation(JobId("low")) is not None
     assert one.fits[0].score == 1.0
+    # Nobody higher has to keep its time.
+    assert one.free == ("high",)

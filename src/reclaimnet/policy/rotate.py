@@ -373,12 +373,14 @@ class _Scene:
         self.capacity = capacity
         row = {link: i for i, link in enumerate(self.links)}
         self.rows = [np.array([row[k] for k in r.links if k in row]) for r in rhythms]
-        # Whoever is held elsewhere does not move at all, so it is like the highest of all here.
-        ranks = [(r.hold is Hold.FIXED, r.priority) for r in rhythms]
-        classes = sorted(set(ranks))
-        self.rank = np.array([classes.index(rank) for rank in ranks])
-        self.fixed = np.array([fixed for fixed, _ in ranks])
-        self.weights = _CLASS_WEIGHT ** np.minimum(self.rank, _MAX_CLASSES - 1).astype(np.float64)
+        classes = sorted({r.priority for r in rhythms})
+        priority = np.array([classes.index(r.priority) for r in rhythms])
+        self.weights = _CLASS_WEIGHT ** np.minimum(priority, _MAX_CLASSES - 1).astype(np.float64)
+        # Whoever is higher is served first, conducted or not, so lower ones are nothing to it.
+        self.after = (priority[None, :] >= priority[:, None]) & ~np.eye(len(rhythms), dtype=bool)
+        self.fixed = np.array([r.hold is Hold.FIXED for r in rhythms])
+        self.rank = np.where(self.fixed, len(classes), priority)
+        """Who is placed first: whoever cannot be moved, then by priority."""
         self.periods = np.array([r.period for r in rhythms], dtype=np.float64)
         self.base = self.periods * np.where(self.fixed, 1.0, 1.0 + headroom)
         self.duties = np.array([r.duty for r in rhythms])
@@ -560,9 +562,7 @@ class _Scene:
         talking = self.duties.copy()
         extra = np.zeros(len(self.rhythms))
         part = np.zeros_like(self.demands)
-        # Whoever is higher is served first, conducted or not, so lower ones are nothing to it.
-        meets = (self.rank[None, :] >= self.rank[:, None]).astype(np.float64)
-        np.fill_diagonal(meets, 0.0)
+        meets = self.after.astype(np.float64)
         # A job meets the others as they would be without it: one less to keep them waiting.
         many = meets.sum(axis=1)
         fewer = np.maximum(many - 1.0, 0.0) / np.maximum(many, 1.0)

@@ -38,10 +38,7 @@ T_95: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
-    if trace is None:
-        days, seeds = (2.0, 3) if quick else (30.0, 10)
-    else:
-        days, seeds = (2.0, 1) if quick else (31.0, 10)
+    days, seeds = (2.0, 3 if trace is None else 1) if quick else (14.0, 10)
     return measure(seed=seed, days=days, seeds=seeds, trace=trace)
 
 

@@ -22,6 +22,8 @@ from reclaimnet.sim.scenario import Scenario
 from reclaimnet.sim.traces import NODE_JOBS, Which, helios
 
 PRESET: Final = "campus54"
+FIRST_DAY: Final = 3
+"""Of a trace: whoever looks at its first days has not seen those that judge."""
 SCENARIOS: Final = 32
 """Kept by each worker: all contenders are asked about the same ones."""
 HEAVY: Final = ("young_daly", "reclaimnet", "oracle_surprised", "oracle_blind", "oracle")
@@ -110,7 +112,7 @@ def _one(task: tuple[str, Which | None, int, float, Path | None]) -> dict[str, f
 def _scenario(which: Which | None, seed: int, days: float, trace: Path | None) -> Scenario:
     if trace is None or which is None:
         return PRESETS[PRESET](seed, round(days * DAY))
-    return helios(trace, seed=seed, which=which, days=days, first_day=0 if days > 20 else 3)
+    return helios(trace, seed=seed, which=which, days=days, first_day=FIRST_DAY)
 
 
 def _causes(row: dict[str, float]) -> dict[str, float]:

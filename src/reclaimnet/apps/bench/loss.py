@@ -4,7 +4,6 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from reclaimnet.apps.workers import workers
 from reclaimnet.model.units import DAY
 from reclaimnet.sim.baselines import ASSUMPTIONS, CONTENDERS, SENSITIVITY
 from reclaimnet.sim.campus import PRESETS, Demand, Habits
@@ -60,7 +60,7 @@ def measure(*, seed: int, days: float, seeds: int, trace: Path | None) -> dict[s
     found: dict[tuple[str, Which | None], list[dict[str, float]]] = {}
     with (
         Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
-        ProcessPoolExecutor(max_workers=min(os.cpu_count() or 1, 2)) as pool,
+        workers(min(os.cpu_count() or 1, 2)) as pool,
     ):
         bar = progress.add_task("loss", total=len(tasks))
         for (name, which, *_), account in zip(tasks, pool.map(_one, tasks), strict=True):

@@ -33,9 +33,10 @@ class Ear:
             threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
 
     def _answer(self, peer: socket.socket) -> None:
-        while packet := peer.recv(1 << 16):
-            self.asked.append(json.loads(packet))
-            peer.send(b'{"ok": true}')
+        with peer:
+            while packet := peer.recv(1 << 16):
+                self.asked.append(json.loads(packet))
+                peer.send(b'{"ok": true}')
 
     def close(self) -> None:
         self._listener.close()

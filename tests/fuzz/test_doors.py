@@ -19,7 +19,7 @@ RUNS = 300
 """Executions of the fuzzer at each door; `python -m tests.fuzz.fuzz 1000000 wire` looks further."""
 NAMES = (
     "wire", "manifest", "subject", "guard", "slurm", "trace", "toml", "files", "words", "units",
-    "certificate", "bundle", "journal", "http", "chunks",
+    "certificate", "bundle", "journal", "http", "chunks", "mark", "kube",
 )  # fmt: skip
 
 

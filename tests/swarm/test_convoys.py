@@ -1,5 +1,7 @@
 """Transfers under conductors in the simulated world: in time, whoever conducts or dies."""
 
+from dataclasses import replace
+
 import pytest
 
 from reclaimnet.engine.node import CONDUCTOR, Body
@@ -18,7 +20,14 @@ GIGABIT = 125_000_000
 MIB = 1 << 20
 
 
-def campus(*, nodes: int, gpus: int, uplink: int, holds_slots: bool = False) -> SimWorld:
+def campus(
+    *,
+    nodes: int,
+    gpus: int,
+    uplink: int,
+    wide: int = 10 * GIGABIT,
+    holds_slots: bool = False,
+) -> SimWorld:
     """Half of the nodes are behind a narrow link, the others have plenty."""
     plan = Topology(
         nodes={
@@ -27,7 +36,7 @@ def campus(*, nodes: int, gpus: int, uplink: int, holds_slots: bool = False) -> 
             )
             for index in range(nodes)
         },
-        buildings={"narrow": uplink, "wide": 10 * GIGABIT},
+        buildings={"narrow": uplink, "wide": wide},
     )
     world = SimWorld(seed=0, suite=Suite(), path_bps=plan.path)
     for index in range(nodes):
@@ -226,6 +235,43 @@ def test_a_gang_has_one_shift_on_all_of_its_nodes() -> None:
     alone = world.bands[single, world.store.records[single].epoch, holder]
     times = range(world.now - 10 * SECOND, world.now - SECOND, 3 * MILLISECOND)
     assert not any(alone.talks_at(at) and m.talks_at(at) for m in members for at in times)
+
+
+@pytest.mark.parametrize("loses", [0.0, 0.2])
+def test_a_gang_across_buildings_is_held_in_one_and_made_room_for_in_the_other(
+    loses: float,
+) -> None:
+    """Its conductors know nothing of each other: what is lost between nodes costs time only."""
+    world = campus(nodes=4, gpus=2, uplink=GIGABIT, wide=GIGABIT)
+    world.run(world.now + SECOND)
+    for index in (0, 2):  # who conduct
+        world.reclaim(NodeId(f"n{index}"), grace=0)
+    world.run(world.now + SECOND)
+    gang = talking(world, "gang", period_ms=300, talk_ms=100, nodes=2)
+    world.run(world.now + 10 * SECOND)
+    assert set(world.store.records[gang].seats) == {"n1", "n3"}
+    singles = [talking(world, name, period_ms=280, talk_ms=110) for name in ("one", "two")]
+    world.run(world.now + 5 * SECOND)
+    assert {world.store.records[job].holder for job in singles} == {"n1", "n3"}
+    world.faults = replace(world.faults, loss=loses)
+    ordered = noted(world)
+    world.run(world.now + 45 * SECOND)
+    # Only where its lowest rank is do its iterations wait for their place.
+    held = {node for node, o in ordered if isinstance(o, Rotate) and o.job == gang and o.period}
+    lowest = world.store.records[gang].seats[0]
+    assert held <= {lowest}
+    record = world.store.records[gang]
+    for single in singles:
+        other = world.store.records[single]
+        assert other.holder is not None
+        bands = (
+            world.bands[gang, record.epoch, other.holder],
+            world.bands[single, other.epoch, other.holder],
+        )
+        times = range(world.now - 10 * SECOND, world.now - SECOND, 5 * MILLISECOND)
+        met = sum(all(band.talks_at(at) for band in bands) for at in times) / len(times)
+        # At random they would meet for an eighth of the time.
+        assert met < 0.01, other.holder
 
 
 def test_a_new_conductor_takes_the_rhythms_up() -> None:

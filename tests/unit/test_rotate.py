@@ -239,3 +239,19 @@ def test_the_picture_shows_who_talks_when() -> None:
     assert not any(x == y == "█" for x, y in zip(a, b, strict=True))
     assert a.count("█") == pytest.approx(60 * 131 / 339, abs=2)
     assert "no rhythm" in picture(empty)[0]
+
+
+def test_who_is_held_elsewhere_stays_where_it_is_and_as_long_as_it_is() -> None:
+    fixed = rhythm("gang", 300, 100, hold=Hold.FIXED)
+    others = [rhythm("high", 280, 80, priority=1), rhythm("low", 140, 20)]
+    at = {fixed.job: 123 * MILLISECOND, JobId("high"): 0, JobId("low"): 0}
+    (one,) = rotate([fixed, *others], [LINK], current=at).rounds
+    kept = one.rotation(fixed.job)
+    assert kept is not None
+    assert kept.period == fixed.period
+    assert kept.shift == pytest.approx(123 * MILLISECOND, abs=one.length // 840)
+    assert one.length % fixed.period == 0
+    assert one.rotation(JobId("low")) is not None
+    assert one.fits[0].score == 1.0
+    # Nobody higher has to keep its time.
+    assert one.free == ("high",)

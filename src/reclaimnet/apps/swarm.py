@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC
 from importlib import metadata
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from reclaimnet.apps.cli_story import Passage, render, tell
 from reclaimnet.apps.client import Entry
+from reclaimnet.apps.workers import workers
 from reclaimnet.journal import entries
 from reclaimnet.model.events import Event
 from reclaimnet.model.market import NodeId
@@ -66,7 +66,7 @@ def many(seeds: range, progress: Callable[[str, float], None]) -> list[Outcome]:
 
 
 def _each(seeds: range, progress: Callable[[str, float], None]) -> Iterator[Outcome]:
-    with ProcessPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
+    with workers(max(1, os.cpu_count() or 1)) as pool:
         for done, outcome in enumerate(pool.map(play, seeds, chunksize=CHUNK), start=1):
             progress(f"seed {outcome.seed}", done / len(seeds))
             yield outcome

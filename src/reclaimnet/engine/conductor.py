@@ -296,6 +296,9 @@ class Conductor:
         node = next((rank for rank in event.members if rank in members), event.node)
         rhythm = event.rhythm if node == event.node or player is None else player.rhythm
         rhythm = replace(rhythm, links=_all_links(members))
+        if player is not None and rhythm.hold is Hold.FIXED and player.marks:
+            # How long its iterations are elsewhere its marks know better.
+            rhythm = at_period(rhythm, player.rhythm.period)
         if player is None:
             if len(self._players) < MAX_JOBS:
                 begins = now
@@ -492,7 +495,7 @@ class Conductor:
 
     def _order(self, player: _Player, node: NodeId, now: int) -> Shift | Shape | Unleash:
         rotation = player.rotation
-        if rotation is None:
+        if rotation is None or player.rhythm.hold is Hold.FIXED:
             return Unleash(node=node, job=player.rhythm.job, level=player.level)
         anchor = player.anchor + self._offset(node)
         period = rotation.period
@@ -523,7 +526,9 @@ class Conductor:
         """Whether all others in its round have a lower priority, and there are others."""
         round_ = self.plan.round_of(player.rhythm.job)
         others = [] if round_ is None else [r for r in round_.rhythms if r.job != player.rhythm.job]
-        return bool(others) and all(r.priority < player.rhythm.priority for r in others)
+        return bool(others) and all(
+            r.priority < player.rhythm.priority and r.hold is not Hold.FIXED for r in others
+        )
 
     # --- links on which not all fit ----------------------------------------------------------
 
@@ -582,8 +587,11 @@ def _took(player: _Player) -> list[int]:
     """How long the last iterations would have taken alone, waits not included.
 
     They took no less than that; and where it is known when they began to talk, no less than their
-    computing and the bursts as known.
+    computing and the bursts as known. What is held elsewhere has its waits there.
     """
+    if player.rhythm.hold is Hold.FIXED:
+        pairs = pairwise(player.marks)
+        return [b.began - a.began for a, b in pairs if b.count == a.count + 1]
     bursts = player.rhythm.bursts
     talk = player.rhythm.period - bursts[0].start if bursts else 0
     found = []
@@ -613,6 +621,10 @@ def _next_begin(player: _Player) -> int:
 def _correct(player: _Player) -> None:
     """Let the rhythm be as the last iterations show it."""
     took = _took(player)
+    if player.rhythm.hold is Hold.FIXED and len(took) >= STEADY_MARKS:
+        # Others will keep its time for long: the mean is exact to a mark over all of them.
+        player.rhythm = at_period(player.rhythm, sum(took) // len(took))
+        return
     other = changed(player.rhythm, took)
     if other is None and len(took) >= STEADY_MARKS:
         own = int(median(took))

@@ -39,6 +39,7 @@ from reclaimnet.model.probing import Ticket
 from reclaimnet.model.rhythm import (
     ClockSampled,
     ExplainLink,
+    Hold,
     IterationSeen,
     Relieve,
     RhythmEvent,
@@ -773,7 +774,7 @@ class Node:
 
     def _iterated(self, event: ev.Iterated, now: int) -> list[Order]:
         guest = self._running(event.job, event.epoch)
-        if guest is None or (isinstance(guest, Seat) and not self._in_one_stretch(guest)):
+        if guest is None:
             return []
         spec = guest.spec if isinstance(guest, Seat) else guest.record.spec
         known = spec.talk if isinstance(guest, Seat) else guest.record.known_talk
@@ -782,12 +783,13 @@ class Node:
             self.around.rhythms = self.tempo.rhythms()
         return orders + [order for told in news for order in self._tell_conductor(told, now)]
 
-    def _in_one_stretch(self, seat: Seat) -> bool:
-        """A gang has one shift, so one conductor has to know all of its links."""
-        plan, stretch = self.body.topology, self.outbound.own_stretch
-        return plan is not None and all(
-            node in plan.nodes and plan.stretch_of(node) == stretch for node in seat.members
-        )
+    def _held_here(self, seat: Seat) -> bool:
+        """A gang has one shift. Where its lowest rank is, it is held; elsewhere it goes along, and
+        others make room where it is seen to be: conductors need not know of each other."""
+        plan, first = self.body.topology, seat.members[0]
+        if plan is None or first not in plan.nodes:
+            return first == self.body.node
+        return plan.stretch_of(first) == self.outbound.own_stretch
 
     def _look_at_the_mute(self, now: int) -> list[Order]:
         """Jobs that mark no iterations are known by their traffic alone."""
@@ -819,7 +821,9 @@ class Node:
             told = replace(told, left=time_left(attempt.record, now), move_cost=cost)
         seat = self.seats.get(told.rhythm.job) if isinstance(told, RhythmSeen) else None
         if isinstance(told, RhythmSeen) and seat is not None:
-            told = replace(told, members=seat.members)
+            hold = told.rhythm.hold if self._held_here(seat) else Hold.FIXED
+            rhythm = replace(told.rhythm, hold=hold)
+            told = replace(told, members=seat.members, rhythm=rhythm)
         if stretch in self.conductors:
             return self._conduct(told, now)
         conductor = self.around.conductor(stretch, now)

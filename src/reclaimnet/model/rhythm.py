@@ -22,6 +22,8 @@ class Hold(StrEnum):
     """It marks its iterations, and waits a little before the next one when told to."""
     SHAPED = "shaped"
     """Its traffic is held back outside of its slot; the job's own barrier does the rest."""
+    FIXED = "fixed"
+    """Who conducts other links of it holds it there; here, others make room where it is."""
     NONE = "none"
     """It cannot: others arrange themselves around it as well as they can."""
 

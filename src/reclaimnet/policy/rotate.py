@@ -374,9 +374,15 @@ class _Scene:
         row = {link: i for i, link in enumerate(self.links)}
         self.rows = [np.array([row[k] for k in r.links if k in row]) for r in rhythms]
         classes = sorted({r.priority for r in rhythms})
-        self.rank = np.array([classes.index(r.priority) for r in rhythms])
-        self.weights = _CLASS_WEIGHT ** np.minimum(self.rank, _MAX_CLASSES - 1).astype(np.float64)
+        priority = np.array([classes.index(r.priority) for r in rhythms])
+        self.weights = _CLASS_WEIGHT ** np.minimum(priority, _MAX_CLASSES - 1).astype(np.float64)
+        # Whoever is higher is served first, conducted or not, so lower ones are nothing to it.
+        self.after = (priority[None, :] >= priority[:, None]) & ~np.eye(len(rhythms), dtype=bool)
+        self.fixed = np.array([r.hold is Hold.FIXED for r in rhythms])
+        self.rank = np.where(self.fixed, len(classes), priority)
+        """Who is placed first: whoever cannot be moved, then by priority."""
         self.periods = np.array([r.period for r in rhythms], dtype=np.float64)
+        self.base = self.periods * np.where(self.fixed, 1.0, 1.0 + headroom)
         self.duties = np.array([r.duty for r in rhythms])
         self.holdable = np.array([r.hold is not Hold.NONE for r in rhythms])
         # The part of each link's capacity that a job wants while it talks, and on average.
@@ -417,17 +423,15 @@ class _Scene:
         """The most promising rounds, cheapest first."""
         if not self.holdable.any():
             return []
-        base = self.periods * (1.0 + self.headroom)
-        lengths = np.unique(
-            np.round(np.outer(base[self.holdable], np.arange(1, MAX_MULTIPLE + 1)).ravel())
-        )
-        lengths = lengths[lengths >= base[self.holdable].min()]
+        bases = self.base[self.fixed][:1] if self.fixed.any() else self.base[self.holdable]
+        lengths = np.unique(np.round(np.outer(bases, np.arange(1, MAX_MULTIPLE + 1)).ravel()))
+        lengths = lengths[lengths >= bases.min()]
         plain = self._judge(lengths, slower=1)
         judged = [plain]
         if self.rank.max() > 0:
             judged += [self._judge(lengths, slower=slower) for slower in _SLOWER]
         overfull = plain.fullness * _STRETCHES[-1] > 1.0
-        if overfull.any():
+        if overfull.any() and not self.fixed.any():
             longer = np.outer(lengths[overfull] * plain.fullness[overfull], _STRETCHES)
             longer = np.maximum(longer, lengths[overfull][:, None])
             judged.append(self._judge(np.unique(np.round(longer.ravel())), slower=1))
@@ -523,14 +527,14 @@ class _Scene:
     def _judge(self, lengths: Floats, *, slower: int) -> "_Judged":
         """What rounds of these lengths cost each job, if all but the highest class may go
         `slower` times slower than they could."""
-        base = self.periods * (1.0 + self.headroom)
-        most = np.floor(lengths[:, None] / base[None, :] + 1e-9)
+        most = np.floor(lengths[:, None] / self.base[None, :] + 1e-9)
         below = self.rank < self.rank.max()
         most = np.where(below[None, :], np.floor(most / slower), most)
         multiples = np.minimum(most, MAX_MULTIPLE).astype(np.int64)
         with np.errstate(divide="ignore"):
             padding = lengths[:, None] / (multiples * self.periods[None, :]) - 1.0
-        held = np.where((multiples > 0) & self.holdable[None, :], padding, np.inf)
+        able = self.holdable[None, :] & (~self.fixed[None, :] | (padding < _ROUNDING))
+        held = np.where((multiples > 0) & able, padding, np.inf)
         free = self.meeting[None, :] + self.harm[None, :] / self.weights[None, :]
         keep = held <= free
         costs = np.where(keep, held, free) * self.weights[None, :]
@@ -558,9 +562,7 @@ class _Scene:
         talking = self.duties.copy()
         extra = np.zeros(len(self.rhythms))
         part = np.zeros_like(self.demands)
-        # Whoever is higher is served first, conducted or not, so lower ones are nothing to it.
-        meets = (self.rank[None, :] >= self.rank[:, None]).astype(np.float64)
-        np.fill_diagonal(meets, 0.0)
+        meets = self.after.astype(np.float64)
         # A job meets the others as they would be without it: one less to keep them waiting.
         many = meets.sum(axis=1)
         fewer = np.maximum(many - 1.0, 0.0) / np.maximum(many, 1.0)

@@ -1,6 +1,7 @@
 """Talk: what a simulated job says on the network, iteration by iteration, and when."""
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +24,8 @@ class Band:
     rotation: tuple[int, int, int] = (0, 0, 0)
     """Anchor, period and bound, as the job was told."""
     settled: bool = False
+    arrived: Callable[[], None] | None = None
+    """How it goes on once its iteration is over for all of its gang."""
 
     def wait(self, now: int) -> int:
         """How long the next iteration waits for its place, as the SDK does it."""
@@ -52,3 +55,14 @@ class Band:
             for start in self.began
             for burst in self.talk.bursts
         )
+
+
+def go_on(gang: Iterable[Band]) -> None:
+    """Iterations of a gang end together: nobody begins the next one before the last has come."""
+    bands = list(gang)
+    if any(band.arrived is None for band in bands):
+        return
+    for band in bands:
+        begin, band.arrived = band.arrived, None
+        assert begin is not None, "all have come"
+        begin()

@@ -24,7 +24,7 @@ from reclaimnet.sim.memory import Footprint, Memory
 from reclaimnet.sim.process import Mode, Process, Work
 from reclaimnet.sim.sending import Sendings
 from reclaimnet.sim.store import Store
-from reclaimnet.sim.talk import Band
+from reclaimnet.sim.talk import Band, go_on
 
 MINDER_POLL: Final = 20 * MILLISECOND
 """The live minder looks at its limits at least this often; here it is exact, but the promise
@@ -743,7 +743,9 @@ class SimWorld:
 
         def end() -> None:
             if process.generation == generation:
-                self._iterate(machine, process, band, generation)
+                band.arrived = lambda: self._iterate(machine, process, band, generation)
+                whose = process.job, process.epoch
+                go_on(band for (*key, _), band in self.bands.items() if (*key,) == whose)
 
         self.kernel.after(wait, begin)
 

@@ -18,10 +18,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import repeat
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -30,6 +28,7 @@ from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.records import Refused
 from reclaimnet.adapters.vault.store import Vault
+from reclaimnet.apps.workers import workers
 from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.airlock import EPISODE
 from reclaimnet.engine.attempt import Phase
@@ -741,8 +740,7 @@ def _zones(survive: Survive, seed: int, count: int) -> Iterator[tuple[Tally, flo
     if count <= 1:
         yield from (_zone(survive, one) for one in seeds)
         return
-    workers = min(os.cpu_count() or 1, count)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with workers(min(os.cpu_count() or 1, count), start="spawn") as pool:
         yield from pool.map(_zone, repeat(survive), seeds, chunksize=ZONES_AT_ONCE)
 
 

@@ -4,7 +4,6 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from reclaimnet.apps.workers import workers
 from reclaimnet.model.units import DAY
 from reclaimnet.sim.baselines import ASSUMPTIONS, CONTENDERS, SENSITIVITY
 from reclaimnet.sim.campus import PRESETS, Demand, Habits
@@ -22,6 +22,8 @@ from reclaimnet.sim.scenario import Scenario
 from reclaimnet.sim.traces import NODE_JOBS, Which, helios
 
 PRESET: Final = "campus54"
+FIRST_DAY: Final = 3
+"""Of a trace: whoever looks at its first days has not seen those that judge."""
 SCENARIOS: Final = 32
 """Kept by each worker: all contenders are asked about the same ones."""
 HEAVY: Final = ("young_daly", "reclaimnet", "oracle_surprised", "oracle_blind", "oracle")
@@ -38,10 +40,7 @@ T_95: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
-    if trace is None:
-        days, seeds = (2.0, 3) if quick else (30.0, 10)
-    else:
-        days, seeds = (2.0, 1) if quick else (31.0, 10)
+    days, seeds = (2.0, 3 if trace is None else 1) if quick else (14.0, 10)
     return measure(seed=seed, days=days, seeds=seeds, trace=trace)
 
 
@@ -61,7 +60,7 @@ def measure(*, seed: int, days: float, seeds: int, trace: Path | None) -> dict[s
     found: dict[tuple[str, Which | None], list[dict[str, float]]] = {}
     with (
         Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
-        ProcessPoolExecutor(max_workers=min(os.cpu_count() or 1, 2)) as pool,
+        workers(min(os.cpu_count() or 1, 2)) as pool,
     ):
         bar = progress.add_task("loss", total=len(tasks))
         for (name, which, *_), account in zip(tasks, pool.map(_one, tasks), strict=True):
@@ -113,7 +112,7 @@ def _one(task: tuple[str, Which | None, int, float, Path | None]) -> dict[str, f
 def _scenario(which: Which | None, seed: int, days: float, trace: Path | None) -> Scenario:
     if trace is None or which is None:
         return PRESETS[PRESET](seed, round(days * DAY))
-    return helios(trace, seed=seed, which=which, days=days, first_day=0 if days > 20 else 3)
+    return helios(trace, seed=seed, which=which, days=days, first_day=FIRST_DAY)
 
 
 def _causes(row: dict[str, float]) -> dict[str, float]:

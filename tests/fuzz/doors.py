@@ -11,6 +11,7 @@ import json
 import socket
 import tarfile
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -179,7 +180,7 @@ def _guard(folder: Path) -> Callable[[bytes], object]:
     made.guests, made.transfers, made.gone = {}, {}, deque()
     made.lane_deadline, made.halted, made.ended = guard.NEVER, False, deque()
     made.switch = NoSwitch()
-    made._shaper = None
+    made._shaper, made._boot = None, "this one"
     made._turnstile = Turnstile("eth0", netns=None)
     made._cgroups = folder / "cgroup"
     made._cgroups.mkdir(exist_ok=True)
@@ -414,7 +415,7 @@ def _mark(folder: Path) -> Callable[[bytes], object]:
     record = wire.decode_record(RECORD)
 
     def enter(data: bytes) -> None:
-        version = witness.opened(record, RECORD, _text(data), stored_at=2)
+        version = witness.opened(record, RECORD, _text(data), stored_at=time.time_ns())
         # Nobody but the node and the campus has the keys.
         assert witness.doubt(version, follows=True) is not None
         # The key itself comes from the outside, too.

@@ -201,6 +201,17 @@ def test_who_has_just_started_is_told_by_living_nodes_of_a_later_epoch(stage: St
     assert stage.doubt(C, follows=False) is None
 
 
+def test_a_store_that_was_restored_from_a_backup_is_believed(stage: Stage) -> None:
+    running = stage.running_on_a()
+    saved = stage.stored
+    stage.write(A, running.but(holder=None, state=JobState.COMPLETED))
+    assert stage.doubt(GATEWAY) is None
+    stage.stored = saved
+    assert stage.doubt(GATEWAY) is not None
+    stage.witnesses[GATEWAY].begin_anew(JOB, running.revision)
+    assert stage.doubt(GATEWAY) is None
+
+
 def test_a_card_says_by_which_key_its_node_is_known(stage: Stage) -> None:
     """A node that was set up anew has another one: what it wrote before nobody can check, and what
     is written in its name since is not believed."""
@@ -232,6 +243,10 @@ def test_a_node_that_everybody_has_forgotten_is_believed_about_old_times_only(
     assert later.doubt(B) is not None
     later.now += KEPT_CARD + SECOND
     assert later.doubt(B) is None
+    # The campus is never forgotten.
+    record, value, _, at = later.stored
+    later.stored = (record, value, f"{GATEWAY} 9 - - AAAA", at)
+    assert later.doubt(C) is not None
 
 
 def test_a_campus_that_seals_nothing_yet_is_believed_until_the_first_seal(

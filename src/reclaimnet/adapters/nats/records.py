@@ -146,10 +146,7 @@ class Records(Store):
         witness = self._witness
         if witness is None:
             return Version(record=record)
-        known = witness.known(record.id)
-        if known is not None and known.record.revision > stored.revision:
-            # The store was restored from a backup: what was known is not true any more.
-            witness.put_aside(record.id)
+        witness.begin_anew(record.id, stored.revision)
         mark = stored.headers.get(MARK, "")
         fleeting = _TIME_TO_LIVE in stored.headers and not record.state.terminal
         version = witness.opened(

@@ -149,8 +149,8 @@ class Witness:
         self._running: dict[JobId, set[NodeId]] = {}
         """Who says that they run a job."""
         self._known: dict[JobId, Known] = {}
-        self._ended: OrderedDict[JobId, int] = OrderedDict()
-        """Jobs that have ended, with the turn of their last version."""
+        self._ended: OrderedDict[JobId, tuple[int, int]] = OrderedDict()
+        """Jobs that have ended, with turn and revision of their last version."""
         self._holds_seal = lru_cache(KNOWN_SEALS)(self._check_seal)
 
     @property
@@ -236,7 +236,7 @@ class Witness:
         """The version that we are about to write as these bytes, and its mark."""
         known = self._known.get(record.id)
         before = known.version if known is not None else Version(record=record)
-        seen = max(known.turn if known is not None else 0, self._ended.get(record.id, 0))
+        seen = known.turn if known is not None else self._ended.get(record.id, (0, 0))[0]
         held_by = record.holder or before.held_by
         deed = before.deed if record.holder == self.me else ""
         if record.handover_to is not None and record.holder == self.me:
@@ -303,8 +303,9 @@ class Witness:
         if wrong:
             return Doubt(reason=wrong, unasked=version.unasked)
         job, by_campus = version.record.id, version.by == GATEWAY
-        ended, known = self._ended.get(job), self._known.get(job)
-        if ended is not None and (version.turn < ended or not (by_campus or version.turn == ended)):
+        known = self._known.get(job)
+        ended, _ = self._ended.get(job, (0, 0))
+        if ended and (version.turn < ended or not (by_campus or version.turn == ended)):
             return Doubt(reason="the job has ended")
         if known is None:
             # Also the campus's own word may be an old one, stored again by somebody else.
@@ -344,7 +345,7 @@ class Witness:
         before = self._known.pop(job, None)
         if version.record.state.terminal:
             # Of those nothing is asked any more but that they stay so.
-            self._ended[job] = version.turn
+            self._ended[job] = version.turn, version.record.revision
             if len(self._ended) > MAX_ENDED:
                 self._ended.popitem(last=False)
             return
@@ -362,6 +363,15 @@ class Witness:
         turn = max(known.turn, version.turn) if version.turn < MAX_TURN // 2 else known.turn
         self._known[record.id] = Known(replace(known.version, record=record), known.at, turn)
         return record
+
+    def begin_anew(self, job: JobId, revision: int) -> None:
+        """A store whose numbers go back was restored from a backup: what was later is not true any
+        more. Nodes cannot bring that about."""
+        known = self.known(job)
+        if known is not None and known.record.revision > revision:
+            del self._known[job]
+        if self._ended.get(job, (0, 0))[1] > revision:
+            del self._ended[job]
 
     def put_aside(self, job: JobId) -> Known | None:
         """Nothing is known of it while it is being written; for `put_back`."""
@@ -412,6 +422,8 @@ class Witness:
             peer = self._peers.get(holder) if holder is not None else None
             return peer is not None and peer.cards > 0 and not peer.key
         peer = self._peers.get(version.by)
+        if version.by == GATEWAY:
+            return False
         if peer is None:
             return 0 < version.stored_at < self._wall() - KEPT_CARD
         return 0 < version.stored_at < peer.key_since

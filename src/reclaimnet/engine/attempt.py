@@ -136,6 +136,8 @@ class Attempt:
         self.save_cost = record.save_pause
         self._start_at = 0
         self._loads_ahead = False
+        self._spares = False
+        """Somebody who leaves was not asked for its copy."""
         self.due_at: int | None = None
         self._save_after = 0
         """Not before then, after a save that failed."""
@@ -232,6 +234,10 @@ class Attempt:
         if self.phase != Phase.FETCHING or event.manifest != self._fetched().manifest:
             return []
         checkpoint = self._fetched()
+        if self._spares:
+            self._spares = False
+            sources = self._sources(checkpoint)
+            return [Pull(job=self.job, manifest=checkpoint.manifest, sources=sources)]
         orders: list[Order] = [
             self._explain(
                 "which checkpoint?",
@@ -326,6 +332,10 @@ class Attempt:
             if self.notice is not None:
                 orders.append(Limit(job=self.job, epoch=self.epoch, at=self.notice.deadline))
         sources = self._sources(checkpoint)
+        staying = tuple(source for source in sources if not self.around.leaves(source))
+        # Who leaves needs its uplink for what is nowhere else.
+        self._spares = 0 < len(staying) < len(sources)
+        sources = staying if self._spares else sources
         orders.append(Pull(job=self.job, manifest=checkpoint.manifest, sources=sources))
         return orders
 
@@ -543,8 +553,6 @@ class Attempt:
                 why = f"Released: {self._releasing}"
             elif self.notice is not None:
                 why = f"Reclaimed: {self.notice.cause}"
-                kept = tuple(self._left_to_others(c) for c in self.record.checkpoints)
-                return self._close(JobState.PENDING, why, now, checkpoints=kept)
             return self._close(JobState.PENDING, why, now)
         if event.code == REQUEUE_EXIT_CODE:
             return self._close(JobState.PENDING, "saved, and asked to be run again", now)
@@ -554,12 +562,6 @@ class Attempt:
             return self._close(JobState.COMPLETED, "", now, exit_code=0)
         reason = event.reason or f"exit code {event.code}"
         return self._close(JobState.FAILED, reason, now, exit_code=event.code)
-
-    def _left_to_others(self, checkpoint: Checkpoint) -> Checkpoint:
-        """What others hold as well is fetched from them: this node leaves, and needs its uplink for
-        what is nowhere else."""
-        others = tuple(holder for holder in checkpoint.holders if holder != self.node)
-        return replace(checkpoint, holders=others) if others else checkpoint
 
     def cancel(self, now: int) -> list[Order]:
         self.record = replace(self.record, cancel=True)

@@ -138,8 +138,10 @@ class Scene:
                     if is_right(await self.stored()):
                         break
                 await self.beat(runs=right.epoch if right.holder == HONEST else None)
-        assert is_right(self.seen[JOB])
-        assert self.seen[JOB].revision >= newest
+        await until(
+            lambda: is_right(self.seen[JOB]) and self.seen[JOB].revision >= newest,
+            "the gateway has seen it",
+        )
         assert any(
             "is it true" in order.get("decision", {}).get("question", "")
             for entry in await self.journalled()

@@ -2,7 +2,7 @@
 
 from reclaimnet.engine.attempt import Attempt
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood
-from reclaimnet.model.events import CopyHeld, ProcessExited, SnapshotTaken
+from reclaimnet.model.events import CopyHeld, SnapshotTaken
 from reclaimnet.model.market import (
     Card,
     Cause,
@@ -15,7 +15,7 @@ from reclaimnet.model.market import (
 )
 from reclaimnet.model.orders import End
 from reclaimnet.model.units import MINUTE, SECOND
-from reclaimnet.model.work import Checkpoint, JobRecord, JobSpec, JobState, ManifestId
+from reclaimnet.model.work import Checkpoint, JobRecord, JobSpec, ManifestId
 from reclaimnet.policy.suite import Suite
 
 HERE, THERE = NodeId("here"), NodeId("there")
@@ -105,12 +105,3 @@ def test_what_cannot_be_saved_any_more_waits_for_the_copy_that_is_on_its_way() -
     alone = running(safe)
     orders = alone.leave(notice_at(NOW + SECOND), NOW, shed="others have more to lose")
     assert [order for order in orders if isinstance(order, End)]
-
-
-def test_who_goes_on_elsewhere_fetches_from_who_stays() -> None:
-    only_here, safe = checkpoint(NOW - SECOND, HERE), checkpoint(10 * MINUTE, HERE, THERE)
-    attempt = running(only_here, safe)
-    attempt.leave(notice_at(NOW + SECOND), NOW, shed="others have more to lose")
-    attempt.exited(ProcessExited(job=attempt.job, epoch=1, code=None, killed=True), NOW)
-    assert attempt.record.state == JobState.PENDING
-    assert [c.holders for c in attempt.record.checkpoints] == [(HERE,), (THERE,)]

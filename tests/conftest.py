@@ -52,7 +52,17 @@ def _kubernetes() -> str:
     return done.stdout.strip()
 
 
+def _quiet() -> str:
+    """Nobody but who starts the tests knows."""
+    if os.environ.get("RN_QUIET") != "1":
+        raise doctor.Absent(
+            "it listens for minutes; on a machine that does nothing else, RN_QUIET=1"
+        )
+    return "said so"
+
+
 NEEDS: Final[dict[str, Callable[[], str]]] = {
+    "quiet": _quiet,
     "root": doctor.root,
     "net_admin": doctor.net_admin,
     "netns": doctor.netns,
@@ -91,7 +101,7 @@ NEEDS: Final[dict[str, Callable[[], str]]] = {
 }
 """Every name that `@pytest.mark.needs("...")` knows; a probe raises Absent with the reason."""
 
-HARDWARE: Final = frozenset({"gpu"})
+HARDWARE: Final = frozenset({"gpu", "quiet"})
 """What no set-up can bring: its absence is a skip even where nothing else may be skipped."""
 GUESTS: Final = frozenset({"lightning", "transformers"})
 """Large libraries of borrowers that ours never imports: with them installed, recipes are tried."""

@@ -277,7 +277,9 @@ class LiveCampus:
         arguments += ["dense"] if dense else []
         return self.submit(["train.py", *arguments], gpus=gpus)
 
-    def submit(self, arguments: list[str], *, gpus: int = 1, saving: str = "sdk") -> JobId:
+    def submit(
+        self, arguments: list[str], *, gpus: int = 1, saving: str = "sdk", nodes: int = 1
+    ) -> JobId:
         if self._bundle is None:
             self._bundle = self.gateway.ship(bundle.pack(self.work))
         fields = {
@@ -285,6 +287,7 @@ class LiveCampus:
             "user": getpass.getuser(),
             "command": [sys.executable, *arguments],
             "gpus": gpus,
+            "nodes": nodes,
             "saving": saving,
             "bundle": self._bundle,
             "env": {"LEDGER": str(self.home / "ledger")},

@@ -980,7 +980,8 @@ class Attempt:
             orders += self._store(self.record, now)
         if self.departure is not None:
             orders += self.departure.woke(now)
-        elif self._save_is_due(now):
+        if self._save_is_due(now):
+            # Perhaps since a moment ago: a job that stays after all is saved as if never asked.
             if self.copying is not None and now < self._copy_by:
                 return orders
             self.copying = None

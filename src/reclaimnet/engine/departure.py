@@ -401,7 +401,7 @@ class Departure:
             return self._end()
         if event.manifest == self._final and self.destination is None:
             self._look_at = None
-            return [End(job=self.attempt.job, epoch=self.attempt.epoch)]
+            return self._end()
         return []
 
     def copy_refused(self, event: CopyRefused, now: int) -> list[Order]:

@@ -524,7 +524,7 @@ class _Origin:
     given_up: ReclaimNetError | None = None
 
 
-class _Room:
+class _Buffers:
     """What one connection of a pull works with."""
 
     def __init__(self) -> None:
@@ -652,13 +652,13 @@ class _Puller:
 
     def _work(self, stream: Stream | None, turn: int, hold: Hold) -> None:
         """Pull over one connection after the other, until nothing is left or nobody has it."""
-        room = _Room()
+        buffers = _Buffers()
         while (origin := self._next_origin(turn)) is not None:
             turn += 1
             try:
                 if stream is None:
                     stream, _ = self._open(origin, send=False)
-                self._pull_from(stream, origin, room, hold)
+                self._pull_from(stream, origin, buffers, hold)
             except _Broken:
                 self._stop.wait(RETRY_S * 2**origin.failures)
             finally:
@@ -726,7 +726,7 @@ class _Puller:
                 stream.close()
                 raise
 
-    def _pull_from(self, stream: Stream, origin: _Origin, room: _Room, hold: Hold) -> None:
+    def _pull_from(self, stream: Stream, origin: _Origin, buffers: _Buffers, hold: Hold) -> None:
         """Ask ahead, receive, verify and store: all in this thread, since handing chunks to others
         costs more than it gains. While it stores, the kernel receives, and other connections go on.
         """
@@ -740,8 +740,8 @@ class _Puller:
                     if not asked:
                         return
                     kind, length = stream.receive_header(_FROM_SERVER)
-                    stream.receive_into(room.came[:length])
-                    self._take_in(asked.popleft(), kind, length, room, origin, hold)
+                    stream.receive_into(buffers.came[:length])
+                    self._take_in(asked.popleft(), kind, length, buffers, origin, hold)
         finally:
             with self._lock:
                 self._todo.extendleft(reversed(asked))
@@ -756,13 +756,13 @@ class _Puller:
             return None
 
     def _take_in(
-        self, place: int, kind: int, length: int, room: _Room, origin: _Origin, hold: Hold
+        self, place: int, kind: int, length: int, buffers: _Buffers, origin: _Origin, hold: Hold
     ) -> None:
         try:
             if kind == _ABSENT:
                 self._note_absent(place, origin)
             else:
-                self._keep(place, kind, length, room, hold)
+                self._keep(place, kind, length, buffers, hold)
                 with self._lock:
                     origin.failures = 0
         except (Damaged, NotFound) as error:
@@ -785,16 +785,16 @@ class _Puller:
         if len(origin.absent) > MAX_ABSENT:
             self._give_up(origin, NotFound("it lacks much of the checkpoint"))
 
-    def _keep(self, place: int, kind: int, length: int, room: _Room, hold: Hold) -> None:
+    def _keep(self, place: int, kind: int, length: int, buffers: _Buffers, hold: Hold) -> None:
         chunk = self._places[place]
         size = self._sizes[chunk]
-        data = room.came[:length]
+        data = buffers.came[:length]
         if kind == _DELTA:
             base = self._bases.get(chunk)
             if base is None:
                 raise Damaged(f"chunk {chunk[:12]} came as a delta on nothing")
-            before = room.base[: self._vault.read_into(base, room.base)]
-            data = room.codec.decode(data, before, size=size)
+            before = buffers.base[: self._vault.read_into(base, buffers.base)]
+            data = buffers.codec.decode(data, before, size=size)
         if len(data) != size:
             raise Damaged(f"chunk {chunk[:12]} came with {len(data)} bytes instead of {size}")
         self._vault.put(chunk, data, hold)

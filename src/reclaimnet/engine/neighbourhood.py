@@ -232,9 +232,12 @@ class Neighbourhood:
 
     def _sends(self, node: NodeId, to: NodeId | None, now: int) -> bool:
         heard = self._heard.get(node)
-        if heard is None or not heard.card.gpus or not self.alive(node, now):
+        if heard is None or not self.alive(node, now):
             return False
-        return to is None or self.leads(node, to)
+        if to is not None and not self.leads(node, to):
+            return False
+        # An older node does not say whether it serves: it does while it lends.
+        return heard.card.serves or bool(heard.card.gpus)
 
     def leaves(self, node: NodeId) -> bool:
         """Whether it lends nothing that is not under notice, as far as we have heard."""

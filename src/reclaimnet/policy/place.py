@@ -221,7 +221,7 @@ def objection_to(need: Need, candidate: Candidate) -> str:
     if candidate.cut_off:
         return "cannot fetch anything from where the job runs"
     if candidate.stranded and need.vacant_now and need.grace is None:
-        return "nobody it can fetch the job's checkpoint from lends at the moment"
+        return "nobody who holds the job's checkpoint can send it there now"
     if not need.vacant_now:
         if card.deadline is not None:
             return "is being reclaimed"

@@ -66,6 +66,7 @@ class Neighbourhood:
         self.timing = timing
         self.uplink_bps = uplink_bps
         self._topology = topology
+        self._barriers = topology is not None and topology.has_barriers
         self._heard: dict[NodeId, Heard] = {} if heard is None else heard
         self._rates: dict[NodeId, int] = {}
         self._dispatching: set[NodeId] = set()
@@ -189,13 +190,18 @@ class Neighbourhood:
             shards = newest.shards
             holders = {h for s in shards for h in s.holders} if shards else newest.holders
         known = sorted([node for node in nodes if node in self._heard])
-        stranded = record.holder is None and self._stranded(record, now)
+        waits = record.holder is None
+        stranded = waits and not self._barriers and self._stranded(record, now)
         rhythm = self.rhythms.get(record.id) or _known(record)
         slower = _Slower(self, rhythm, now) if rhythm is not None else None
         lived = now - self.timing.given_up_after
+        runs_here = record.holder == self.me
         return [
             Candidate(
-                stranded=stranded,
+                stranded=self._stranded(record, now, there=node)
+                if waits and self._barriers
+                else stranded,
+                cut_off=runs_here and not self.leads(self.me, node),
                 slowdown=slower.at(node) if slower is not None else 1.0,
                 card=heard.card,
                 holds=node in holders,
@@ -205,14 +211,18 @@ class Neighbourhood:
             if (heard := self._heard[node]).at > lived and (including_me or node != self.me)
         ]
 
-    def _stranded(self, record: JobRecord, now: int) -> bool:
-        """Of what is in reach, the newest is not new enough yet."""
+    def leads(self, source: NodeId, target: NodeId) -> bool:
+        """Whether something can get from one to the other, by the plan of the campus."""
+        return not self._barriers or self._topology is None or self._topology.leads(source, target)
+
+    def _stranded(self, record: JobRecord, now: int, there: NodeId | None = None) -> bool:
+        """Of what is in reach, of everybody or from `there`, the newest is not new enough yet."""
         reachable = next(
             (
                 checkpoint
                 for checkpoint in record.checkpoints
                 if all(
-                    any(self._sends(holder, now) for holder in piece.holders)
+                    any(self._sends(holder, there, now) for holder in piece.holders)
                     for piece in checkpoint.pieces
                 )
             ),
@@ -220,9 +230,11 @@ class Neighbourhood:
         )
         return worth_waiting(record, reachable, now)
 
-    def _sends(self, node: NodeId, now: int) -> bool:
+    def _sends(self, node: NodeId, to: NodeId | None, now: int) -> bool:
         heard = self._heard.get(node)
         if heard is None or not self.alive(node, now):
+            return False
+        if to is not None and not self.leads(node, to):
             return False
         return bool(heard.card.gpus) or heard.card.deadline is not None
 
@@ -237,7 +249,7 @@ class Neighbourhood:
         """Whether so much could be fetched from the node before it falls silent."""
         if node == self.me:
             return True
-        if not self._sends(node, now):
+        if not self._sends(node, self.me, now):
             return False
         card = self._heard[node].card
         if len(card.gpus) > len(card.leaving) or card.deadline is None:

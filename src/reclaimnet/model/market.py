@@ -325,7 +325,7 @@ class EdgeCount:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Card:
     """What a node tells the campus about itself with every beat; slightly stale by nature."""
 

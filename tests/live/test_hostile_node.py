@@ -24,7 +24,7 @@ from reclaimnet.model.market import Card, GpuId, JobId, NodeId, Progress
 from reclaimnet.model.probing import Ticket, TicketId
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState
-from reclaimnet.wire import GATEWAY, encode_event, encode_record
+from reclaimnet.wire import GATEWAY, encode_card, encode_event, encode_record
 
 JOB = JobId("j-1")
 SPEC = JobSpec(name="train", user="ada", command=("python", "train.py"), priority=1)
@@ -305,6 +305,30 @@ async def test_a_node_cannot_turn_time_back(scene: Scene) -> None:
 async def test_a_node_cannot_remove_a_record(scene: Scene) -> None:
     running = await scene.running()
     await scene.publish(b"", running.revision, {"KV-Operation": "DEL"})
+    await scene.assert_put_right(running)
+
+
+async def test_a_node_cannot_speak_for_another_under_its_own_name(scene: Scene) -> None:
+    """Its card says that it is another, and which key that one has from now on."""
+    forged = Card(node=HONEST, beat=99, key=scene.ward.keys[ROGUE].public)
+    subject = f"$KV.nodes.{ROGUE}"
+    await scene.rogue._link.jetstream.publish(subject, encode_card(forged))
+    assert await scene.gateway.read_card(ROGUE) is None
+    await scene.beat()
+    known = scene.gateway._witness._peers[HONEST]
+    assert known.key == scene.ward.keys[HONEST].public
+
+
+@pytest.mark.parametrize("status", ["100", "404"])
+async def test_what_a_node_stores_is_not_taken_for_a_word_of_the_server(
+    scene: Scene, status: str
+) -> None:
+    """It would make readers begin again for ever, or believe that there is nothing more."""
+    lie = {"Status": status, "Description": "Idle Heartbeat", "Nats-Last-Consumer": "0"}
+    running = await scene.running()
+    await scene.rogue._link.jetstream.publish(f"$KV.nodes.{ROGUE}", b"", headers=lie)
+    await scene.forge(running, held_by=HONEST, headers=lie)
+    await scene.beat(runs=1)
     await scene.assert_put_right(running)
 
 

@@ -69,7 +69,7 @@ CARDS_PER_S: Final = 100
 SHORTEST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 4.0
 """Two beats: with one of them well within a lease, so that who lives is heard in time."""
-URGENT_PAUSE_S: Final = 0.1
+URGENT_PAUSE_S: Final = 0.2
 
 LEASE_USED: Final = 2 / 3
 """The part of a role's time to live after which its holder gives it up unless it was renewed;
@@ -185,9 +185,8 @@ class Campus(Records):
         if self._witness is not None:
             card = self._witness.introduce(card)
         async with self._link.reach(f"store the card of node {card.node}"):
-            await self._link.jetstream.publish(
-                f"$KV.nodes.{token(card.node)}", encode_card(card), stream=streams.NODES
-            )
+            # Without headers: every reader would have to take them apart.
+            await self._link.jetstream.publish(f"$KV.nodes.{token(card.node)}", encode_card(card))
 
     async def read_card(self, node: NodeId) -> Card | None:
         """The node's newest card, from the store itself."""

@@ -160,8 +160,10 @@ class Records(Store):
             card = await self.read_card(NodeId(writer))
         except (Unavailable, Damaged):
             return dataclasses.replace(version, unasked=True)
-        if card is None or not witness.meet(card):
+        if card is None:
             return version
+        # Also if that is no news: it may have come while we asked, for another of its records.
+        witness.meet(card)
         return witness.opened(
             record, stored.data, mark, stored_at=stored.stored_at, fleeting=fleeting
         )

@@ -130,7 +130,8 @@ class Scene:
                 record, revision=right.revision
             ) == dataclasses.replace(right, seal=record.seal)
 
-        newest = (await self.rogue._newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")).seq
+        forged = await self.rogue._newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
+        newest = 0 if forged is None else forged.seq
         async with asyncio.timeout(20):
             while True:
                 # The gateway may have written since; the forgery itself was the last but that.
@@ -336,6 +337,27 @@ async def test_a_node_cannot_have_a_record_forgotten(scene: Scene) -> None:
     running = await scene.running()
     fleeting = dataclasses.replace(running, holder=ROGUE, epoch=2)
     await scene.forge(fleeting, held_by=ROGUE, headers={"Nats-TTL": "2s"})
+    await scene.assert_put_right(running)
+
+
+async def test_a_record_that_was_forgotten_before_the_gateway_looked_is_put_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await scene.running()
+    write, late = scene.gateway._compare_and_set, asyncio.Event()
+
+    async def write_late(subject: str, value: bytes, **rest) -> int | None:
+        for _ in range(400):
+            if late.is_set() or not await scene.rogue._newest(streams.JOBS, subject, "look"):
+                break
+            await asyncio.sleep(0.05)
+        late.set()
+        return await write(subject, value, **rest)
+
+    monkeypatch.setattr(scene.gateway, "_compare_and_set", write_late)
+    fleeting = dataclasses.replace(running, holder=ROGUE, epoch=2)
+    await scene.forge(fleeting, held_by=ROGUE, headers={"Nats-TTL": "1s"})
+    await asyncio.wait_for(late.wait(), 20)
     await scene.assert_put_right(running)
 
 

@@ -59,7 +59,9 @@ WARM_SHARE: Final = 0.2
 """Of the time that is measured; growth counts from then on."""
 MAX_GROWTH: Final = 0.05
 MAX_PS_S: Final = 0.5
-POLL_S: Final = 0.2
+POLL_S: Final = 0.5
+REFILL_S: Final = 1.0
+"""How often the queue is filled up: to ask more often would be a load of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,7 +427,7 @@ def play(size: Size) -> dict[str, Any]:
                     f"rn ps {last.ps_wall_s:.2f} s, "
                     + ", ".join(f"{part} {size >> 20} MiB" for part, size in last.memory.items())
                 )
-            time.sleep(POLL_S)
+            time.sleep(REFILL_S)
         took = time.monotonic() - began
         after = place.cpu()
         counts = place.counts()

@@ -164,7 +164,7 @@ async def read_batches(
                 yield batch
                 await asyncio.sleep(pause_s(len(batch)))
         except Unavailable as error:
-            _log.debug("cannot read %s now: %s", stream, error)
+            _log.info("cannot read %s now: %s", stream, error)
         finally:
             await reader.stop()
         await asyncio.sleep(RETRY_S)

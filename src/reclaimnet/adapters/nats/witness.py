@@ -405,6 +405,8 @@ class Witness:
         if version.stored_at and version.stored_at < self._sealed_since:
             return ""
         if not version.is_signed and not self._cannot_sign(version):
+            if version.unasked:
+                return f"{version.by or record.holder} could not be asked for its key just now"
             return f"the signature of {version.by} is not its own" if version.by else "unsigned"
         if version.by == GATEWAY:
             return ""

@@ -219,8 +219,12 @@ class Site:
                     self.unanswered.append(str(error))
             return None
 
-        with ThreadPoolExecutor(SUBMITTERS) as pool:
+        pool = ThreadPoolExecutor(SUBMITTERS)
+        try:
             answers = list(pool.map(one, range(many)))
+        finally:
+            # Who is interrupted does not submit all the others first.
+            pool.shutdown(cancel_futures=True)
         accepted = [job for job in answers if job is not None]
         self.accepted += len(accepted)
         self.submitted.update(accepted)

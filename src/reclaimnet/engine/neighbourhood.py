@@ -8,7 +8,7 @@ from reclaimnet.model.market import Card, JobId, LinkSeen, NodeId
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.rhythm import Rhythm
 from reclaimnet.model.units import MINUTE, SECOND
-from reclaimnet.model.work import JobRecord
+from reclaimnet.model.work import Checkpoint, JobRecord
 from reclaimnet.policy.place import Candidate, worth_waiting
 from reclaimnet.policy.rotate import fit
 from reclaimnet.policy.topology import Topology, uplink_of
@@ -224,8 +224,26 @@ class Neighbourhood:
         heard = self._heard.get(node)
         if heard is None or not self.alive(node, now):
             return False
-        # An older node does not say whether it serves: it does while it lends.
-        return heard.card.serves or bool(heard.card.gpus)
+        return bool(heard.card.gpus) or heard.card.deadline is not None
+
+    def in_reach(self, checkpoint: Checkpoint, now: int) -> bool:
+        """Whether it could be fetched before those who keep it fall silent."""
+        return all(
+            any(self.lasts(holder, piece.size, now) for holder in piece.holders)
+            for piece in checkpoint.pieces
+        )
+
+    def lasts(self, node: NodeId, size: int, now: int) -> bool:
+        """Whether so much could be fetched from the node before it falls silent."""
+        if node == self.me:
+            return True
+        if not self._sends(node, now):
+            return False
+        card = self._heard[node].card
+        if len(card.gpus) > len(card.leaving) or card.deadline is None:
+            return True
+        rate = self.rate(node)
+        return rate <= 0 or now + size * SECOND // rate < card.deadline
 
     def leaves(self, node: NodeId) -> bool:
         """Whether it lends nothing that is not under notice, as far as we have heard."""

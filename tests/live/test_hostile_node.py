@@ -24,7 +24,7 @@ from reclaimnet.model.market import Card, GpuId, JobId, NodeId, Progress
 from reclaimnet.model.probing import Ticket, TicketId
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState
-from reclaimnet.wire import GATEWAY, encode_event, encode_record
+from reclaimnet.wire import GATEWAY, encode_card, encode_event, encode_record
 
 JOB = JobId("j-1")
 SPEC = JobSpec(name="train", user="ada", command=("python", "train.py"), priority=1)
@@ -130,7 +130,8 @@ class Scene:
                 record, revision=right.revision
             ) == dataclasses.replace(right, seal=record.seal)
 
-        newest = (await self.rogue._newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")).seq
+        forged = await self.rogue._newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
+        newest = 0 if forged is None else forged.seq
         async with asyncio.timeout(20):
             while True:
                 # The gateway may have written since; the forgery itself was the last but that.
@@ -308,10 +309,55 @@ async def test_a_node_cannot_remove_a_record(scene: Scene) -> None:
     await scene.assert_put_right(running)
 
 
+async def test_a_node_cannot_speak_for_another_under_its_own_name(scene: Scene) -> None:
+    """Its card says that it is another, and which key that one has from now on."""
+    forged = Card(node=HONEST, beat=99, key=scene.ward.keys[ROGUE].public)
+    subject = f"$KV.nodes.{ROGUE}"
+    await scene.rogue._link.jetstream.publish(subject, encode_card(forged))
+    assert await scene.gateway.read_card(ROGUE) is None
+    await scene.beat()
+    known = scene.gateway._witness._peers[HONEST]
+    assert known.key == scene.ward.keys[HONEST].public
+
+
+@pytest.mark.parametrize("status", ["100", "404"])
+async def test_what_a_node_stores_is_not_taken_for_a_word_of_the_server(
+    scene: Scene, status: str
+) -> None:
+    """It would make readers begin again for ever, or believe that there is nothing more."""
+    lie = {"Status": status, "Description": "Idle Heartbeat", "Nats-Last-Consumer": "0"}
+    running = await scene.running()
+    await scene.rogue._link.jetstream.publish(f"$KV.nodes.{ROGUE}", b"", headers=lie)
+    await scene.forge(running, held_by=HONEST, headers=lie)
+    await scene.beat(runs=1)
+    await scene.assert_put_right(running)
+
+
 async def test_a_node_cannot_have_a_record_forgotten(scene: Scene) -> None:
     running = await scene.running()
     fleeting = dataclasses.replace(running, holder=ROGUE, epoch=2)
     await scene.forge(fleeting, held_by=ROGUE, headers={"Nats-TTL": "2s"})
+    await scene.assert_put_right(running)
+
+
+async def test_a_record_that_was_forgotten_before_the_gateway_looked_is_put_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await scene.running()
+    write, late = scene.gateway._compare_and_set, asyncio.Event()
+
+    async def write_late(subject: str, value: bytes, **rest) -> int | None:
+        for _ in range(400):
+            if late.is_set() or not await scene.rogue._newest(streams.JOBS, subject, "look"):
+                break
+            await asyncio.sleep(0.05)
+        late.set()
+        return await write(subject, value, **rest)
+
+    monkeypatch.setattr(scene.gateway, "_compare_and_set", write_late)
+    fleeting = dataclasses.replace(running, holder=ROGUE, epoch=2)
+    await scene.forge(fleeting, held_by=ROGUE, headers={"Nats-TTL": "1s"})
+    await asyncio.wait_for(late.wait(), 20)
     await scene.assert_put_right(running)
 
 

@@ -510,7 +510,9 @@ class Agent:
 
     async def _hear(self, campus: Campus) -> None:
         world, mind = self._running()
-        async with contextlib.aclosing(campus.watch_cards()) as cards:
+        # Whoever dispatches wants to know of newcomers at once.
+        hearing = campus.watch_cards(is_urgent=lambda: mind.dispatcher is not None)
+        async with contextlib.aclosing(hearing) as cards:
             async for heard in cards:
                 if heard.age < mind.body.timing.lease:
                     world.hear(heard.card)

@@ -139,6 +139,8 @@ def _node_permissions(node: NodeId) -> dict[str, object]:
                 "$JS.API.STREAM.NAMES",
                 "$JS.FC.>",
                 *(subject for stream in _READ for subject in _reading(stream)),
+                # Cards are read many at a time.
+                f"$JS.API.CONSUMER.MSG.NEXT.{streams.NODES}.*",
             ]
         },
         "subscribe": {"allow": [f"{inbox(node)}.>", f"node.{me}.>"]},

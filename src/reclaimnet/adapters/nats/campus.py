@@ -24,7 +24,7 @@ from nats.js.object_store import ObjectStore
 
 from reclaimnet.adapters.nats import streams
 from reclaimnet.adapters.nats.access import ENROL, Key, token, untoken
-from reclaimnet.adapters.nats.follow import read_stream
+from reclaimnet.adapters.nats.follow import Stored, read_batches, read_stream
 from reclaimnet.adapters.nats.journal import JournalWriter, Line
 from reclaimnet.adapters.nats.link import Link
 from reclaimnet.adapters.nats.records import Records
@@ -63,6 +63,13 @@ ENROL_TIMEOUT_S: Final = 10.0
 LOG_HEARTBEAT_S: Final = 1.0
 QUIET_BEATS_AT_END: Final = 2
 """A job's last output may arrive a little after its last record."""
+
+CARDS_PER_S: Final = 100
+"""About as many are read where nothing is urgent, within the bounds of a pause."""
+SHORTEST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 4.0
+"""Two beats: with one of them well within a lease, so that who lives is heard in time."""
+URGENT_PAUSE_S: Final = 0.2
 
 LEASE_USED: Final = 2 / 3
 """The part of a role's time to live after which its holder gives it up unless it was renewed;
@@ -178,38 +185,62 @@ class Campus(Records):
         if self._witness is not None:
             card = self._witness.introduce(card)
         async with self._link.reach(f"store the card of node {card.node}"):
-            await self._link.jetstream.publish(
-                f"$KV.nodes.{token(card.node)}", encode_card(card), stream=streams.NODES
-            )
+            # Without headers: every reader would have to take them apart.
+            await self._link.jetstream.publish(f"$KV.nodes.{token(card.node)}", encode_card(card))
 
     async def read_card(self, node: NodeId) -> Card | None:
         """The node's newest card, from the store itself."""
         subject = f"$KV.nodes.{token(node)}"
         stored = await self._newest(streams.NODES, subject, f"read the card of node {node}")
-        return decode_card(stored.data) if stored is not None and stored.data else None
+        return self._read_as_card(subject, stored.data or b"") if stored is not None else None
 
     async def watch_cards(
-        self, on_current: Callable[[], None] = lambda: None
+        self,
+        on_current: Callable[[], None] = lambda: None,
+        *,
+        is_urgent: Callable[[], bool] = lambda: True,
     ) -> AsyncGenerator[Heard, None]:
-        """As watch_records: the newest card of every node, then every beat."""
-        # Only what was there before us can be old; so clocks that differ matter only there.
-        current = asyncio.Event()
+        """The newest card of every node, then `on_current` is called; from then on, every now and
+        then, the newest of those that have beaten since. Many are read at once, since to be woken
+        for each would cost ten times as much; who must know at once says that it `is_urgent`."""
 
-        def caught_up() -> None:
-            current.set()
-            on_current()
+        def pause_s(cards: int) -> float:
+            if is_urgent():
+                return URGENT_PAUSE_S
+            return min(max(cards / CARDS_PER_S, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
 
-        source = self._watch(streams.NODES, "$KV.nodes.>", caught_up)
-        async with contextlib.aclosing(source) as changes:
-            async for stored in changes:
-                if stored is None or not stored.data:
-                    continue
-                card = self._understood(decode_card, stored.data, stored.subject)
-                if card is not None:
-                    if self._witness is not None:
-                        self._witness.hear(card, stored.stored_at)
-                    age = 0 if current.is_set() else max(0, time.time_ns() - stored.stored_at)
-                    yield Heard(card=card, age=age)
+        is_first = True
+        source = read_batches(self._link, streams.NODES, "$KV.nodes.>", pause_s)
+        async with contextlib.aclosing(source) as batches:
+            async for batch in batches:
+                # At first even the newest may be old, by whatever clock we have. Later it is new,
+                # and the others are compared to it: by one clock, which is the server's.
+                as_of = time.time_ns() if is_first or not batch else batch[-1].stored_at
+                for stored in batch:
+                    heard = self._heard(stored, as_of)
+                    if heard is not None:
+                        yield heard
+                if is_first:
+                    is_first = False
+                    on_current()
+
+    def _heard(self, stored: Stored, as_of: int) -> Heard | None:
+        card = self._read_as_card(stored.subject, stored.data)
+        if card is None:
+            return None
+        age = max(0, as_of - stored.stored_at)
+        if self._witness is not None:
+            self._witness.hear(card, stored.stored_at, age)
+        return Heard(card=card, age=age)
+
+    def _read_as_card(self, subject: str, data: bytes) -> Card | None:
+        """What a node says of itself. Under its own subject it might speak for another, and the
+        server looks at nothing else."""
+        card = self._understood(decode_card, data, subject) if data else None
+        if card is not None and subject != f"$KV.nodes.{token(card.node)}":
+            self._drop_bad(f"{subject} holds the card of node {card.node[:80]!r}")
+            return None
+        return card
 
     # --- roles -----------------------------------------------------------------------------
 

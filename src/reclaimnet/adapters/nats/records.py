@@ -160,8 +160,10 @@ class Records(Store):
             card = await self.read_card(NodeId(writer))
         except (Unavailable, Damaged):
             return dataclasses.replace(version, unasked=True)
-        if card is None or not witness.meet(card):
+        if card is None:
             return version
+        # Also if that is no news: it may have come while we asked, for another of its records.
+        witness.meet(card)
         return witness.opened(
             record, stored.data, mark, stored_at=stored.stored_at, fleeting=fleeting
         )
@@ -305,6 +307,10 @@ class Records(Store):
         assert self._witness is not None, "only a witness knows what is right"
         with contextlib.suppress(Unavailable):
             stored = await self._store_signed(self._witness, record, after=after)
+            if isinstance(stored, Refused) and not (stored.current and stored.current.revision):
+                # What was wrong has vanished meanwhile, as its writer may have told the store to.
+                anew = record.but(revision=0)
+                stored = await self._store_signed(self._witness, anew, after=after)
             if isinstance(stored, JobRecord):
                 _log.warning("the gateway has put the record of job %s right", record.id)
                 return stored

@@ -171,10 +171,11 @@ class Witness:
         peer.key, peer.key_since, peer.lease = card.key, card.key_since, card.lease or LEASE
         return card.key != before
 
-    def hear(self, card: Card, stored_at: int) -> None:
+    def hear(self, card: Card, stored_at: int, age: int = 0) -> None:
+        """A card that was stored then, and `age` ago."""
         self.meet(card)
         peer = self._peers[card.node]
-        now = self._clock()
+        now = self._clock() - age
         # By the longer of two clocks: who is said to have been silent gets the blame.
         if max(now - peer.heard_at, stored_at - peer.stored_at) >= peer.lease or not peer.cards:
             peer.since = now
@@ -404,6 +405,8 @@ class Witness:
         if version.stored_at and version.stored_at < self._sealed_since:
             return ""
         if not version.is_signed and not self._cannot_sign(version):
+            if version.unasked:
+                return f"{version.by or record.holder} could not be asked for its key just now"
             return f"the signature of {version.by} is not its own" if version.by else "unsigned"
         if version.by == GATEWAY:
             return ""

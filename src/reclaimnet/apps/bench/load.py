@@ -59,7 +59,9 @@ WARM_SHARE: Final = 0.2
 """Of the time that is measured; growth counts from then on."""
 MAX_GROWTH: Final = 0.05
 MAX_PS_S: Final = 0.5
-POLL_S: Final = 0.2
+POLL_S: Final = 0.5
+REFILL_S: Final = 1.0
+"""How often the queue is filled up: to ask more often would be a load of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +219,12 @@ class Site:
                     self.unanswered.append(str(error))
             return None
 
-        with ThreadPoolExecutor(SUBMITTERS) as pool:
+        pool = ThreadPoolExecutor(SUBMITTERS)
+        try:
             answers = list(pool.map(one, range(many)))
+        finally:
+            # Who is interrupted does not submit all the others first.
+            pool.shutdown(cancel_futures=True)
         accepted = [job for job in answers if job is not None]
         self.accepted += len(accepted)
         self.submitted.update(accepted)
@@ -425,7 +431,7 @@ def play(size: Size) -> dict[str, Any]:
                     f"rn ps {last.ps_wall_s:.2f} s, "
                     + ", ".join(f"{part} {size >> 20} MiB" for part, size in last.memory.items())
                 )
-            time.sleep(POLL_S)
+            time.sleep(REFILL_S)
         took = time.monotonic() - began
         after = place.cpu()
         counts = place.counts()

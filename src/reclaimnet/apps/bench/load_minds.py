@@ -126,7 +126,8 @@ async def _work(url: str, authority: str, keys: list[Key], pipe: Connection) -> 
 
 
 async def _hear_dispatchers(agents: list[LoadAgent]) -> None:
-    async with contextlib.aclosing(agents[0].campus.watch_cards()) as cards:
+    hearing = agents[0].campus.watch_cards(is_urgent=lambda: False)
+    async with contextlib.aclosing(hearing) as cards:
         async for heard in cards:
             if heard.card.roles:
                 for agent in agents:

@@ -174,7 +174,8 @@ class BenchAgent:
         self.deliver(ev.BeatChecked(node=node, card=await self.campus.read_card(node)))
 
     async def _hear(self) -> None:
-        async with contextlib.aclosing(self.campus.watch_cards()) as cards:
+        hearing = self.campus.watch_cards(is_urgent=lambda: self.mind.dispatcher is not None)
+        async with contextlib.aclosing(hearing) as cards:
             async for heard in cards:
                 self.deliver(ev.BeatHeard(card=heard.card))
 

@@ -97,6 +97,15 @@ class Attempt:
         hold: int = self.words[Word.HOLD]
         return hold != 0 and self.words[Word.STILL] == hold + 1
 
+    @property
+    def is_calm(self) -> bool:
+        """It runs, and has nothing to say but its output: its bell and its end are heard anyway."""
+        words = self.words
+        speaks = words[Word.STEP_AT] or words[Word.ITERATION] or self.saving is Saving.SDK
+        saves = self.signal_save is not None or self.criu_save is not None
+        ends = words[Word.END_AT] != 0 or words[Word.HOLD] != 0
+        return self.main != 0 and not (self.warm or speaks or saves or ends)
+
     def nudge(self) -> None:
         """The minder looks at the page at once. A pidfd cannot reach a recycled pid."""
         if self.pidfd >= 0:

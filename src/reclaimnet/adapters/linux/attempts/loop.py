@@ -18,6 +18,8 @@ from reclaimnet.model.units import MILLISECOND, SECOND
 
 POLL: Final = 20 * MILLISECOND
 """How often pages are looked at when no bell rings."""
+CALM_POLL: Final = 100 * MILLISECOND
+"""If all attempts are calm: only their output is looked for."""
 
 
 class Loop:
@@ -81,8 +83,7 @@ class Loop:
     def _run(self) -> None:
         minder.hurry(minder.NICE)
         while not self._closing:
-            busy = any(not attempt.over for attempt in self._attempts.values())
-            for key, _ in self._selector.select(POLL / SECOND if busy else None):
+            for key, _ in self._selector.select(self._patience_s()):
                 self._answer_bell(key)
             while not self._orders.empty():
                 _safely(self._orders.get_nowait())
@@ -90,6 +91,13 @@ class Loop:
             for attempt in list(self._attempts.values()):
                 if not attempt.over and attempt.waiting_orders is None:
                     _safely(functools.partial(self._look, attempt, now))
+
+    def _patience_s(self) -> float | None:
+        running = [attempt for attempt in self._attempts.values() if not attempt.over]
+        if not running:
+            return None
+        calm = all(attempt.is_calm for attempt in running)
+        return (CALM_POLL if calm else POLL) / SECOND
 
     def _answer_bell(self, key: selectors.SelectorKey) -> None:
         if key.data is None:

@@ -3,8 +3,8 @@
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from reclaimnet.adapters.vault.slots import SLOT_BYTES
@@ -52,15 +52,21 @@ def small_disk(size: int, *, files: int = 0) -> Iterator[Path]:
 
 
 @contextmanager
-def fill(disk: Path, *, leave: int) -> Iterator[None]:
-    """Others use the disk, all of it but so many bytes."""
+def fill(disk: Path, *, leave: int) -> Iterator[Callable[[], None]]:
+    """Others use the disk, all of it but so many bytes. What is yielded takes again what has become
+    free since."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file:
-        free = os.statvfs(disk)
-        size = free.f_bavail * free.f_frsize - leave
-        if size > 0:
-            os.posix_fallocate(file.fileno(), 0, size)
-    try:
-        yield
-    finally:
-        filler.unlink()
+
+        def take() -> None:
+            free = os.statvfs(disk)
+            more = free.f_bavail * free.f_frsize - leave
+            with suppress(OSError):  # Somebody else was faster.
+                if more > 0:
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, more)
+
+        take()
+        try:
+            yield take
+        finally:
+            filler.unlink()

@@ -6,24 +6,34 @@ comes out of it is found by the fuzzer that runs them (fuzz.py), and stays here 
 
 import base64
 import contextlib
+import gzip
 import io
 import json
+import os
 import socket
 import tarfile
 import tempfile
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
+import numpy
 
 from reclaimnet import wire
 from reclaimnet.adapters.kube import read
 from reclaimnet.adapters.kube.read import UNREADABLE, inline_tune
+from reclaimnet.adapters.linux import criu, sandbox
+from reclaimnet.adapters.linux.attempts import watch
+from reclaimnet.adapters.linux.attempts.attempt import Attempt
+from reclaimnet.adapters.linux.attempts.reports import RunnerReport
 from reclaimnet.adapters.linux.bpf_killswitch import NoSwitch
+from reclaimnet.adapters.linux.page import GUEST_PAGE, guest_page, make_page
 from reclaimnet.adapters.linux.slots import Turnstile
 from reclaimnet.adapters.nats import access
 from reclaimnet.adapters.nats.seals import Seal
@@ -33,17 +43,31 @@ from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import CHUNK_BYTES, Source, Vault, manifest_id, parse_manifest
 from reclaimnet.adapters.vault.stream import HEADER, Stream
 from reclaimnet.adapters.vault.transfer import ChunkServer
-from reclaimnet.apps import bundle, calendar, chain_job, gateway, guard, guard_config, replay
+from reclaimnet.apps import (
+    backup,
+    bundle,
+    calendar,
+    chain_job,
+    gateway,
+    guard,
+    guard_config,
+    kube_extender,
+    replay,
+)
 from reclaimnet.apps import testbed as beds
 from reclaimnet.apps.gateway_desk import Submission
 from reclaimnet.apps.login import read_login
 from reclaimnet.apps.register import read_invitation
 from reclaimnet.errors import ReclaimNetError
 from reclaimnet.model.market import Card, JobId, NodeId
+from reclaimnet.model.page import PAGE_BYTES
 from reclaimnet.model.talk import parse_talk
-from reclaimnet.model.units import parse_duration, parse_size
+from reclaimnet.model.units import DAY, parse_duration, parse_size
 from reclaimnet.model.work import JobRecord, JobSpec, Saving
 from reclaimnet.policy.topology import parse_topology
+from reclaimnet.sdk import image
+from reclaimnet.sdk.job import _Link, _RotationFile
+from reclaimnet.sim import traces
 from reclaimnet.sim.slurm.trace import parse_trace
 from reclaimnet.sim.toml import read_scenario
 
@@ -205,11 +229,14 @@ IR+OBYa3XuRICiGRhYHQ
 """Of a key that is nobody's any more."""
 
 
-def _on_another_curve(request: bytes) -> bytes:
-    """The same with a curve that nobody knows, where the fuzzer found another error than ours."""
+P256: Final = bytes.fromhex("06082a8648ce3d030107")
+VERSION: Final = bytes.fromhex("020100")
+
+
+def _with(request: bytes, before: bytes, after: bytes) -> bytes:
+    """The same with other bytes inside."""
     head, *lines, foot = request.splitlines()
-    known = bytes.fromhex("06082a8648ce3d030107")
-    der = base64.b64decode(b"".join(lines)).replace(known, known[:-1] + b"\x6f")
+    der = base64.b64decode(b"".join(lines)).replace(before, after, 1)
     return b"\n".join([head, base64.encodebytes(der).strip(), foot, b""])
 
 
@@ -225,20 +252,136 @@ def _tar() -> bytes:
     return made.getvalue()
 
 
-def _bundle(data: bytes) -> None:
+@contextlib.contextmanager
+def _inside() -> Iterator[Path]:
+    """Nothing may be written outside of this folder."""
     with tempfile.TemporaryDirectory() as folder:
+        inside = Path(folder) / "in"
+        inside.mkdir()
+        yield inside
+        assert os.listdir(folder) == ["in"], "nothing is written outside"
+
+
+def _archives(data: bytes) -> None:
+    """What a job is shipped in, what it leaves, and what a campus is saved in."""
+    with _inside() as inside:
         with contextlib.suppress(ReclaimNetError):
-            bundle.unpack(data, Path(folder) / "in" / "bundle")
-        outside = [path for path in Path(folder).iterdir() if path.name != "in"]
-        assert not outside, "nothing is written outside"
+            bundle.unpack(data, inside / "bundle")
+        with contextlib.suppress(ReclaimNetError):
+            bundle.unpack_output(iter([data[:100], data[100:]]), inside / "output")
+        (inside / "file").write_bytes(data)
+        with contextlib.suppress(ReclaimNetError):
+            backup.restore(SimpleNamespace(state=inside / "state"), inside / "file")  # type: ignore[arg-type]
+
+
+def _saved_campus() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        place = SimpleNamespace(state=Path(folder) / "state")
+        place.state.mkdir()
+        (place.state / "ca").mkdir()
+        (place.state / "ca" / "ca.key").write_text("key")
+        backup.backup(place, Path(folder) / "file")  # type: ignore[arg-type]
+        return (Path(folder) / "file").read_bytes()
 
 
 def _body(kind: type) -> Callable[[bytes], object]:
     return lambda data: msgspec.json.decode(data, type=kind)
 
 
-def _trace(data: bytes) -> None:
-    parse_trace(_text(data).splitlines(), name="f")
+# --- what a job writes, and what of it comes from another node -------------------------------
+
+
+def _saved_state() -> bytes:
+    """An image's header, but for its checksum: with that, any change would be noticed at once."""
+    state = {"a": 1, "b": (2.5, None), "c": b"x" * 99, "d": numpy.zeros(3), 4: complex(1, 2)}
+    with tempfile.TemporaryDirectory() as folder:
+        packed = image.pack(state, image.Layout())
+        image.write(packed, Path(folder), image.map_image(Path(folder), packed.size))
+        return (Path(folder) / image.HEADER).read_bytes()[image._PREFIX.size :]
+
+
+_KIND: Final = image._KIND.encode()
+
+
+def _image(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        prefix = image._PREFIX.pack(image.MAGIC, len(data), zlib.crc32(data))
+        (Path(folder) / image.HEADER).write_bytes(prefix + data)
+        (Path(folder) / image.IMAGE).write_bytes(bytes(4096))
+        image.load(Path(folder))
+
+
+def _saved_cell() -> bytes:
+    """What CRIU does not save, as a line and an archive."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, kind in (("work/a", tarfile.REGTYPE), ("work/b", tarfile.LNKTYPE)):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = kind, "work/a"
+            tar.addfile(entry)
+    return b'{"main":5,"log_bytes":3,"gone":["x"]}\n' + made.getvalue()
+
+
+def _cell(data: bytes) -> None:
+    with _inside() as inside:
+        meta, _, files = data.partition(b"\n")
+        (inside / criu.META).write_bytes(meta)
+        (inside / criu.FILES).write_bytes(files)
+        folders = {name: inside / name for name in ("work", "tmp", "shm")}
+        for folder in folders.values():
+            folder.mkdir()
+        criu.unpack(inside, folders)
+
+
+GUEST: Final = (
+    bytes(PAGE_BYTES) + b"17",
+    b"".join(word.to_bytes(8, "little") for word in range(PAGE_BYTES // 8)) + b"no room",
+    b"\xff" * PAGE_BYTES + b'{"reason":"x","deadline":"2026-01-01","period":1,"anchor":2}',
+)
+
+
+def _guest(folder: Path) -> Callable[[bytes], object]:
+    """The page of a job in a sandbox, as it likes, and a text in all files that are read of it."""
+    page, place = folder / "page", folder / "guest"
+    own = make_page(page)
+    (place / "checkpoint").mkdir(parents=True)
+    channel = object.__new__(_Link)
+    channel._run_dir, channel.words = place, [1] * PAGE_BYTES  # type: ignore[assignment]
+
+    def enter(data: bytes) -> None:
+        page.with_name(GUEST_PAGE).write_bytes(data[:PAGE_BYTES])
+        for name in (sandbox.SAVE_FAILED, "checkpoint/.saved", "log", "notice.json"):
+            (place / name).write_bytes(data[PAGE_BYTES:])
+        attempt = Attempt(
+            job=JobId("j1"), epoch=1, saving=Saving.SDK, gpus=(), dir=place, images=place,
+            output=place, group=None, memory=None, words=guest_page(own, page), main=1,
+        )  # fmt: skip
+        told: list[RunnerReport] = []
+        watch.look(attempt, told.append, now=1)
+        told.append(attempt.took(attempt.checkpoint, None, final=False))
+        for report in told:
+            assert msgspec.json.encode(getattr(report, "step", 0))
+            snapshot = getattr(report, "path", place)
+            assert snapshot.is_relative_to(place), "only its own files are read"
+        channel.notice()
+        _RotationFile(place / "notice.json")._read()
+
+    return enter
+
+
+def _trace(folder: Path) -> Callable[[bytes], None]:
+    file = folder / "trace.csv"
+
+    def enter(data: bytes) -> None:
+        with contextlib.suppress(ReclaimNetError):
+            parse_trace(_text(data).splitlines(), name="f")
+        file.write_bytes(data)
+        _each(
+            lambda path: traces.spot(path, seed=1),
+            lambda path: traces.philly(path, start=0, until=DAY, most_gpus=8, seed=1),
+        )(file)
+
+    return enter
 
 
 def _journal(data: bytes) -> None:
@@ -330,8 +473,10 @@ def doors(folder: Path) -> Iterator[Door]:
     )
     yield Door(
         name="trace",
-        enter=_trace,
+        enter=_trace(folder),
         seeds=(
+            b"0,add,a\n0,add,b\n60000,remove,a\n",
+            ",".join(traces.PHILLY_COLUMNS).encode() + b"\n2017-10-01 00:00:00,90,1,90,x\n",
             b"JobID|User|Submit|Start|End|State|TimelimitRaw|NNodes|Partition\n"
             b"1|u|2024-01-01T00:00:00|2024-01-01T00:00:00|2024-01-01T01:00:00|COMPLETED|60|1|p\n",
             b"; SWF\n1 0 1 60 1 -1 -1 1 60 -1 1 1 1 -1 1 -1 -1 -1\n",
@@ -374,9 +519,24 @@ def doors(folder: Path) -> Iterator[Door]:
     yield Door(
         name="certificate",
         enter=ca.requested_name,
-        seeds=(REQUEST, _on_another_curve(REQUEST)),
+        # For a curve that nobody knows and for a later version, other errors than ours came out.
+        seeds=(
+            REQUEST,
+            _with(REQUEST, P256, P256[:-1] + b"\x6f"),
+            _with(REQUEST, VERSION, VERSION[:-1] + b"\x02"),
+        ),
     )
-    yield Door(name="bundle", enter=_bundle, seeds=(_tar(),))
+    yield Door(
+        name="archives", enter=_archives, seeds=(_tar(), gzip.decompress(_tar()), _saved_campus())
+    )
+    yield Door(
+        name="image",
+        enter=_image,
+        # Too short a number came out as an error of its own.
+        seeds=(_saved_state(), b'{"size":0,"tree":{"%s":"float","bits":"00"}}' % _KIND),
+    )
+    yield Door(name="cell", enter=_cell, seeds=(_saved_cell(),))
+    yield Door(name="guest", enter=_guest(folder), seeds=GUEST)
     yield Door(
         name="journal", enter=_journal, seeds=(b'{"at":5,"node":"n1","event":{"kind":"Woke"}}',)
     )
@@ -384,7 +544,10 @@ def doors(folder: Path) -> Iterator[Door]:
         name="http",
         enter=lambda data: [
             _spared(_body(kind), data)
-            for kind in (Submission, gateway.LendBody, gateway.ReclaimBody)
+            for kind in (
+                *(Submission, gateway.LendBody, gateway.ReclaimBody),
+                kube_extender.Arguments,
+            )
         ],
         seeds=(b'{"command":["x"],"gpus":1,"env":{"A":"b"}}', b'{"gpus":1,"hours":[]}'),
     )

@@ -19,7 +19,8 @@ RUNS = 300
 """Executions of the fuzzer at each door; `python -m tests.fuzz.fuzz 1000000 wire` looks further."""
 NAMES = (
     "wire", "manifest", "subject", "guard", "slurm", "trace", "toml", "files", "words", "mark",
-    "kube", "units", "certificate", "bundle", "journal", "http", "chunks",
+    "kube", "units", "certificate", "archives", "image", "cell", "guest", "journal", "http",
+    "chunks",
 )  # fmt: skip
 
 

@@ -129,10 +129,11 @@ class LiveAgent:
         self.process.kill()
         self.process.wait()
 
-    def restart(self) -> None:
+    def restart(self, *, wait: bool = True) -> None:
         self.kill()
         self.process = self._start()
-        self.wait_ready()
+        if wait:
+            self.wait_ready()
 
     def pause(self) -> None:
         self.process.send_signal(signal.SIGSTOP)

@@ -1,11 +1,14 @@
 """Owner first: at the deadline nothing of a guest is left, whoever has crashed."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tests.live.campus import live_campus
 from tests.live.waiting import until
 
+from reclaimnet.errors import Unavailable
+from reclaimnet.model.asking import ReclaimRequest
 from reclaimnet.model.work import JobState
 
 pytestmark = pytest.mark.needs("nats")
@@ -69,3 +72,23 @@ def test_one_gpu_is_taken_back_and_the_guest_on_the_other_stays(tmp_path: Path) 
         for job in (first, second):
             campus.await_job(job, lambda r: r.state is JobState.CANCELLED, "it is cancelled")
         until(lambda: not campus["a"].guests(), "no guest is left")
+
+
+def test_a_reclaim_while_the_agent_starts_again_finds_the_guests_it_has_left(
+    tmp_path: Path,
+) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start("a")
+        job = campus.train()
+        campus.await_running(job)
+        campus["a"].restart(wait=False)
+
+        def taken_back() -> bool:
+            # First its door is not there, then it says that it has not reached the campus.
+            with suppress(Unavailable):
+                return campus["a"].ask(ReclaimRequest(grace=0)).ok
+            return False
+
+        until(taken_back, "the owner has the machine")
+        until(lambda: not campus["a"].guests(), "the guest is gone")
+        campus.await_job(job, lambda r: r.state is JobState.PENDING, "it waits")

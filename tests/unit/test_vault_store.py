@@ -1,19 +1,17 @@
 """The vault keeps what it was given, notices damage, and leaves no trace of what failed."""
 
 import os
-import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from blake3 import blake3
-from tests.vault_files import is_empty, rot
+from tests.vault_files import is_empty, rot, small_disk
 
 from reclaimnet import wire
 from reclaimnet.adapters.vault import store
@@ -353,16 +351,6 @@ def test_chunks_that_nobody_needs_make_room(tmp_path: Path) -> None:
             vault.put(ChunkId(blake3(data).hexdigest()), data)
         save(vault, image(tmp_path, chunks=3))
         assert vault.usage().chunks == 4
-
-
-@contextmanager
-def small_disk(size: int) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
-        try:
-            yield Path(folder)
-        finally:
-            subprocess.run(["umount", folder], check=True)
 
 
 @pytest.mark.needs("root")

@@ -70,6 +70,7 @@ SAFETY: Final = SECOND
 """Before a batch system's own deadline: it kills without asking."""
 READY_S: Final = 30.0
 PART_S: Final = 2.0
+END_S: Final = 5.0
 MAX_REQUEST_BYTES: Final = 1 << 16
 
 _log = logging.getLogger("reclaimnet.agent")
@@ -356,6 +357,8 @@ class Agent:
         self._requests = 0
         self._watching: asyncio.Task[None] | None = None
         self._parting = False
+        self._guests_known = asyncio.Event()
+        """Before that, a reclaim would find nobody who has to leave."""
 
     # --- living ----------------------------------------------------------------------------
 
@@ -465,6 +468,7 @@ class Agent:
             known = record.id in mind.attempts or record.id in mind.gangs
             if record.holder == self.settings.node and not known:
                 world.deliver(ev.RecordSeen(job=record.id, record=record))
+        self._guests_known.set()
         if self.settings.lend is not None and mind.provider.offer is None:
             await self.answer(self.settings.lend)
         world.deliver(ev.Woke())
@@ -543,9 +547,10 @@ class Agent:
     async def answer(self, request: Request) -> Reply:
         """What a person asked, locally or through the gateway."""
         world, mind = self._running()
+        if isinstance(request, StatusRequest):
+            return Reply(ok=True, text=wire.encode_card(mind.card()).decode())
+        await self._guests_known.wait()
         match request:
-            case StatusRequest():
-                return Reply(ok=True, text=wire.encode_card(mind.card()).decode())
             case LendRequest():
                 event: ev.LendAsked | ev.ReclaimAsked | ev.WithdrawAsked = self._lend(request)
             case ReclaimRequest():
@@ -729,10 +734,11 @@ class Agent:
         if self._world is None:
             return
         world, mind = self._running()
-        for job, epoch in mind.processes():
-            world.runner.end(job, epoch)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(END_S):
+                await self._guests_known.wait()
+                for job, epoch in mind.processes():
+                    world.runner.end(job, epoch)
                 await world.empty()
         self._parting = True
 

@@ -600,6 +600,7 @@ class LiveWorld:
                     # Who fetches it may have it all by now; if not, they say so.
                     _log.warning("the last state of %s is not durable here: %s", job, error)
                 else:
+                    _log.warning("%s was not saved: %s", job, error)
                     self.deliver(ev.SaveFailed(job=job, epoch=epoch, reason=str(error)))
                 return
             self._newest[job] = saved.manifest

@@ -534,10 +534,12 @@ class Attempt:
         if self.departure is not None:
             return self.departure.save_failed(event, now)
         self._releasing = ""
-        failed = {"reason": f"the last save failed: {event.reason}"}
+        failed = {**self._as_is(), "reason": f"the last save failed: {event.reason}"}
+        if failed == {"state": self.record.state, "reason": self.record.reason}:
+            return []  # A job that saves often fails often: that is said and written down once.
         return [
             self._explain("is it saved?", "no", event.reason),
-            *self._change(now, **{**self._as_is(), **failed}),
+            *self._change(now, **failed),
         ]
 
     def exited(self, event: ProcessExited, now: int) -> list[Order]:

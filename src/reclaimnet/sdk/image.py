@@ -158,6 +158,13 @@ def load(
     return state, layout
 
 
+_NOT_OURS: Final = (
+    *(KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, RecursionError),
+    *(ImportError, SyntaxError, struct.error),
+)
+"""What comes of reading something that `write` has not written."""
+
+
 def _load(
     directory: Path, ahead: dict[str, tuple[Any, Any]], changed: Sequence[tuple[int, int]]
 ) -> tuple[Any, Layout, dict[str, tuple[Any, Any]]]:
@@ -173,12 +180,12 @@ def _load(
                     "go on from an older checkpoint"
                 )
             with _Reader(file.fileno(), directory) as read:
-                unpacker = _Unpacker(read, ahead, changed)
+                unpacker = _Unpacker(read, want, ahead, changed)
                 state = unpacker.unpack(document["tree"], "state")
             return state, Layout(places=unpacker.places, end=want), unpacker.arrays
     except OSError as error:
         raise Damaged(f"the checkpoint in {directory} cannot be read: {error.strerror}") from error
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+    except _NOT_OURS as error:
         raise Damaged(
             f"the checkpoint in {directory} is not one of ours ({error!r}); "
             "go on from an older checkpoint"
@@ -322,10 +329,12 @@ class _Unpacker:
     def __init__(
         self,
         read: Callable[[int, memoryview], None],
+        end: int,
         ahead: dict[str, tuple[Any, Any]],
         changed: Sequence[tuple[int, int]],
     ) -> None:
         self._read = read
+        self._end = end
         self._ahead = ahead
         self._changed = changed
         self.places: dict[str, tuple[int, int]] = {}
@@ -372,16 +381,23 @@ class _Unpacker:
     def _unpack_bytes(self, packed: dict[str, Any], path: str) -> bytes:
         if "base64" in packed:
             return base64.b64decode(packed["base64"])
+        self._check(path, packed["at"], packed["size"])
         self.places[path] = packed["at"], packed["room"]
         value = bytearray(packed["size"])
         self._read(packed["at"], memoryview(value))
         return bytes(value)
+
+    def _check(self, path: str, start: int, size: int) -> None:
+        """Before there is memory for it."""
+        if not 0 <= start <= start + size <= self._end:
+            raise ValueError(f"{path} is not within the image")
 
     def _unpack_array(self, packed: dict[str, Any], path: str) -> Any:
         numpy = _numpy()
         dtype, shape = _dtype_of(packed["dtype"]), packed["shape"]
         axes = packed.get("axes", list(range(len(shape))))
         start = packed["at"]
+        self._check(path, start, math.prod(shape) * dtype.itemsize)
         self.places[path] = start, packed["room"]
         described, stored = self._ahead.get(path, (None, None))
         if described == packed:

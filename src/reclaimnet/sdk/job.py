@@ -424,9 +424,9 @@ class _Link:
             return None
         try:
             text = json.loads((self._run_dir / "notice.json").read_text())
-        except OSError:
+            return Notice(reason=text["reason"], deadline=datetime.fromisoformat(text["deadline"]))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        return Notice(reason=text["reason"], deadline=datetime.fromisoformat(text["deadline"]))
 
     def ring(self) -> None:
         """Wake the runner, if there is one: it would look by itself a little later."""
@@ -471,7 +471,7 @@ class _RotationFile:
         try:
             told = json.loads(self._path.read_text())
             period, anchor = int(told["period"]), int(told["anchor"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
         return (period, anchor) if 0 < period <= MAX_PERIOD else None
 

@@ -182,25 +182,37 @@ def unpack(image: Path, folders: Mapping[str, Path]) -> Meta:
         )
         for name in meta.gone:
             _below(folders["work"], name).unlink(missing_ok=True)
-        with tarfile.open(image / FILES) as tar:
+        with tarfile.open(image / FILES, "r:") as tar:
             for member in tar:
-                name, _, inner = member.name.partition("/")
-                member.name = inner
+                name, _, member.name = member.name.partition("/")
                 _check_member(member, folders[name])
-                tar.extract(member, folders[name], **_EXTRACT)
-    except (ValueError, KeyError, TypeError, tarfile.TarError) as error:
-        raise Damaged(f"the image in {image} cannot be read: {error}") from error
+                if member.islnk():
+                    _link(member, _below(folders[name], member.name), folders)
+                else:
+                    tar.extract(member, folders[name], **_EXTRACT)
+    except (*_NOT_OURS, tarfile.TarError) as error:
+        raise Damaged(f"the image in {image} cannot be read: {error!r}") from error
     return meta
 
 
+def _link(member: tarfile.TarInfo, path: Path, folders: Mapping[str, Path]) -> None:
+    """A second name of a file that came before, perhaps in another of the folders."""
+    name, _, inner = member.linkname.partition("/")
+    path.unlink(missing_ok=True)
+    os.link(_below(folders[name], inner), path, follow_symlinks=False)
+
+
+_NOT_OURS: Final = (
+    *(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, EOFError),
+    *(FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError),
+)
+"""What comes of reading something that `pack` has not written."""
 _EXTRACT: Final[dict[str, Any]] = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
 """Python knows filters from 3.11.4 on only; `_check_member` refuses what they would."""
 
 
 def _check_member(member: tarfile.TarInfo, folder: Path) -> None:
     _below(folder, member.name)
-    if member.islnk():
-        _below(folder, member.linkname.partition("/")[2])
     if member.ischr() or member.isblk():
         raise ValueError(f"{member.name!r} is a device")
     member.mode &= 0o755

@@ -475,7 +475,7 @@ class Campus(Records):
                 try:
                     entry = msgspec.json.decode(line, type=dict[str, Any])
                     entries.append((int(entry.get("at", 0)), stored.revision, entry))
-                except (msgspec.DecodeError, TypeError, ValueError):
+                except (msgspec.DecodeError, TypeError, ValueError, RecursionError):
                     self._drop_bad(stored.subject)
         entries.sort(key=lambda ranked: ranked[:2])
         return [entry for _, _, entry in entries[-at_most:]]

@@ -261,7 +261,7 @@ def _parsed_request(
         if not parsed.is_signature_valid:
             raise InvalidSignature
         return parsed, parsed.public_key()
-    except (ValueError, InvalidSignature, UnsupportedAlgorithm) as error:
+    except (ValueError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise Forbidden("the certificate request is not valid; make a new one") from error
 
 

@@ -29,7 +29,10 @@ GROWTH: Final = 64
 Bytes = bytes | bytearray | memoryview
 
 _RECORD: Final = struct.Struct("<32sI12x")
-"""The chunk's hash and size; all zero for a free slot. A record never crosses a page."""
+"""The chunk's hash and size; a slot without a size is free. A record may lie across two pages, of
+which a full disk has room for one; its size never does."""
+_SIZE_AT: Final = 32
+_NO_SIZE: Final = bytes(4)
 _BLOCK: Final = 4096
 """What direct transfers are aligned to."""
 HUGE_PAGE: Final = 2 * MIB
@@ -73,13 +76,18 @@ class Slots:
         try:
             self._write(memoryview(data), slot * SLOT_BYTES)
         except BaseException:
-            self._give_back(slot)
+            self.drop(slot)
             raise
         return slot
 
     def name(self, slot: int, chunk: ChunkId, *, size: int) -> None:
         """From now on the slot is found again, also by the next process."""
-        os.pwrite(self._index, _RECORD.pack(bytes.fromhex(chunk), size), slot * _RECORD.size)
+        record = _RECORD.pack(bytes.fromhex(chunk), size)
+        try:
+            write_fully(self._index, record, slot * _RECORD.size)
+        except BaseException:
+            self.drop(slot)
+            raise
 
     def read(self, slot: int, into: memoryview, *, size: int) -> int:
         """How many bytes were read: fewer if the file was cut short."""
@@ -93,15 +101,26 @@ class Slots:
         return os.preadv(self._cached, [view], offset)
 
     def free(self, slot: int) -> None:
-        """The bytes go, and the disk has the room."""
+        """The bytes go, and the disk has the room. If this raises, all is as it was: some file
+        systems need room even to write over what is there."""
         self.unname(slot)
-        with suppress(OSError):
-            _punch(self._cached, slot * SLOT_BYTES, SLOT_BYTES)
-        self._give_back(slot)
+        self.drop(slot)
+
+    def drop(self, slot: int) -> None:
+        """As `free`, for bytes that have no name."""
+        self._punch(slot)
+        with self._lock:
+            heapq.heappush(self._free, slot)
 
     def unname(self, slot: int) -> None:
         """Forget the chunk without using the slot again: the disk fails there."""
-        os.pwrite(self._index, bytes(_RECORD.size), slot * _RECORD.size)
+        os.pwrite(self._index, _NO_SIZE, slot * _RECORD.size + _SIZE_AT)
+
+    def release(self) -> None:
+        """What was set apart for chunks to come is room on the disk again."""
+        with self._lock:
+            for slot in self._free:
+                self._punch(slot)
 
     def sync(self) -> None:
         """All that was written and named until now survives a power cut."""
@@ -115,8 +134,11 @@ class Slots:
             return heapq.heappop(self._free)
 
     def _grow(self) -> None:
+        disk = os.fstatvfs(self._cached)
+        # Others need room, too, and be it for the manifest of what comes into the slots.
+        has_plenty = disk.f_bavail * disk.f_frsize >= 2 * GROWTH * SLOT_BYTES
+        slots = GROWTH if has_plenty else 1
         try:
-            slots = GROWTH
             os.posix_fallocate(self._cached, self._count * SLOT_BYTES, slots * SLOT_BYTES)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -126,9 +148,9 @@ class Slots:
         self._free.extend(range(self._count, self._count + slots))
         self._count += slots
 
-    def _give_back(self, slot: int) -> None:
-        with self._lock:
-            heapq.heappush(self._free, slot)
+    def _punch(self, slot: int) -> None:
+        with suppress(OSError):
+            _punch(self._cached, slot * SLOT_BYTES, SLOT_BYTES)
 
     def _write(self, view: memoryview, offset: int) -> None:
         write_fully(self._cached, view, offset, direct=self._direct)

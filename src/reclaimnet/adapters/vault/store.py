@@ -296,7 +296,7 @@ class Vault:
             lacking = self.missing(manifest)
             if lacking:
                 raise NotFound(f"{len(lacking)} chunks of {expect[:12]} are not here; pull them")
-            with _explained(f"the vault {self.root} cannot be written"):
+            with self._writing():
                 self._slots.sync()
             with self._lock:
                 if expect not in self._kept:
@@ -542,7 +542,8 @@ class Vault:
         if rebooted:
             # Chunks of no finished checkpoint were perhaps never written before the power went.
             self.collect()
-            noted.write_text(boot)
+            with suppress(OSError):  # On a full disk the next to open it does the same again.
+                noted.write_text(boot)
 
     def _look_at_manifest(self, path: Path, *, rebooted: bool) -> None:
         identity = ManifestId(path.name.removesuffix(_COMING))
@@ -568,11 +569,11 @@ class Vault:
                 return False
             self._reserve(size)
         try:
-            with _explained(f"the vault {self.root} cannot be written"):
+            with self._writing():
                 slot = self._slots.write(data)
                 with self._lock:
                     if chunk in self._chunks:
-                        self._slots.free(slot)
+                        self._slots.drop(slot)
                         return False
                     self._slots.name(slot, chunk, size=size)
                     self._chunks[chunk] = _Place(slot, size)
@@ -620,11 +621,11 @@ class Vault:
                 return
             del self._chunks[chunk]
             self._used -= place.size
-            if damaged is None:
-                self._slots.unname(place.slot)
-                return
-            self._slots.free(place.slot)
-            with suppress(OSError):
+            with suppress(OSError):  # Whoever opens the vault next finds it damaged again.
+                if damaged is None:
+                    self._slots.unname(place.slot)
+                    return
+                self._slots.free(place.slot)
                 (self.root / "damaged" / chunk).write_bytes(damaged)
                 self._trim_quarantine()
 
@@ -640,11 +641,15 @@ class Vault:
             kept.unlink(missing_ok=True)
 
     def _remove(self, chunk: ChunkId) -> int:
-        place = self._chunks.pop(chunk, None)
+        place = self._chunks.get(chunk)
         if place is None:
             return 0
+        try:
+            self._slots.free(place.slot)
+        except OSError:
+            return 0  # It stays until there is room to note that it is gone.
+        del self._chunks[chunk]
         self._used -= place.size
-        self._slots.free(place.slot)
         return place.size
 
     def _size(self, chunk: ChunkId) -> int:
@@ -669,6 +674,15 @@ class Vault:
             )
         self._reserved += size
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with _explained(f"the vault {self.root} cannot be written"):
+                yield
+        except VaultFull:
+            self._slots.release()
+            raise
+
     def _write_manifest(
         self, data: bytes, identity: ManifestId, manifest: Manifest, *, suffix: str
     ) -> None:
@@ -677,7 +691,7 @@ class Vault:
         self._reserve(len(data))
         self._reserved -= len(data)
         try:
-            with _explained(f"the vault {self.root} cannot be written"):
+            with self._writing():
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 # What was coming is forgotten at a power cut anyway.
                 durable = suffix != _COMING
@@ -687,8 +701,10 @@ class Vault:
                     _sync_folder(path.parent)
                     _sync_folder(path.parent.parent)
         except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
+            # Under either name: its chunks are about to be collected.
+            for name in (temporary, path):
+                with suppress(OSError):
+                    os.unlink(name)
             raise
         self._used += len(data)
 

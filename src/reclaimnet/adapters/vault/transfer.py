@@ -601,6 +601,10 @@ class _Puller:
                         self._run_connections(stream, origin, hold, connections)
                         self._assembling.finish(self._vault)
                 self._vault.put_manifest(data, self._identity)
+        except VaultFull:
+            # What has come of it would only take the room that is wanted.
+            self._vault.unstage(self._identity)
+            raise
         finally:
             stream.close()
         return PullResult(manifest=manifest, moved_bytes=self._moved)
@@ -614,7 +618,6 @@ class _Puller:
         if needed > self._vault.room():
             self._vault.collect()
         if needed > self._vault.room():
-            self._vault.unstage(self._identity)
             raise VaultFull(
                 f"checkpoint {self._identity[:12]} needs {show_size(needed)}, but the vault has "
                 f"room for {show_size(self._vault.room())}; forget others or raise its quota"
@@ -647,8 +650,6 @@ class _Puller:
                     self._interrupted = True
                     raise
             opened = None
-        if isinstance(self._failure, VaultFull):
-            self._vault.unstage(self._identity)
         if self._failure is not None:
             raise self._failure
         if self._todo:

@@ -1,0 +1,88 @@
+"""A disk full in the middle of a manifest: the job runs on, and goes back to what is whole."""
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.live.campus import live_campus
+from tests.live.waiting import until
+from tests.vault_files import fill, named, small_disk
+
+from reclaimnet.adapters.vault.slots import SLOT_BYTES
+from reclaimnet.adapters.vault.store import parse_manifest
+from reclaimnet.model.units import MIB
+from reclaimnet.model.work import JobRecord, JobState, ManifestId
+
+pytestmark = [pytest.mark.needs("nats"), pytest.mark.needs("root")]
+
+PAGE = 4096
+FILES = 300
+"""That the job leaves beside its state: so many that the list of them takes ten pages."""
+LEFT = 2 * PAGE
+"""Room for the state, which takes a page, and for a part of the manifest."""
+
+LEAVES = f"""\
+import os, runpy
+for number in range({FILES}):
+    with open(os.path.join(os.environ["RN_OUTPUT_DIR"], str(number)), "w") as file:
+        file.write(str(number))
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_manifest(tmp_path: Path) -> None:
+    with small_disk(16 * MIB) as disk, live_campus(tmp_path) as campus:
+        campus.start()
+        (campus.config.agents / "a").mkdir(parents=True, mode=0o700)
+        (campus.config.agents / "a" / "vault").symlink_to(disk)
+        agent = campus.add("a")
+        (campus.work / "leaves.py").write_text(LEAVES)
+        job = campus.submit(["leaves.py", "100000", "0.02", "25", "0"])
+        # What its last state was in can be used again: the next needs room for bytes, not for more.
+        until(lambda: has_vacant_slot(disk), "an older checkpoint is gone")
+        with fill(disk, leave=LEFT) as take_the_rest:
+
+            def is_told(record: JobRecord) -> bool:
+                take_the_rest()
+                return "the disk is full; make room on it" in record.reason
+
+            def stays_so() -> bool:
+                """What a save before had made free may have been enough for one more."""
+                before = campus.await_job(job, is_told, "its user is told")
+                campus.await_steps(50, epoch=1)
+                return before.checkpoints == campus.job(job).checkpoints
+
+            until(stays_so, "nothing more can be saved, and the job runs on")
+            assert "the disk is full; make room on it" in agent.log
+            record = campus.job(job)
+            assert record.state is JobState.RUNNING
+            agent.kill()
+            check_manifests(disk, {each.manifest for each in record.checkpoints})
+            agent.restart()
+            assert not list(disk.rglob("*.tmp"))
+            agent.reclaim(grace_s=0)
+            campus.await_job(job, lambda r: r.state is JobState.PENDING, "it waits")
+            agent.lend()
+            campus.await_running(job, epoch=2)
+            campus.await_steps(1, epoch=2)
+            first = next(entry for entry in campus.ledger() if entry.epoch == 2)
+            assert first.step == record.checkpoints[0].step + 1
+        campus.await_saved(job, step=first.step)
+        campus.await_job(job, lambda r: not r.reason, "nothing is wrong any more")
+        campus.counted()
+        assert "disk is full" in campus.why(job)
+
+
+def has_vacant_slot(vault: Path) -> bool:
+    chunks = vault / "chunks"
+    return chunks.exists() and chunks.stat().st_size // SLOT_BYTES > len(named(vault)) > FILES
+
+
+def check_manifests(vault: Path, known: set[ManifestId]) -> None:
+    """Of what is called a checkpoint everything is there, and the record knows of it."""
+    found = [path for path in vault.glob("manifests/*/*") if path.suffix != ".tmp"]
+    assert {path.name for path in found} >= known
+    for path in found:
+        manifest = parse_manifest(path.read_bytes(), ManifestId(path.name))
+        wanted = {chunk for part in manifest.parts for chunk in part.chunks}
+        assert wanted <= set(named(vault)), os.listdir(vault)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from reclaimnet.engine.conductor import BOUND_SHARE, PATIENCE, SETTLE, STAYS, Conductor
+from reclaimnet.engine.conductor import PATIENCE, SETTLE, STAYS, Conductor
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.page import wait_before
@@ -74,7 +74,7 @@ def test_jobs_that_come_together_are_planned_once_and_told_why() -> None:
     assert told[A].period == told[B].period
     apart = (told[B].anchor - told[A].anchor) % told[A].period
     assert 131 * MILLISECOND <= apart <= told[A].period - 131 * MILLISECOND
-    assert told[A].bound == told[A].period // BOUND_SHARE
+    assert told[A].bound == told[A].period
     assert any(isinstance(order, ExplainLink) for order in orders)
     assert conductor.next_wake() is None
 

@@ -40,7 +40,7 @@ from reclaimnet.model.rhythm import (
 from reclaimnet.model.units import MICROSECOND, MILLISECOND, MINUTE, SECOND, show_duration
 from reclaimnet.policy.detect import at_period, changed
 from reclaimnet.policy.pace import PlanPaces, least_rate_first
-from reclaimnet.policy.precede import levels
+from reclaimnet.policy.precede import bound
 from reclaimnet.policy.rotate import beside_rhythms, gaps, relieve, rotate, slowdown
 from reclaimnet.policy.view import view
 
@@ -62,12 +62,6 @@ LATE_SHARE: Final = 40
 """An iteration later than 1/LATE_SHARE of its period (or than the slack) is late."""
 QUIET_ITERATIONS: Final = 2
 """After a new plan, its iterations are given this long to settle."""
-BOUND_SHARE: Final = 1
-"""One iteration waits at most 1/BOUND_SHARE of its period. All of it: a job that comes to its
-place by degrees meets every neighbour on the way."""
-FIRST_BOUND_SHARE: Final = 50
-"""The one that goes before all others waits at most 1/FIRST_BOUND_SHARE of its period: if it loses
-its place, the others make room where it is."""
 KEPT_MARKS: Final = 8
 KEPT_SAMPLES: Final = 8
 CLOCK_DRIFT: Final = 50e-6
@@ -367,6 +361,9 @@ class Conductor:
             if mark.began <= player.marks[-1].began:
                 return
             player.marks.clear()
+        if player.marks:
+            done = mark.count - player.marks[-1].count
+            player.left = max(0, player.left - done * player.rhythm.period)
         player.marks.append(mark)
         player.heard = now
         if self._replan_at is None and event.count >= player.quiet_until:
@@ -443,9 +440,9 @@ class Conductor:
             current=current,
             running=[job for job, player in affected.items() if player.marks],
             previous=self.plan,
+            left={job: player.left for job, player in affected.items()},
         )
         self.replans += 1
-        ranks = levels((player.rhythm for player in affected.values()), self.links)
         orders: list[RhythmOrder] = []
         for job, player in affected.items():
             round_ = self.plan.round_of(job)
@@ -457,7 +454,7 @@ class Conductor:
             player.quiet_until = (
                 player.marks[-1].count + QUIET_ITERATIONS + 1 if player.marks else 0
             )
-            player.level = ranks[job]
+            player.level = 0 if round_ is None else round_.levels.get(job, 0)
             orders += self._tell(player, now)
         for one in self.plan.rounds:
             old = before.get(one.rhythms)
@@ -500,8 +497,8 @@ class Conductor:
         anchor = player.anchor + self._offset(node)
         period = rotation.period
         error = self.clock_error(node, now)
+        round_ = self.plan.round_of(rotation.job)
         if player.rhythm.hold is Hold.SHAPED:
-            round_ = self.plan.round_of(rotation.job)
             late = 0 if round_ is None else round_.slack
             return Shape(
                 node=node,
@@ -517,17 +514,9 @@ class Conductor:
             job=rotation.job,
             anchor=anchor,
             period=period,
-            bound=period // (FIRST_BOUND_SHARE if self._is_first(player) else BOUND_SHARE),
+            bound=bound(rotation, () if round_ is None else round_.rhythms),
             error=error,
             level=player.level,
-        )
-
-    def _is_first(self, player: _Player) -> bool:
-        """Whether all others in its round have a lower priority, and there are others."""
-        round_ = self.plan.round_of(player.rhythm.job)
-        others = [] if round_ is None else [r for r in round_.rhythms if r.job != player.rhythm.job]
-        return bool(others) and all(
-            r.priority < player.rhythm.priority and r.hold is not Hold.FIXED for r in others
         )
 
     # --- links on which not all fit ----------------------------------------------------------

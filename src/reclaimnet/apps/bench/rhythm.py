@@ -295,7 +295,7 @@ class _Play:
             else p
             for p in true
         ]
-        self.links = tuple(Link(id=LinkId(name), rate=LINK_RATE) for name in links)
+        self.links = tuple(Link(id=LinkId(name), rate=LINK_RATE, ranked=True) for name in links)
         self.placing = placing or place(contender, self.pieces, self.links)
         self.conductor = Conductor(links=self.links) if self.placing.conducted else None
         self.queue = [p for job in self.placing.queue for p in self.pieces if p.job == job]
@@ -730,7 +730,7 @@ def simulated(*, seed: int, jobs: int) -> dict[str, Any]:
         mix = _random_mix(rng, most=jobs - made)
         made += len(mix.jobs)
         pieces = _pieces(mix, _SECONDS, rng)
-        own = [Link(id=LinkId(f"i{i}"), rate=LINK_RATE) for i in range(len(pieces))]
+        own = [Link(id=LinkId(f"i{i}"), rate=LINK_RATE, ranked=True) for i in range(len(pieces))]
         noise = rng.randrange(1 << 30)
         ideal, _ = simulate("ideal", pieces, own, rng=random.Random(noise))
         links = own[: mix.links]

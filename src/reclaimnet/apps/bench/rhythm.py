@@ -59,6 +59,7 @@ from reclaimnet.sim.rhythm import (
     simulate,
     summary,
 )
+from reclaimnet.sim.rhythm_limit import least_lost
 
 LINK_RATE: Final = 25_000_000
 """200 Mbit/s, in bytes a second as they are on the wire."""
@@ -78,6 +79,8 @@ RECOVERED: Final = 1.08
 CALM: Final = 4
 """After so many iterations in which nobody meets anybody, drift has been recovered from."""
 
+_NOISE: Final = 0.002
+"""By less than this part a mix that was simulated is neither better nor worse."""
 _PORT: Final = 5601
 _JITTER: Final = 0.004
 _SECONDS: Final = 8.0
@@ -741,8 +744,25 @@ def simulated(*, seed: int, jobs: int) -> dict[str, Any]:
                 runs, _ = simulate(name, pieces, links, rng=random.Random(noise))
             row["results"][name] = summary(pieces, runs, ideal, links=mix.links, rate=LINK_RATE)
         row["compatible"] = compatible(pieces, place("rotate", pieces, links), links)
+        row["unavoidable"] = _unavoidable(pieces, row["results"])
         rows.append(row)
-    return {"jobs": made, "mixes": len(rows), "results": _overall(rows), "bars": _bars(rows)}
+    worse = [row for row in rows if row["unavoidable"] is not None]
+    bars = {
+        **_bars(rows),
+        "mixes_with_higher_jct": len(worse),
+        "of_those_unavoidable": sum(row["unavoidable"] for row in worse),
+    }
+    return {"jobs": made, "mixes": len(rows), "results": _overall(rows), "bars": bars}
+
+
+def _unavoidable(pieces: Sequence[Piece], results: dict[str, Any]) -> bool | None:
+    """Of a mix in which rotate is worse than default by more than noise: whether everybody would
+    be who slows the highest down by no more than HIGH_MAY_LOSE. None of any other mix."""
+    rotated, default, ideal = (results[name]["jct"] for name in ("rotate", "default", "ideal"))
+    if rotated <= default * (1.0 + _NOISE):
+        return None
+    lost = round((default - ideal) * len(pieces) * SECOND)
+    return least_lost(pieces, up_to=lost) >= lost
 
 
 def _random_mix(rng: random.Random, *, most: int) -> Mix:

@@ -13,6 +13,8 @@ from reclaimnet.adapters.linux.testbed import GUEST_INTERFACE
 from reclaimnet.apps import bundle, testbed
 
 pytestmark = [
+    # A job that gets no processor when it wants it has no rhythm that could be heard.
+    pytest.mark.needs("quiet"),
     pytest.mark.needs("root"),
     pytest.mark.needs("netns"),
     pytest.mark.needs("bpf"),

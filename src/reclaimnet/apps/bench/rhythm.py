@@ -436,7 +436,12 @@ class _Stage:
                 player.told = True
                 rhythm = on_link(player.piece, LinkId(player.link))
                 begins = start_at + player.piece.submitted
-                seen = RhythmSeen(node=NodeId(player.link), rhythm=rhythm, begins_at=begins)
+                seen = RhythmSeen(
+                    node=NodeId(player.link),
+                    rhythm=rhythm,
+                    begins_at=begins,
+                    left=player.piece.iterations * rhythm.period,
+                )
                 orders += conductor.handle(seen, now)
             count = player.words[Word.ITERATION]
             assert player.sockets is not None, "a conducted job is watched"

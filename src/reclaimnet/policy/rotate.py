@@ -133,9 +133,20 @@ class Rotate:
             if cost < scene.free_cost_of_all
         ]
         alone = replace(_left_alone(scene, found[0][0] if found else None), levels=order)
-        if 1 < len(rhythms) <= self.played and all(r.job in current for r in rhythms):
+        if self._plays(rhythms, links, current):
             return weigh(rounds, alone, links, begins=current, running=running, left=left)
         return rounds[0] if rounds else alone
+
+    def _plays(
+        self, rhythms: Sequence[Rhythm], links: Sequence[Link], current: Mapping[JobId, int]
+    ) -> bool:
+        """Whether what comes of it can be foreseen: where links know no order, those that lie well
+        by chance drift into each other sooner or later, and who is held elsewhere is not ours."""
+        return (
+            1 < len(rhythms) <= self.played
+            and all(link.ranked for link in links)
+            and all(r.job in current and r.hold is not Hold.FIXED for r in rhythms)
+        )
 
 
 rotate: Final = Rotate()

@@ -14,7 +14,15 @@ from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link
 from reclaimnet.model.rhythm import Round
 from reclaimnet.policy.foresee import Floats, Way, foresee
-from reclaimnet.policy.precede import bound, by_class, duty, in_turn, letting_pass, talk
+from reclaimnet.policy.precede import (
+    MOST_SLOWED,
+    bound,
+    by_class,
+    duty,
+    in_turn,
+    letting_pass,
+    talk,
+)
 
 MOST_PLAYED: Final = 16
 """Jobs up to which ways are played through."""
@@ -28,9 +36,6 @@ FAVOUR: Final = 0.03
 this: on a real network bursts that meet disturb each other, in whichever order they are served."""
 GAIN: Final = 0.01
 """But only if it is better than nothing by this: jobs that lie well by themselves are not moved."""
-UNRANKED_FAVOUR: Final = 0.01
-"""The same where links know no order: nothing parts those that drift into each other, and that
-they will is not seen within so short a time."""
 
 
 def weigh(
@@ -42,16 +47,16 @@ def weigh(
     running: Collection[JobId],
     left: Mapping[JobId, int],
 ) -> Round:
-    """One of the rounds, or `alone`, with the order in which its jobs are served."""
+    """One of the rounds, or `alone`, with the order in which its jobs are served; the links serve
+    packets by their level."""
     rhythms = alone.rhythms
     rooms = {link.id: link.room for link in links}
-    ranked = all(link.ranked for link in links)
 
     def slow(ways: Sequence[Round]) -> Floats:
         return foresee(
             rhythms,
             rooms,
-            [_way(one, ranked=ranked) for one in ways],
+            [_way(one) for one in ways],
             begins=begins,
             running=running,
             left=left,
@@ -59,24 +64,26 @@ def weigh(
 
     highest = max(r.priority for r in rhythms)
     top = np.array([r.priority == highest for r in rhythms])
-    orders = [alone.levels]
-    if ranked:
-        orders += [by_class(rhythms), in_turn(rhythms, by=duty), in_turn(rhythms, by=talk)]
+    orders = [
+        alone.levels,
+        by_class(rhythms),
+        in_turn(rhythms, by=duty),
+        in_turn(rhythms, by=talk),
+    ]
     # The last one, nothing at all, is what the others are measured by.
     ways = [*rounds, *(replace(alone, levels=order) for order in (*orders, {}))]
     times = slow(ways)
     high = times[:, top].mean(axis=1)
     means = times.mean(axis=1)
     unconducted = float(means[-1])
-    allowed = high <= high[:-1].min() + SPARED
+    # Nobody is starved for the sake of the mean.
+    most = max(MOST_SLOWED, float(times[-1].max()))
+    allowed = (high <= high[:-1].min() + SPARED) & (times.max(axis=1) <= most)
     allowed[-1] = False
     held = np.arange(len(ways)) < len(rounds)
-    if ranked:
-        favoured = means - FAVOUR * (held & (means <= unconducted - GAIN))
-    else:
-        favoured = means - UNRANKED_FAVOUR * held
+    favoured = means - FAVOUR * (held & (means <= unconducted - GAIN))
     best = int(np.argmin(np.where(allowed, favoured, np.inf)))
-    if ranked and means[best] > unconducted:
+    if means[best] > unconducted:
         # All together would be slower than if nobody conducted: the highest gives a little.
         passing = letting_pass(rhythms, orders)
         if passing:
@@ -93,6 +100,6 @@ def weigh(
     return replace(chosen, decision=decision)
 
 
-def _way(one: Round, *, ranked: bool) -> Way:
+def _way(one: Round) -> Way:
     holds = {r.job: (r.shift, r.period, bound(r, one.rhythms)) for r in one.rotations}
-    return Way(holds=holds, levels=one.levels if ranked else {})
+    return Way(holds=holds, levels=one.levels)

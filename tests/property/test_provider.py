@@ -75,8 +75,13 @@ class Book(RuleBasedStateMachine):
     def reclaim(self, gpus: set[GpuId], grace: int | None, cause: Cause) -> None:
         asked = ReclaimAsked(request="q", gpus=tuple(sorted(gpus)), grace=grace, cause=cause)
         lent = {g.id for g in self.book.offer.gpus} if self.book.offer else set()
+        silent_at = self.book.silent_at()
         answer, notice = self.book.reclaim(asked, self.now)
-        assert answer.ok == (notice is not None) == (bool(lent) and gpus <= lent)
+        assert (notice is not None) == (bool(lent) and gpus <= lent)
+        if lent or silent_at is None or grace is None:
+            assert answer.ok == (notice is not None)
+        else:
+            assert self.book.silent_at() == min(silent_at, self.now + grace)
         self.note(notice)
 
     @rule(later=st.sampled_from([0, MINUTE, 3 * HOUR]), data=st.data())
@@ -170,6 +175,11 @@ class Book(RuleBasedStateMachine):
     @invariant()
     def what_is_not_lent_has_no_age(self) -> None:
         assert (self.book.offer is None) == (self.book.lending_since is None)
+
+    @invariant()
+    def nothing_is_fetched_after_the_last_deadline(self) -> None:
+        if self.book.offer is None and self.deadlines:
+            assert not self.book.serves(max(self.deadlines.values()))
 
     @invariant()
     def no_notice_outlives_its_deadline(self) -> None:

@@ -259,6 +259,25 @@ def test_a_copy_moves_on_when_the_node_that_keeps_it_is_reclaimed() -> None:
     assert world.store.records[J].standby not in (None, keeper)
 
 
+def test_a_copy_can_be_fetched_until_the_deadline_though_nothing_is_lent_any_more() -> None:
+    world = campus(nodes=3, gpus=1)
+    Promises(world)
+    world.submit(J, spec("train"), replace(WORK, steps=600))
+    world.run(36 * SECOND)
+    record = world.store.records[J]
+    keeper, node, saved = record.standby, record.holder, record.newest
+    assert keeper is not None
+    assert node is not None
+    assert saved is not None
+    world.reclaim(keeper, grace=MINUTE)
+    world.crash_machine(node)  # Before another copy could be made.
+    world.run(80 * SECOND)
+    record = world.store.records[J]
+    assert record.holder not in (None, keeper, node)
+    assert record.state == JobState.RUNNING
+    assert record.step >= saved.step
+
+
 def test_declared_hours_end_a_loan_with_notice_and_begin_it_again() -> None:
     world = campus(nodes=2, gpus=1)
     promises = Promises(world)

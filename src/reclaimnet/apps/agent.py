@@ -397,6 +397,7 @@ class Agent:
                     ca.server_context(credentials),
                     host=settings.host,
                     may_read=gate.may_read,
+                    may_go_on=gate.may_go_on,
                     listener=guard.listen() if guard is not None else None,
                 )
             )
@@ -432,7 +433,7 @@ class Agent:
             stack.push_async_callback(world.close)
             stack.push_async_callback(world.flush)
             gate.world, self._world, self._mind = world, world, mind
-            gate.lends = lambda: mind.provider.offer is not None
+            gate.serves = lambda: mind.provider.serves(self._clock.now())
             world.after_owner_event = self._remember_provider
             await self._wake_up(campus, vault)
             await self._serve(campus)
@@ -792,14 +793,19 @@ class _Gate:
 
     def __init__(self) -> None:
         self.world: LiveWorld | None = None
-        self.lends: Callable[[], bool] = lambda: False
+        self.serves: Callable[[], bool] = lambda: False
 
     def may_read(self, common_name: str, job: Any) -> bool:
-        """No other node is served by a machine that lends nothing: its uplink is its owner's. The
+        return (
+            self.world is not None
+            and self.may_go_on(common_name)
+            and self.world.may_read(common_name, job)
+        )
+
+    def may_go_on(self, common_name: str) -> bool:
+        """No other node is served after the owner's deadline: the uplink is its owner's. The
         gateway may still fetch what a job has left, for the user who asks for it."""
-        if self.world is None or not (self.lends() or common_name == ca.GATEWAY):
-            return False
-        return self.world.may_read(common_name, job)
+        return self.serves() or common_name == ca.GATEWAY
 
 
 def campus_of(config: Config, join: str | None, token: str | None) -> tuple[str, str]:

@@ -222,7 +222,10 @@ class Neighbourhood:
 
     def _sends(self, node: NodeId, now: int) -> bool:
         heard = self._heard.get(node)
-        return heard is not None and bool(heard.card.gpus) and self.alive(node, now)
+        if heard is None or not self.alive(node, now):
+            return False
+        # An older node does not say whether it serves: it does while it lends.
+        return heard.card.serves or bool(heard.card.gpus)
 
     def leaves(self, node: NodeId) -> bool:
         """Whether it lends nothing that is not under notice, as far as we have heard."""

@@ -252,6 +252,7 @@ class Node:
             vacant=tuple(gpu.id for gpu in self.provider.vacant()),
             leaving=tuple(sorted(self.provider.leaving())),
             deadline=self.provider.deadline(),
+            serves=offer is not None or self.provider.served_until is not None,
             terms=offer.terms if offer else Terms(),
             uplink_bps=self.body.uplink_bps,
             shelf_bytes=self.body.shelf_bytes,
@@ -907,7 +908,7 @@ class Node:
             spare = min(ARRIVE_EARLY, notice.grace // 8)
             deadline: int | None = notice.deadline - spare
         else:
-            deadline = self.provider.deadline() if self._is_leaving() else None
+            deadline = self.provider.silent_at()
         if attempt is None:
             return Stakes(deadline=deadline, awaited=True)
         safe = [
@@ -924,7 +925,7 @@ class Node:
         attempt = self.attempts.get(job)
         if attempt is None or attempt.notice is not None:
             return True
-        return self._is_leaving() and self.provider.deadline() is not None
+        return self.provider.silent_at() is not None
 
     # --- records ---------------------------------------------------------------------------
 
@@ -1003,7 +1004,7 @@ class Node:
                 job=record.id, manifest=newest.manifest, node=me, reason="is being reclaimed"
             )
             return [Tell(to=record.holder, event=refused)]
-        if self.provider.offer is None or any(
+        if not self.provider.serves(now) or any(
             (card := self.around.card(holder)) is not None
             and self.around.alive(holder, now)
             and len(card.gpus) > len(card.leaving)
@@ -1209,7 +1210,7 @@ class Node:
         if self._stands_as_of != provider.version:
             self._stands_as_of = provider.version
             offered = (provider.offer, provider.leaving(), provider.deadline())
-            self._stands = (*offered, provider.lending_since)
+            self._stands = (*offered, provider.lending_since, provider.served_until)
         return (
             self._stands,
             self.forecast,

@@ -6,6 +6,9 @@ moves it:
     away ──lend──▶ lent ──reclaim, or the hours are nearly over──▶ under notice ──deadline──▶ away
       ▲                ◀────────────────withdraw────────────────────     │ (replaced: stays)
       └── the hours begin again: what stands is lent by itself ◀─────────┘
+
+GPUs that their guests have left are away at once, deadline or not; but what the node keeps for
+others can be fetched until the deadline, since it may have no other home yet.
 """
 
 from dataclasses import replace
@@ -54,6 +57,8 @@ class Provider:
         """Grows with every change, so that what is derived need not be derived again."""
         self._hours_at: int | None = None
         """When the declared hours next want something done."""
+        self.served_until: int | None = None
+        """The deadline of the notice that ended the last loan early."""
 
     # --- derived ---------------------------------------------------------------------------
 
@@ -69,6 +74,17 @@ class Provider:
     def deadline(self) -> int | None:
         return min((notice.deadline for notice in self.notices.values()), default=None)
 
+    def serves(self, now: int) -> bool:
+        """Whether others may fetch what is kept here."""
+        until = self.served_until
+        return self.offer is not None or (until is not None and now < until)
+
+    def silent_at(self) -> int | None:
+        """When nothing can be fetched from here any more, if that is known."""
+        if self.offer is None:
+            return self.served_until
+        return self.deadline() if len(self.leaving()) == len(self.offer.gpus) else None
+
     def notice_for(self, job: JobId) -> Notice | None:
         """The most pressing notice on any GPU of the job."""
         contract = self.contracts.get(job)
@@ -78,11 +94,11 @@ class Provider:
         return min(touching, key=lambda notice: (notice.deadline, notice.id), default=None)
 
     def next_wake(self) -> int | None:
-        if not self.tickets and not self.notices:
+        if not self.tickets and not self.notices and self.served_until is None:
             return self._hours_at
         times = [ticket.expires for ticket in self.tickets.values()]
         times += [notice.deadline for notice in self.notices.values()]
-        times += [time for time in (self._hours_at,) if time is not None]
+        times += [time for time in (self._hours_at, self.served_until) if time is not None]
         return min(times, default=None)
 
     # --- the provider speaks ---------------------------------------------------------------
@@ -129,6 +145,7 @@ class Provider:
     def _open(self, offer: Offer, now: int) -> None:
         self.version += 1
         self.offer = offer
+        self.served_until = None
         self.lending_since = now if self.lending_since is None else self.lending_since
         closes = self._closes_after(now)
         self._hours_at = None if closes is None else max(closes - offer.terms.notice, now + 1)
@@ -167,8 +184,7 @@ class Provider:
         """A notice on the GPUs; a pressing one on the same GPUs is never lengthened by it."""
         self.version += 1
         if self.offer is None:
-            text = f"{self.node} lends nothing, so there is nothing to take back."
-            return Answer(request=event.request, ok=False, text=text), None
+            return self._reclaim_rest(event, now), None
         lent = [gpu.id for gpu in self._lent()]
         gpus = tuple(event.gpus) or tuple(lent)
         unknown = [gpu for gpu in gpus if gpu not in lent]
@@ -210,6 +226,20 @@ class Provider:
         if guests and grace < promised:
             text += f" (You promised {show_duration(promised)}.)"
         return Answer(request=event.request, ok=True, text=text), notice
+
+    def _reclaim_rest(self, event: ReclaimAsked, now: int) -> Answer:
+        """Of a node that lends nothing any more, the end of what is fetched from it."""
+        until = self.served_until
+        if until is None or event.grace is None or event.replaces is not None:
+            text = f"{self.node} lends nothing, so there is nothing to take back."
+            return Answer(request=event.request, ok=False, text=text)
+        self.served_until = min(until, now + max(event.grace, 0))
+        text = f"{self.node} lends nothing; nobody fetches copies from it after " + (
+            f"another {show_duration(self.served_until - now)}."
+            if self.served_until > now
+            else "this."
+        )
+        return Answer(request=event.request, ok=True, text=text)
 
     def withdraw(self, event: WithdrawAsked, now: int) -> tuple[Answer, tuple[Notice, ...]]:
         self.version += 1
@@ -282,6 +312,9 @@ class Provider:
         if self.tickets and any(now >= ticket.expires for ticket in self.tickets.values()):
             self.version += 1
             self.tickets = {key: t for key, t in self.tickets.items() if now < t.expires}
+        if self.served_until is not None and now >= self.served_until:
+            self.version += 1
+            self.served_until = None
         if not self.notices:
             return
         in_use = {gpu for contract in self.contracts.values() for gpu in contract.gpus}
@@ -293,10 +326,11 @@ class Provider:
         for notice in over:
             self.version += 1
             del self.notices[notice.id]
-            self._stop_lending(set(notice.gpus), now, stands=notice.cause == Cause.HOURS)
+            self._stop_lending(notice, now)
 
-    def _stop_lending(self, gpus: set[GpuId], now: int, *, stands: bool) -> None:
-        if self.standing is not None and not stands:
+    def _stop_lending(self, notice: Notice, now: int) -> None:
+        gpus = set(notice.gpus)
+        if self.standing is not None and notice.cause != Cause.HOURS:
             kept = tuple(gpu for gpu in self.standing.gpus if gpu.id not in gpus)
             self.standing = replace(self.standing, gpus=kept) if kept else None
         if self.offer is None:
@@ -306,6 +340,7 @@ class Provider:
         self.offer = replace(self.offer, gpus=left) if left else None
         if self.offer is None:
             self.lending_since = None
+            self.served_until = notice.deadline if now < notice.deadline else None
             self._hours_at = self.standing.terms.opens_after(now) if self.standing else None
 
     def _lent(self) -> tuple[Gpu, ...]:

@@ -343,6 +343,8 @@ class Card:
     """Those under notice."""
     deadline: int | None = None
     """The earliest deadline of those notices."""
+    serves: bool = False
+    """What it keeps can be fetched, though it may lend nothing any more."""
     terms: Terms = Terms()
     uplink_bps: int = 0
     shelf_bytes: int = 0

@@ -90,7 +90,7 @@ class Machine:
     wake_at: int | None = None
     seen_of_book: int = -1
     """The version of its provider's book that the world has looked at last."""
-    lends: bool = False
+    serves: bool = False
     sends: dict[TransferId, tuple[int, Callable[[], None]]] = field(default_factory=dict)
     """In a quiet world, what is fetched from it: since when, and what to do if it falls silent."""
 
@@ -319,9 +319,9 @@ class SimWorld:
         book = machine.mind.provider
         if machine.seen_of_book != book.version:
             machine.seen_of_book = book.version
-            if machine.lends != (book.offer is not None):
-                machine.lends = not machine.lends
-                if not machine.lends:
+            if machine.serves != book.serves(now + machine.clock):
+                machine.serves = not machine.serves
+                if not machine.serves:
                     self._fell_silent(machine)
             self.ledger.look(node, book, now)
         if self.journal is not None:
@@ -908,11 +908,11 @@ class SimWorld:
         )
 
     def _serves(self, machine: Machine) -> bool:
-        """Whether guest traffic may leave the machine: not when it lends nothing any more."""
+        """Whether guest traffic may leave the machine: not after its owner's deadline."""
         return (
             machine.mind is not None
             and machine.connected
-            and machine.mind.provider.offer is not None
+            and machine.mind.provider.serves(self.now + machine.clock)
         )
 
     def _pull(self, machine: Machine, order: od.Pull) -> None:

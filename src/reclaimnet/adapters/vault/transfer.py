@@ -138,17 +138,20 @@ class ChunkServer:
         port: int = 0,
         *,
         may_read: MayRead,
+        may_go_on: Callable[[str], bool] = lambda peer: True,
         pace: Pace | None = None,
         max_connections: int = MAX_CONNECTIONS,
         listener: socket.socket | None = None,
     ) -> None:
-        """`listener` is a socket that listens already, for example in another namespace; `host` is
+        """`may_go_on` is asked before every chunk, so that what was begun can be ended.
+        `listener` is a socket that listens already, for example in another namespace; `host` is
         then only the address it is known under."""
         self._vault = vault
         self._context = context
         self._host = host
         self._port = port
         self._may_read = may_read
+        self._may_go_on = may_go_on
         self._pace = pace or Pace()
         self._max_connections = max_connections
         self._lock = threading.Lock()
@@ -301,6 +304,8 @@ class ChunkServer:
                 if length != _WANT_BODY.size:
                     raise Damaged("a request is too short")
                 place, verify = _WANT_BODY.unpack(stream.receive(length))
+                if not self._may_go_on(stream.peer):
+                    return
                 if place >= len(places):
                     raise Damaged("a request is for a chunk that the checkpoint does not have")
                 with sending.chunk(place, sizes[places[place]]):

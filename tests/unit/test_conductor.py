@@ -240,6 +240,30 @@ def test_one_late_iteration_is_chance_and_not_drift() -> None:
     assert made.conductor.replans == 1
 
 
+def test_free_jobs_that_drift_into_each_other_are_planned_for_anew_but_not_again_and_again() -> (
+    None
+):
+    conductor = Conductor(links=[replace(LINK, ranked=True)])
+    half = 168 * MILLISECOND
+    conductor.handle(seen(A), 0)
+    conductor.handle(replace(seen(B), begins_at=half), 0)
+    made = Band(conductor, {A: 336 * MILLISECOND, B: 336 * MILLISECOND})
+    made.ready[B] += half
+    made.obey(plan(conductor))
+    assert not made.held
+    for _ in range(20):
+        made.next()
+    assert conductor.replans == 1
+    made.periods[B] = 380 * MILLISECOND
+    since = made.counts[B]
+    while conductor.replans == 1:
+        made.next()
+        assert made.counts[B] - since <= PATIENCE + 2
+    for _ in range(400):
+        made.next()
+    assert conductor.replans <= 8
+
+
 @pytest.mark.parametrize("late", [0.1, 0.3, 0.45, 0.7, 0.9])
 def test_high_that_lost_its_place_does_not_wait_for_it_but_low_makes_room(late: float) -> None:
     made = band(priority=1)

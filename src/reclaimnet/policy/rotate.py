@@ -127,15 +127,18 @@ class Rotate:
             found.append((cost, draft, placing))
         found.sort(key=lambda one: one[0])
         order = levels(rhythms, links)
+        plays = self._plays(rhythms, links, current)
         rounds = [
             replace(_describe(scene, draft, placing, cost, self.slots, len(found)), levels=order)
-            for cost, draft, placing in found
+            for cost, draft, placing in found[: None if plays else 1]
             if cost < scene.free_cost_of_all
         ]
+        if rounds and not plays:
+            return rounds[0]
         alone = replace(_left_alone(scene, found[0][0] if found else None), levels=order)
-        if self._plays(rhythms, links, current):
-            return weigh(rounds, alone, links, begins=current, running=running, left=left)
-        return rounds[0] if rounds else alone
+        if not plays:
+            return alone
+        return weigh(rounds, alone, links, begins=current, running=running, left=left)
 
     def _plays(
         self, rhythms: Sequence[Rhythm], links: Sequence[Link], current: Mapping[JobId, int]

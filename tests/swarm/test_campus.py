@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from reclaimnet.engine.node import Body
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import JobId, Maintenance, NodeId
@@ -274,6 +276,40 @@ def test_a_copy_can_be_fetched_until_the_deadline_though_nothing_is_lent_any_mor
     world.run(80 * SECOND)
     record = world.store.records[J]
     assert record.holder not in (None, keeper, node)
+    assert record.state == JobState.RUNNING
+    assert record.step >= saved.step
+
+
+@pytest.mark.parametrize(
+    ("grace", "keepers_grace", "lent_after"),
+    [
+        pytest.param(5, 20, 2, id="the newest from its standby"),
+        pytest.param(25, 37, 19, id="the one before, since the newest cannot come any more"),
+    ],
+)
+def test_a_state_is_fetched_from_who_stays_long_enough(
+    grace: int, keepers_grace: int, lent_after: int
+) -> None:
+    """The job's node and its standby leave together, and a place is found only later."""
+    world = campus(nodes=3, gpus=1)
+    Promises(world)
+    takes_16_s = replace(WORK, steps=600, state_bytes=2_000_000_000)
+    world.submit(J, spec("train"), takes_16_s)
+    world.run(5 * SECOND)
+    node = holder(world)
+    third, keeper = sorted(set(world.machines) - {node})
+    world.reclaim(third, grace=0)
+    world.run(70 * SECOND)
+    saved = world.store.records[J].newest
+    assert saved is not None
+    assert keeper in saved.holders
+    world.reclaim(keeper, grace=keepers_grace * SECOND)
+    world.reclaim(node, grace=grace * SECOND)
+    world.run((70 + lent_after) * SECOND)
+    world.lend(third, offer(third, 1))
+    world.run(2 * MINUTE)
+    record = world.store.records[J]
+    assert record.holder == third
     assert record.state == JobState.RUNNING
     assert record.step >= saved.step
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from reclaimnet.apps.calendar import parse_hours, parse_maintenance
+from reclaimnet.apps.calendar import parse_maintenance
+from reclaimnet.model.hours import parse_hours
 from reclaimnet.model.market import Hours, Terms
 from reclaimnet.model.units import DAY, HOUR
 

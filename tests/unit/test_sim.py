@@ -13,20 +13,21 @@ from reclaimnet.apps.sim import scenario_of
 from reclaimnet.errors import BadConfig
 from reclaimnet.journal import entries
 from reclaimnet.model.events import BytesSent, Event, SendingEnded
-from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.market import Cause, JobId, NodeId
 from reclaimnet.model.moving import TransferId
-from reclaimnet.model.orders import Order
+from reclaimnet.model.orders import Explain, Order, Warn
 from reclaimnet.model.units import DAY, HOUR, MINUTE, SECOND
+from reclaimnet.model.work import JobState
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import parse_topology
 from reclaimnet.sim.baselines import CONTENDERS, endings, true_rates
-from reclaimnet.sim.campus import PRESETS, campus
+from reclaimnet.sim.campus import MONDAY, PRESETS, campus
 from reclaimnet.sim.kernel import Kernel
 from reclaimnet.sim.ledger import CAUSES, Ledger
 from reclaimnet.sim.links import Links
 from reclaimnet.sim.replay import replay
 from reclaimnet.sim.run import run
-from reclaimnet.sim.scenario import Kind, foretold, unannounced
+from reclaimnet.sim.scenario import Kind, foretold, played_out, unannounced
 from reclaimnet.sim.sending import Sendings
 from reclaimnet.sim.toml import read_scenario
 from reclaimnet.sim.traces import Which, helios, spot
@@ -242,6 +243,17 @@ def test_the_ledger_counts_what_is_done_twice_and_what_stands_still() -> None:
         (('state = "1G"', 'state = "much"'), "two.toml:26: job 1: state:"),
         (("days = 0.5", "days = [[["), "two.toml:3"),
         (("days = 0.5", "days = 1\nseed = 1.5"), "two.toml:3: seed = 1.5; expected a whole number"),
+        (
+            ('notice = "60s"', 'hours = ["at night"]'),
+            "two.toml:6: node 1: hours: 'at night' are no hours; expected days and a span",
+        ),
+        (('notice = "60s"', 'hours = "18:00-08:00"'), "two.toml:6: node 1: hours = '18:00-08:00'"),
+        (
+            ('notice = "60s"', 'maintenance = ["30h"]'),
+            "two.toml:6: node 1: maintenance: '30h' is no span of time; expected FROM/TO",
+        ),
+        (('notice = "60s"', 'maintenance = ["3h/2h"]'), "'3h/2h' ends before it begins"),
+        (('notice = "60s"', 'nat = "yes"'), "two.toml:6: node 1: nat = 'yes'; expected true or"),
         (("[[jobs]]", "[jobs]"), "two.toml:23: jobs is no list; expected [[jobs]]"),
     ],
 )
@@ -287,6 +299,17 @@ def test_a_fall_of_idle_nodes_is_a_reclaim_of_the_one_the_rule_says(tmp_path: Pa
         assert sum(h.kind == Kind.LEND for h in happenings) == 2
         first[which] = next(h.node for h in happenings if h.kind == Kind.RECLAIM)
     assert first == {Which.LIFO: "lab-01", Which.FIFO: "lab-00"}
+
+
+def test_who_is_taken_back_first_can_be_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = tmp_path / "lab"
+    lab.mkdir()
+    owner_file(lab, [f"2020-05-01 00:{minute:02d}:00,64,0,0,16" for minute in range(8)])
+    monkeypatch.chdir(tmp_path)
+    assert run_command(["sim", str(lab), "--json", "--reclaims", "fifo"]) == 0
+    assert json.loads(capsys.readouterr().out)["scenario"] == "lab fifo"
 
 
 @pytest.mark.parametrize(
@@ -405,3 +428,109 @@ def test_the_preset_is_a_campus_of_54() -> None:
     assert scenario.until - scenario.start == 6 * HOUR
     assert all(h.grace >= 0 and h.at >= scenario.start for h in scenario.happenings)
     assert all(h.repair >= 5 * MINUTE for h in scenario.happenings if h.kind == Kind.CRASH)
+
+
+KEEPS_HOURS = TWO_NODES.replace(
+    'id = "a"', 'id = "a"\nhours = ["mon-sun 18:00-08:00"]\nmaintenance = ["2h/5h"]', 1
+).replace('at = "2h"', 'at = "1h"', 1)
+
+
+def test_guests_leave_before_a_declared_maintenance_begins() -> None:
+    warned: list[tuple[int, int, Cause]] = []
+
+    def look(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> None:
+        notices = [order.notice for order in orders if isinstance(order, Warn) and order.notice]
+        warned.extend((now - MONDAY, n.deadline - MONDAY, n.cause) for n in notices)
+
+    account = run(read_scenario(KEEPS_HOURS, file="two.toml"), Suite(), journal=look).account
+    assert warned == [(2 * HOUR - MINUTE, 2 * HOUR, Cause.HOURS)]
+    assert (account.completed, account.migrations, account.work_lost_gpu_h) == (1, 1, 0)
+
+
+def test_a_declared_calendar_is_played_out_for_whoever_keeps_none() -> None:
+    text = KEEPS_HOURS.replace("days = 0.5", "days = 2")
+    played = played_out(read_scenario(text, file="two.toml"))
+    assert not any(node.terms.declared for node in played.nodes)
+    # What is asked back at 3 h is not lent at that time, so the loan stands.
+    assert [
+        ((h.at - MONDAY) // MINUTE, str(h.kind), h.grace // MINUTE)
+        for h in played.happenings
+        if h.node == "a"
+    ] == [
+        (1, "lend", 0),
+        (119, "reclaim", 1),
+        (5 * 60, "lend", 0),
+        (8 * 60 - 1, "reclaim", 1),
+        (18 * 60, "lend", 0),
+        (32 * 60 - 1, "reclaim", 1),
+        (42 * 60, "lend", 0),
+    ]
+    account = CONTENDERS["slurm_requeue"](played, 0)
+    assert account.completed == 1
+    assert account.work_lost_gpu_h > 0
+
+
+BEHIND_NAT = """
+days = 0.5
+[buildings.north]
+uplink = "10G"
+[buildings.south]
+uplink = "10G"
+[[nodes]]
+id = "a"
+building = "north"
+uplink = "1G"
+nat = true
+[[nodes]]
+id = "b"
+building = "south"
+uplink = "10G"
+[[nodes]]
+id = "c"
+building = "north"
+uplink = "1G"
+[[happenings]]
+at = "1m"
+node = "a"
+kind = "lend"
+[[happenings]]
+at = "1h"
+node = "b"
+kind = "lend"
+[[happenings]]
+at = "1h"
+node = "c"
+kind = "lend"
+[[happenings]]
+at = "3h"
+node = "a"
+kind = "reclaim"
+[[jobs]]
+id = "job"
+at = "5m"
+hours = 4
+state = "1G"
+"""
+
+
+def test_a_job_behind_nat_leaves_its_state_where_that_can_be_fetched() -> None:
+    """North has one more node; south cannot fetch anything from behind north's NAT."""
+    reasons: set[str] = set()
+
+    def look(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> None:
+        for order in orders:
+            if isinstance(order, Explain):
+                reasons.update(order.decision.refused)
+
+    result = run(read_scenario(BEHIND_NAT, file="nat.toml"), Suite(), journal=look)
+    record = result.world.store.records[JobId("job")]
+    assert "b: cannot fetch anything from where the job runs" in reasons
+    assert (record.moves, record.steps_lost, record.state) == (1, 0, JobState.COMPLETED)
+    assert result.account.work_lost_gpu_h == 0
+
+
+def test_a_job_whose_state_nobody_can_fetch_does_not_wait_for_ever() -> None:
+    alone = BEHIND_NAT.replace('id = "c"\nbuilding = "north"', 'id = "c"\nbuilding = "south"')
+    result = run(read_scenario(alone, file="nat.toml"), Suite())
+    assert result.account.work_lost_gpu_h == pytest.approx(3, abs=0.1)
+    assert result.account.completed == 1

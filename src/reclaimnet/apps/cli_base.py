@@ -17,10 +17,11 @@ from typing import Any, Final
 import click
 import msgspec
 
-from reclaimnet.apps.calendar import parse_hours, parse_maintenance
+from reclaimnet.apps.calendar import parse_maintenance
 from reclaimnet.apps.client import Gateway, local_agents
 from reclaimnet.apps.config import Config, load
 from reclaimnet.errors import ReclaimNetError, Unavailable
+from reclaimnet.model.hours import parse_hours
 from reclaimnet.model.market import Hours, Maintenance
 from reclaimnet.model.talk import parse_talk
 from reclaimnet.model.units import parse_duration, parse_size

@@ -67,6 +67,13 @@ def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None, 
 )
 @click.option("--days", type=click.FloatRange(0.01), help="How long; otherwise two months.")
 @click.option("--compare", is_flag=True, help="The baselines beside it.")
+@click.option(
+    "--reclaims",
+    type=click.Choice(["lifo", "random", "fifo"]),
+    default="random",
+    show_default=True,
+    help="Of an owner's idle nodes, which is taken back first; a folder of counts does not say.",
+)
 def sim(
     as_json: bool,
     scenario: Path | None,
@@ -76,6 +83,7 @@ def sim(
     preset: str,
     days: float | None,
     compare: bool,
+    reclaims: str,
 ) -> Any:
     """Run a simulated campus: the same engines, another clock.
 
@@ -92,6 +100,7 @@ def sim(
         preset=preset,
         days=days,
         compare=compare,
+        which=reclaims,
     )
 
 

@@ -25,7 +25,7 @@ from reclaimnet.sim.ledger import CAUSES
 from reclaimnet.sim.reliability import reliability
 from reclaimnet.sim.replay import replay
 from reclaimnet.sim.run import Run, run
-from reclaimnet.sim.scenario import Kind, Scenario
+from reclaimnet.sim.scenario import Kind, Scenario, played_out
 from reclaimnet.sim.toml import read_scenario
 from reclaimnet.sim.traces import Which, helios, philly, spot
 
@@ -50,10 +50,11 @@ def main(
     preset: str = PRESET,
     days: float | None = None,
     compare: bool = False,
+    which: str = Which.RANDOM,
 ) -> int:
     """Writes a journal and plots below ./out/; a table, or one JSON object, to standard output."""
     length = days or (2.0 if quick else 60.0)
-    scenario = scenario_of(trace, preset=preset, seed=seed or 0, days=length)
+    scenario = scenario_of(trace, preset=preset, seed=seed or 0, days=length, which=Which(which))
     seed = seed if seed is not None else scenario.seed or 0
     OUT.mkdir(exist_ok=True)
     journal_path = OUT / "sim-journal.jsonl"
@@ -78,8 +79,8 @@ def main(
     if compare:
         for name, contender in CONTENDERS.items():
             if name != "reclaimnet":
-                accounts[name] = asdict(contender(scenario, seed))
-    plots = [str(path) for path in _plots(scenario, result, accounts)]
+                accounts[name] = asdict(contender(played_out(scenario), seed))
+    plots = [str(path) for path in _plots(played_out(scenario), result, accounts)]
     if json:
         told = {"scenario": scenario.name, "seed": seed, "accounts": accounts}
         print(json_format.dumps({**told, "journal": str(journal_path), "plots": plots}))  # noqa: T201
@@ -88,13 +89,16 @@ def main(
     return 0
 
 
-def scenario_of(trace: Path | None, *, preset: str, seed: int, days: float) -> Scenario:
+def scenario_of(
+    trace: Path | None, *, preset: str, seed: int, days: float, which: Which = Which.RANDOM
+) -> Scenario:
+    """`which` of an owner's idle nodes is taken back first, where a trace has only counts."""
     if preset not in PRESETS:
         raise BadConfig(f"no preset {preset!r}; expected one of {', '.join(sorted(PRESETS))}")
     if trace is None:
         return PRESETS[preset](seed, round(days * DAY))
     if trace.is_dir():
-        return helios(trace, seed=seed, which=Which.RANDOM, days=days if days < 31 else None)
+        return helios(trace, seed=seed, which=which, days=days if days < 31 else None)
     if trace.suffix == ".toml":
         try:
             text = trace.read_text(encoding="utf-8")

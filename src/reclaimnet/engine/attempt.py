@@ -191,8 +191,8 @@ class Attempt:
         ]
         if self.record.changed is not None and self.record.changed < BASE_SHARE:
             # What is here already need not come with the last state.
-            pull = Pull(job=self.job, manifest=newest.manifest, sources=self._sources(newest))
-            orders.append(pull)
+            sources = self._sources(newest, now)
+            orders.append(Pull(job=self.job, manifest=newest.manifest, sources=sources))
         return orders
 
     def adopt(self, now: int) -> list[Order]:
@@ -236,7 +236,7 @@ class Attempt:
         checkpoint = self._fetched()
         if self._spares:
             self._spares = False
-            sources = self._sources(checkpoint)
+            sources = self._sources(checkpoint, now)
             return [Pull(job=self.job, manifest=checkpoint.manifest, sources=sources)]
         orders: list[Order] = [
             self._explain(
@@ -247,7 +247,7 @@ class Attempt:
         ]
         self._fetching += 1
         if self._fetching < len(self.record.checkpoints):
-            return orders + self._fetch()
+            return orders + self._fetch(now)
         self._fetching = 0
         self._fetch_round += 1
         if self._fetch_round >= FETCH_ROUNDS:
@@ -279,7 +279,7 @@ class Attempt:
                 f"the one of step {self._fetched().step}, from another node",
                 f"damaged here: {event.reason}",
             ),
-            *self._fetch(),
+            *self._fetch(now),
         ]
 
     def _decline(self, reason: str) -> list[Order]:
@@ -316,14 +316,25 @@ class Attempt:
             offered = next(c for c in self.record.checkpoints if c.manifest == self._offered)
             return orders + self._start(offered, now)
         if self.record.checkpoints:
-            return orders + self._fetch()
+            return orders + self._pick(now) + self._fetch(now, first=True)
         return orders + self._start(None, now)
 
-    def _fetch(self) -> list[Order]:
+    def _pick(self, now: int) -> list[Order]:
+        """Begin with the newest that can be here before those who keep it fall silent: to wait for
+        another one in vain may cost the one that could still be had."""
+        known = self.record.checkpoints
+        reach = (index for index, it in enumerate(known) if self.around.in_reach(it, now))
+        self._fetching = next(reach, 0)
+        if self._fetching == 0:
+            return []
+        why = f"that of step {known[0].step} cannot be here before those who keep it are gone"
+        return [self._explain("which checkpoint?", f"the one of step {self._fetched().step}", why)]
+
+    def _fetch(self, now: int, *, first: bool = False) -> list[Order]:
         self.phase = Phase.FETCHING
         checkpoint = self._fetched()
         orders: list[Order] = []
-        if self.suite.prepare.warm and self._fetching == self._fetch_round == 0:
+        if first and self.suite.prepare.warm:
             # It loads while its state is on the way.
             self._loads_ahead = True
             orders.append(
@@ -331,7 +342,7 @@ class Attempt:
             )
             if self.notice is not None:
                 orders.append(Limit(job=self.job, epoch=self.epoch, at=self.notice.deadline))
-        sources = self._sources(checkpoint)
+        sources = self._sources(checkpoint, now)
         staying = tuple(source for source in sources if not self.around.leaves(source))
         # Who leaves needs its uplink for what is nowhere else.
         self._spares = 0 < len(staying) < len(sources)
@@ -342,13 +353,13 @@ class Attempt:
     def _fetched(self) -> Checkpoint:
         return self.record.checkpoints[self._fetching]
 
-    def _sources(self, checkpoint: Checkpoint) -> tuple[NodeId, ...]:
-        others = tuple(
-            sorted(
-                (holder for holder in checkpoint.holders if holder != self.node),
-                key=lambda holder: (self.around.leaves(holder), -self.around.rate(holder), holder),
-            )
-        )
+    def _sources(self, checkpoint: Checkpoint, now: int) -> tuple[NodeId, ...]:
+        def rank(holder: NodeId) -> tuple[bool, bool, int, NodeId]:
+            around = self.around
+            too_late = not around.lasts(holder, checkpoint.size, now)
+            return around.leaves(holder), too_late, -around.rate(holder), holder
+
+        others = tuple(sorted((h for h in checkpoint.holders if h != self.node), key=rank))
         return others if self.source is None else tuple(dict.fromkeys((self.source, *others)))
 
     def _start(self, checkpoint: Checkpoint | None, now: int) -> list[Order]:
@@ -974,7 +985,7 @@ class Attempt:
                 return self._close(JobState.PENDING, f"Reclaimed: {self.notice.cause}", now)
             if self._fetch_at is not None and now >= self._fetch_at:
                 self._fetch_at = None
-                return self._fetch()
+                return self._fetch(now)
         orders: list[Order] = []
         if self._write_at is not None and now >= self._write_at:
             orders += self._store(self.record, now)

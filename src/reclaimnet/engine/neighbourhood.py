@@ -8,7 +8,7 @@ from reclaimnet.model.market import Card, JobId, LinkSeen, NodeId
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.rhythm import Rhythm
 from reclaimnet.model.units import MINUTE, SECOND
-from reclaimnet.model.work import JobRecord
+from reclaimnet.model.work import Checkpoint, JobRecord
 from reclaimnet.policy.place import Candidate, worth_waiting
 from reclaimnet.policy.rotate import fit
 from reclaimnet.policy.topology import Topology, uplink_of
@@ -66,6 +66,7 @@ class Neighbourhood:
         self.timing = timing
         self.uplink_bps = uplink_bps
         self._topology = topology
+        self._barriers = topology is not None and topology.has_barriers
         self._heard: dict[NodeId, Heard] = {} if heard is None else heard
         self._rates: dict[NodeId, int] = {}
         self._dispatching: set[NodeId] = set()
@@ -189,13 +190,18 @@ class Neighbourhood:
             shards = newest.shards
             holders = {h for s in shards for h in s.holders} if shards else newest.holders
         known = sorted([node for node in nodes if node in self._heard])
-        stranded = record.holder is None and self._stranded(record, now)
+        waits = record.holder is None
+        stranded = waits and not self._barriers and self._stranded(record, now)
         rhythm = self.rhythms.get(record.id) or _known(record)
         slower = _Slower(self, rhythm, now) if rhythm is not None else None
         lived = now - self.timing.given_up_after
+        runs_here = record.holder == self.me
         return [
             Candidate(
-                stranded=stranded,
+                stranded=self._stranded(record, now, there=node)
+                if waits and self._barriers
+                else stranded,
+                cut_off=runs_here and not self.leads(self.me, node),
                 slowdown=slower.at(node) if slower is not None else 1.0,
                 card=heard.card,
                 holds=node in holders,
@@ -205,14 +211,18 @@ class Neighbourhood:
             if (heard := self._heard[node]).at > lived and (including_me or node != self.me)
         ]
 
-    def _stranded(self, record: JobRecord, now: int) -> bool:
-        """Of what is in reach, the newest is not new enough yet."""
+    def leads(self, source: NodeId, target: NodeId) -> bool:
+        """Whether something can get from one to the other, by the plan of the campus."""
+        return not self._barriers or self._topology is None or self._topology.leads(source, target)
+
+    def _stranded(self, record: JobRecord, now: int, there: NodeId | None = None) -> bool:
+        """Of what is in reach, of everybody or from `there`, the newest is not new enough yet."""
         reachable = next(
             (
                 checkpoint
                 for checkpoint in record.checkpoints
                 if all(
-                    any(self._sends(holder, now) for holder in piece.holders)
+                    any(self._sends(holder, there, now) for holder in piece.holders)
                     for piece in checkpoint.pieces
                 )
             ),
@@ -220,12 +230,32 @@ class Neighbourhood:
         )
         return worth_waiting(record, reachable, now)
 
-    def _sends(self, node: NodeId, now: int) -> bool:
+    def _sends(self, node: NodeId, to: NodeId | None, now: int) -> bool:
         heard = self._heard.get(node)
         if heard is None or not self.alive(node, now):
             return False
-        # An older node does not say whether it serves: it does while it lends.
-        return heard.card.serves or bool(heard.card.gpus)
+        if to is not None and not self.leads(node, to):
+            return False
+        return bool(heard.card.gpus) or heard.card.deadline is not None
+
+    def in_reach(self, checkpoint: Checkpoint, now: int) -> bool:
+        """Whether it could be fetched before those who keep it fall silent."""
+        return all(
+            any(self.lasts(holder, piece.size, now) for holder in piece.holders)
+            for piece in checkpoint.pieces
+        )
+
+    def lasts(self, node: NodeId, size: int, now: int) -> bool:
+        """Whether so much could be fetched from the node before it falls silent."""
+        if node == self.me:
+            return True
+        if not self._sends(node, self.me, now):
+            return False
+        card = self._heard[node].card
+        if len(card.gpus) > len(card.leaving) or card.deadline is None:
+            return True
+        rate = self.rate(node)
+        return rate <= 0 or now + size * SECOND // rate < card.deadline
 
     def leaves(self, node: NodeId) -> bool:
         """Whether it lends nothing that is not under notice, as far as we have heard."""

@@ -1,30 +1,23 @@
 """Copies of frozen values that differ in a few fields, for those that change all the time."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import Field, fields
-from operator import attrgetter
-from typing import Any, ClassVar, Protocol, TypeVar
+from dataclasses import fields
+from typing import Any, TypeVar
 
-
-class _Slotted(Protocol):
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-
-T = TypeVar("T", bound=_Slotted)
+T = TypeVar("T")
 
 
 def copier(kind: type[T]) -> Callable[[T, Mapping[str, Any]], T]:
-    """As dataclasses.replace for values of this kind, which has slots, at half its cost or less."""
-    # How each field's slot is filled, past the refusal of a frozen object.
-    put = {each.name: getattr(kind, each.name).__set__ for each in fields(kind)}
-    puts, values = tuple(put.values()), attrgetter(*put)
+    """As dataclasses.replace for values of this kind, at a tenth of its cost; that takes a kind
+    without slots, since a dictionary is copied as a whole."""
+    count = len(fields(kind))  # type: ignore[arg-type]
 
     def but(value: T, changes: Mapping[str, Any]) -> T:
         changed = object.__new__(kind)
-        for fill, old in zip(puts, values(value), strict=True):
-            fill(changed, old)
-        for name, new in changes.items():
-            put[name](changed, new)
+        # Past the refusal of a frozen object.
+        changed.__dict__.update(value.__dict__)
+        changed.__dict__.update(changes)
+        assert len(changed.__dict__) == count, f"{kind.__name__} has not all of {tuple(changes)}"
         return changed
 
     return but

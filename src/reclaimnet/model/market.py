@@ -325,7 +325,7 @@ class EdgeCount:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Card:
     """What a node tells the campus about itself with every beat; slightly stale by nature."""
 
@@ -342,9 +342,8 @@ class Card:
     leaving: tuple[GpuId, ...] = ()
     """Those under notice."""
     deadline: int | None = None
-    """The earliest deadline of those notices."""
-    serves: bool = False
-    """What it keeps can be fetched, though it may lend nothing any more."""
+    """The earliest deadline of those notices; where nothing is lent any more, until when what the
+    node keeps for others can be fetched."""
     terms: Terms = Terms()
     uplink_bps: int = 0
     shelf_bytes: int = 0

@@ -36,7 +36,7 @@ class Link:
         return max(0, int(self.rate * (1.0 - self.background)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Transfer:
     """The bytes of one migration, or of one periodic checkpoint, on the wire."""
 

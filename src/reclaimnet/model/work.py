@@ -200,7 +200,7 @@ class Checkpoint:
         return self if node in self.holders else replace(self, holders=(*self.holders, node))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobRecord:
     """All that is true of a job, in one value that is only ever replaced by compare-and-set.
 

@@ -13,6 +13,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from reclaimnet.model.market import JobId, Outlook
 from reclaimnet.model.units import DAY, HOUR, MILLISECOND, SECOND, show_duration
 from reclaimnet.model.work import Decision
-from reclaimnet.policy.hazard import rate_at, spells
+from reclaimnet.policy.hazard import BLOCK, rate_at, rates
 
 SHORTEST: Final = 10 * SECOND
 """Saving more often than this would show in the job's speed whatever the hazard."""
@@ -38,6 +39,8 @@ MARGIN: Final = 1.25
 FAR: Final = 365 * DAY
 BISECTIONS: Final = 20
 """Then the price of a byte is known to a hundred-thousandth, and always enough."""
+WALKS: Final = 4096
+"""Courses of hazards that are kept: of some hundred nodes, each as long as its outlook holds."""
 SAME: Final = 0.2
 """Intervals that differ by less than this share are not worth telling."""
 
@@ -176,15 +179,15 @@ class Joint:
     ) -> Iterator[Due]:
         price = self.byte_price(jobs, hazards, stage.uplink_bps)
         told_price = price * stage.uplink_bps
-        crash, short = stage.crash_per_h, stage.outlook.short
-        ahead = _ahead(jobs, stage, self.longest)
+        changing = bool(stage.outlook.by_age or stage.outlook.by_hour)
         walks: dict[bool, Walk] = {}
         for job, hazard in zip(jobs, hazards, strict=True):
             fits = job.job in evacuable
             worth = pause(job) + price * job.size / job.weight
-            if ahead is not None:
+            if changing:
                 if fits not in walks:
-                    walks[fits] = ahead.walk(crash, short if fits else 1.0)
+                    share = stage.outlook.short if fits else 1.0
+                    walks[fits] = _walk(jobs, stage, self.longest, share)
                 span = reached(walks[fits], job.saved_at, self.longest, worth)
             else:
                 span = round(_young(worth, hazard) * SECOND)
@@ -251,19 +254,6 @@ Walk = tuple[tuple[int, ...], tuple[float, ...]]
 """Ends of stretches of time, and the rate, a second, of departures that cost work until each."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ahead:
-    """Reclaims an hour over the time ahead, worked out once for all jobs of a node."""
-
-    ends: tuple[int, ...]
-    rates: tuple[float, ...]
-    """Until each end, from the one before on."""
-
-    def walk(self, crash_per_h: float, share: float) -> Walk:
-        """If this share of reclaims costs work."""
-        return self.ends, tuple([(crash_per_h + rate * share) / 3600 for rate in self.rates])
-
-
 def reached(walk: Walk, origin: int, longest: int, worth: float) -> int:
     """How long after the last save the loss expected since then has come to what a save is worth,
     in seconds; the longest if it never does."""
@@ -281,19 +271,30 @@ def reached(walk: Walk, origin: int, longest: int, worth: float) -> int:
     return longest
 
 
-def _ahead(jobs: Sequence[Savable], stage: Stage, longest: int) -> _Ahead | None:
-    """None if the rate does not change."""
-    outlook = stage.outlook
-    if not jobs or not (outlook.by_age or outlook.by_hour):
-        return None
-    level, by_age, by_hour = outlook.rate_per_h, outlook.by_age, outlook.by_hour
+def _walk(jobs: Sequence[Savable], stage: Stage, longest: int, share: float) -> Walk:
+    """From the oldest save on, if this share of reclaims costs work."""
     saved = [job.saved_at for job in jobs]
     first, last = min(saved), max(saved) + longest
+    return _blocks(
+        stage.outlook,
+        min(stage.lent_since, first),
+        first // BLOCK,
+        -(-last // BLOCK),
+        stage.crash_per_h,
+        share,
+    )
+
+
+@lru_cache(maxsize=WALKS)
+def _blocks(
+    outlook: Outlook, lent_since: int, first: int, last: int, crash_per_h: float, share: float
+) -> Walk:
+    """Over whole blocks of hours, since many saves fall into the same."""
     found = [
-        (until, level * (by_age[age] if by_age else 1.0) * (by_hour[block] if by_hour else 1.0))
-        for _, until, age, block in spells(min(stage.lent_since, first), first, last)
+        (until, (crash_per_h + rate * share) / 3600)
+        for _, until, rate in rates(outlook, lent_since, first * BLOCK, last * BLOCK)
     ]
-    return _Ahead(tuple([end for end, _ in found]), tuple([rate for _, rate in found]))
+    return tuple([end for end, _ in found]), tuple([rate for _, rate in found])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

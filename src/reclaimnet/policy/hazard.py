@@ -9,10 +9,12 @@ is known, neither is. Nothing is ever judged on what it was learned from.
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
+from operator import itemgetter
 from typing import Final
 
 from reclaimnet.model.market import Outlook, Terms, weekday
@@ -39,6 +41,8 @@ SHORT_OF: Final = 20.0
 """Before any reclaim is seen, one in twenty is taken to come with too little notice."""
 LONGEST_SPELL: Final = 7 * DAY
 """A span longer than this is taken in pieces."""
+COURSES: Final = 4096
+"""Courses of rates that are kept: of some hundred nodes, each as long as its outlook holds."""
 
 VARIANTS: Final = ((False, False), (True, False), (False, True), (True, True))
 """(uses age, uses hour), from plain to rich."""
@@ -229,23 +233,54 @@ def expected_life(
     closes = terms.closes_after(now) if terms.declared else None
     end = now + horizon if closes is None else min(now + horizon, closes)
     alive, hours = 1.0, 0.0
-    level, by_age, by_hour = outlook.rate_per_h, outlook.by_age, outlook.by_hour
-    if not by_age and not by_hour:
-        # Only as fine as the outlook is: one stretch.
-        stretches: Iterable[tuple[int, int, int, int]] = ((now, end, 0, 0),) if now < end else ()
-    else:
-        stretches = spells(lent_since, now, end)
-    exp = math.exp
-    for at, until, age, block in stretches:
-        rate, length = level, (until - at) / HOUR
-        if by_age:
-            rate *= by_age[age]
-        if by_hour:
-            rate *= by_hour[block]
-        left = exp(-rate * length)
-        hours += alive * ((1 - left) / rate if rate > 1e-9 else length)
+    for since, until, rate, left, lasting in _course(outlook, lent_since, now, end):
+        if since < now or until > end:
+            length = (min(until, end) - max(since, now)) / HOUR
+            left, lasting = _outlived(rate, length)
+        hours += alive * lasting
         alive *= left
     return hours, alive if end == now + horizon else 0.0
+
+
+def _course(
+    outlook: Outlook, lent_since: int, begin: int, end: int
+) -> Sequence[tuple[int, int, float, float, float]]:
+    """The stretches between begin and end over which the rate stays the same, the first and the
+    last of them perhaps longer: since, until, the rate, and what that means for all of it."""
+    if begin >= end:
+        return ()
+    if not outlook.by_age and not outlook.by_hour:
+        # Only as fine as the outlook is.
+        rate = outlook.rate_per_h
+        return ((begin, end, rate, *_outlived(rate, (end - begin) / HOUR)),)
+    course = _blocks(outlook, lent_since, begin // BLOCK, -(-end // BLOCK))
+    first = bisect_right(course, begin, key=itemgetter(1))
+    return course[first : bisect_left(course, end, key=itemgetter(0))]
+
+
+@lru_cache(maxsize=COURSES)
+def _blocks(
+    outlook: Outlook, lent_since: int, first: int, last: int
+) -> tuple[tuple[int, int, float, float, float], ...]:
+    """Over whole blocks, since many moments fall into the same."""
+    return tuple(
+        (since, until, rate, *_outlived(rate, (until - since) / HOUR))
+        for since, until, rate in rates(outlook, lent_since, first * BLOCK, last * BLOCK)
+    )
+
+
+def rates(
+    outlook: Outlook, lent_since: int, begin: int, end: int
+) -> Iterator[tuple[int, int, float]]:
+    """Stretches, and the reclaims an hour over each."""
+    for since, until, age, block in spells(lent_since, begin, end):
+        yield since, until, _rate(outlook, age, block)
+
+
+def _outlived(rate: float, hours: float) -> tuple[float, float]:
+    """The chance that a loan lasts for so many hours, and how many of them on average."""
+    left = math.exp(-rate * hours)
+    return left, (1 - left) / rate if rate > 1e-9 else hours
 
 
 def age_bin(age: int) -> int:

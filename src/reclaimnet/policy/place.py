@@ -79,7 +79,9 @@ class Candidate:
     path_bps: int = 0
     """Bytes per second from the asker to it; 0 if unknown."""
     stranded: bool = False
-    """Nobody who has the job's state can send it, and it is worth waiting for."""
+    """Nobody who has the job's state can send it there, and it is worth waiting for."""
+    cut_off: bool = False
+    """Nothing can get there from where the job runs."""
     slowdown: float = 1.0
     """By what all that talk on its links, this job among them, would be slower if it came there."""
 
@@ -216,8 +218,10 @@ def objection_to(need: Need, candidate: Candidate) -> str:
         return "to be avoided"
     if not card.gpus:
         return "lends nothing"
+    if candidate.cut_off:
+        return "cannot fetch anything from where the job runs"
     if candidate.stranded and need.vacant_now and need.grace is None:
-        return "nobody who holds the job's checkpoint lends at the moment"
+        return "nobody who holds the job's checkpoint can send it there now"
     if not need.vacant_now:
         if card.deadline is not None:
             return "is being reclaimed"

@@ -75,6 +75,17 @@ class Topology:
         """The links from source to target, each with its rate; empty if there is no way."""
         return _path(self, source, target)
 
+    def leads(self, source: NodeId, target: NodeId) -> bool:
+        """Whether something can get from source to target; of nodes that are not in the plan it is
+        taken to be so."""
+        known = source in self.nodes and target in self.nodes
+        return not known or source == target or bool(self.path(source, target))
+
+    @property
+    def has_barriers(self) -> bool:
+        """Whether there are nodes between which there is no way."""
+        return any(spot.nat for spot in self.nodes.values())
+
     def out_of(self, node: NodeId) -> tuple[LinkId, ...]:
         """The links that all of a node's traffic to other buildings crosses, wherever it goes."""
         spot = self.nodes[node]

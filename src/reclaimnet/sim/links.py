@@ -61,6 +61,10 @@ class Links:
         self._share(flow)
         return lambda: self._remove(key)
 
+    def lead(self, source: NodeId, target: NodeId) -> bool:
+        """Whether there is a way from one to the other."""
+        return bool(self._path(source, target))
+
     def last(self) -> int:
         """The number of the transfer that was begun last."""
         return self._next

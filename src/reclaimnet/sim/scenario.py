@@ -22,6 +22,8 @@ class SimNode:
     speed: float
     uplink_bps: int
     terms: Terms
+    nat: bool = False
+    """It reaches others, but cannot be reached from another building."""
 
     def offer(self) -> Offer:
         gpus = tuple(
@@ -85,7 +87,7 @@ class Scenario:
     def topology(self) -> Topology:
         return Topology(
             nodes={
-                node.id: Spot(building=node.building, uplink_bps=node.uplink_bps)
+                node.id: Spot(building=node.building, uplink_bps=node.uplink_bps, nat=node.nat)
                 for node in self.nodes
             },
             buildings=dict(self.buildings),
@@ -95,6 +97,68 @@ class Scenario:
 
 def in_rank(happenings: Sequence[Happening]) -> tuple[Happening, ...]:
     return tuple(sorted(happenings, key=lambda h: (h.at, h.node, h.kind, h.gpus)))
+
+
+def played_out(scenario: Scenario) -> Scenario:
+    """The same loans and endings, but the hours and maintenance that providers have declared are
+    happenings: for whoever keeps no calendar."""
+    by_node: dict[NodeId, list[Happening]] = {node.id: [] for node in scenario.nodes}
+    for happening in scenario.happenings:
+        by_node[happening.node].append(happening)
+    return replace(
+        scenario,
+        nodes=tuple(
+            replace(node, terms=replace(node.terms, hours=(), maintenance=()))
+            for node in scenario.nodes
+        ),
+        happenings=in_rank(
+            [
+                happening
+                for node in scenario.nodes
+                for happening in (
+                    _by_calendar(node, by_node[node.id], scenario.until)
+                    if node.terms.declared
+                    else by_node[node.id]
+                )
+            ]
+        ),
+    )
+
+
+def _by_calendar(node: SimNode, happenings: Sequence[Happening], until: int) -> list[Happening]:
+    """What comes of one node's happenings: its provider lends only at the declared hours, and the
+    loan stands until it is asked back while it lasts, or the machine crashes."""
+    found: list[Happening] = []
+    lends = False
+    turn: Happening | None = None
+    """What the calendar does next."""
+    for happening in (*happenings, Happening(at=until, node=node.id, kind=Kind.CRASH)):
+        while turn is not None and turn.at < happening.at:
+            found.append(turn)
+            lends = turn.kind == Kind.LEND
+            turn = _closes(node, turn.at) if lends else _opens(node, turn.at + turn.grace)
+        if happening.kind == Kind.LEND:
+            lends = node.terms.lends_at(happening.at)
+            found += [happening] if lends else []
+            turn = _closes(node, happening.at) if lends else _opens(node, happening.at)
+        elif happening.kind == Kind.CRASH or lends:
+            found.append(happening)
+            if not happening.gpus:
+                lends, turn = False, None
+    return found[:-1]
+
+
+def _opens(node: SimNode, after: int) -> Happening | None:
+    opens = node.terms.opens_after(after)
+    return None if opens is None else Happening(at=opens, node=node.id, kind=Kind.LEND)
+
+
+def _closes(node: SimNode, lent_at: int) -> Happening | None:
+    closes = node.terms.closes_after(lent_at)
+    if closes is None:
+        return None
+    at = max(closes - node.terms.notice, lent_at + 1)
+    return Happening(at=at, node=node.id, kind=Kind.RECLAIM, grace=closes - at)
 
 
 def unannounced(scenario: Scenario) -> Scenario:

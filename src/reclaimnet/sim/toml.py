@@ -1,4 +1,4 @@
-"""A scenario as a TOML file: nodes, what providers do, and jobs.
+"""A scenario as a TOML file: nodes, what providers do, and jobs. It begins on a Monday at midnight.
 
 days = 2
 seed = 7
@@ -11,6 +11,9 @@ building = "b0"
 gpus = 2
 uplink = "1G"
 notice = "60s"
+nat = true           # if it cannot be reached from another building
+hours = ["mon-fri 18:00-08:00", "sat,sun 00:00-24:00"]
+maintenance = ["26h/30h"]
 
 [[happenings]]
 at = "1h"
@@ -26,15 +29,18 @@ state = "4G"
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from reclaimnet.errors import BadConfig
-from reclaimnet.model.market import JobId, NodeId, Terms
+from reclaimnet.model.hours import parse_hours
+from reclaimnet.model.market import JobId, Maintenance, NodeId, Terms
 from reclaimnet.model.units import DAY, MINUTE, SECOND, parse_duration, parse_rate, parse_size
+from reclaimnet.sim.campus import MONDAY
 from reclaimnet.sim.scenario import Happening, Kind, Scenario, SimJob, SimNode, in_rank
 
+T = TypeVar("T")
 _HEADER: Final = re.compile(r"\s*\[{1,2}\s*([^\[\]]+?)\s*\]{1,2}\s*(#.*)?")
 _KEY: Final = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=")
 _AT_LINE: Final = re.compile(r"\(at line (\d+), column \d+\)")
@@ -42,7 +48,18 @@ MAX_NUMBER: Final = 1e12
 KEYS: Final = {
     "": ("name", "days", "seed", "buildings", "nodes", "happenings", "jobs"),
     "building": ("uplink",),
-    "node": ("id", "provider", "building", "gpus", "speed", "uplink", "notice"),
+    "node": (
+        "id",
+        "provider",
+        "building",
+        "gpus",
+        "speed",
+        "uplink",
+        "notice",
+        "nat",
+        "hours",
+        "maintenance",
+    ),
     "happening": ("at", "node", "kind", "gpus", "grace", "repair"),
     "job": ("id", "at", "gpus", "hours", "state", "pause", "load"),
 }
@@ -94,6 +111,22 @@ class _Entry:
             return default
         try:
             return parse_duration(str(value))
+        except ValueError as error:
+            raise self.bad(key, f"{key}: {error}") from error
+
+    def flag(self, key: str) -> bool:
+        value = self.values.get(key, False)
+        if not isinstance(value, bool):
+            raise self.bad(key, f"{key} = {value!r}; expected true or false")
+        return value
+
+    def spans(self, key: str, parse: Callable[[str], T]) -> list[T]:
+        """A list of spans of time, each read by `parse`, which says what it expected."""
+        values = self.values.get(key, [])
+        if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+            raise self.bad(key, f"{key} = {values!r}; expected a list of spans of time in quotes")
+        try:
+            return [parse(each) for each in values]
         except ValueError as error:
             raise self.bad(key, f"{key}: {error}") from error
 
@@ -189,8 +222,8 @@ def read_scenario(text: str, *, file: str) -> Scenario:
     jobs = [_job(entry, index, most) for index, entry in enumerate(source.listed("jobs", "job"))]
     return Scenario(
         name=str(top.values.get("name", file)),
-        start=0,
-        until=until,
+        start=MONDAY,
+        until=MONDAY + until,
         nodes=tuple(known.values()),
         happenings=in_rank(happenings),
         jobs=tuple(sorted(jobs, key=lambda job: (job.submitted_at, job.id))),
@@ -214,8 +247,24 @@ def _node(entry: _Entry, buildings: Mapping[str, int]) -> SimNode:
         gpus=entry.count("gpus", 1),
         speed=entry.number("speed", 1.0),
         uplink_bps=entry.rate("uplink"),
-        terms=Terms(notice=entry.duration("notice", MINUTE)),
+        nat=entry.flag("nat"),
+        terms=Terms(
+            notice=entry.duration("notice", MINUTE),
+            hours=tuple(each for span in entry.spans("hours", parse_hours) for each in span),
+            maintenance=tuple(entry.spans("maintenance", _maintenance)),
+        ),
     )
+
+
+def _maintenance(text: str) -> Maintenance:
+    begins, slash, ends = text.partition("/")
+    expected = 'expected FROM/TO since the scenario began, for example "26h/30h"'
+    if not slash:
+        raise ValueError(f"{text!r} is no span of time; {expected}")
+    first, last = parse_duration(begins.strip()), parse_duration(ends.strip())
+    if first >= last:
+        raise ValueError(f"{text!r} ends before it begins; {expected}")
+    return Maintenance(begins=MONDAY + first, ends=MONDAY + last)
 
 
 def _happening(entry: _Entry, nodes: Mapping[NodeId, SimNode]) -> Happening:
@@ -230,7 +279,7 @@ def _happening(entry: _Entry, nodes: Mapping[NodeId, SimNode]) -> Happening:
     if not isinstance(gpus, list) or any(gpu not in range(nodes[node].gpus) for gpu in gpus):
         raise entry.bad("gpus", f"gpus = {gpus}; {node} has 0 to {nodes[node].gpus - 1}")
     return Happening(
-        at=entry.duration("at", None),
+        at=MONDAY + entry.duration("at", None),
         node=node,
         kind=Kind(kind),
         gpus=tuple(gpus),
@@ -250,7 +299,7 @@ def _job(entry: _Entry, index: int, most: int) -> SimJob:
         raise entry.bad("state", f"state: {error}") from error
     return SimJob(
         id=JobId(str(entry.values.get("id", f"j{index:05d}"))),
-        submitted_at=entry.duration("at", 0),
+        submitted_at=MONDAY + entry.duration("at", 0),
         gpus=gpus,
         seconds=max(round(entry.number("hours", None) * 3600), 1),
         state_bytes=state,

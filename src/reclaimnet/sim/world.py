@@ -926,6 +926,8 @@ class SimWorld:
                 continue
             if not self._serves(other) or not machine.connected:
                 continue
+            if not self.links.lead(source, machine.body.node):
+                continue
             self._transfer(machine, order, source, other.vault[order.manifest])
             return
         failed = ev.PullFailed(

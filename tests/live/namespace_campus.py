@@ -41,6 +41,15 @@ class NamespaceCampus:
             env=self._env,
         )
 
+    @property
+    def nats_url(self) -> str:
+        return str(self._left["nats_url"])
+
+    @property
+    def agent_env(self) -> dict[str, str]:
+        """What an agent that is started by other means needs to know."""
+        return {**self._env, "RECLAIMNET_NATS__TOKEN": self._left["nats_token"]}
+
     def await_vacant(self, host: str, gpus: int) -> None:
         def all_vacant() -> bool:
             cards = [node.card for node in self.gateway.nodes()]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from reclaimnet.engine.conductor import BOUND_SHARE, PATIENCE, SETTLE, STAYS, Conductor
+from reclaimnet.engine.conductor import PATIENCE, SETTLE, STAYS, Conductor
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.page import wait_before
@@ -74,7 +74,7 @@ def test_jobs_that_come_together_are_planned_once_and_told_why() -> None:
     assert told[A].period == told[B].period
     apart = (told[B].anchor - told[A].anchor) % told[A].period
     assert 131 * MILLISECOND <= apart <= told[A].period - 131 * MILLISECOND
-    assert told[A].bound == told[A].period // BOUND_SHARE
+    assert told[A].bound == told[A].period
     assert any(isinstance(order, ExplainLink) for order in orders)
     assert conductor.next_wake() is None
 
@@ -238,6 +238,30 @@ def test_one_late_iteration_is_chance_and_not_drift() -> None:
     for _ in range(PATIENCE - 1):
         made.next()
     assert made.conductor.replans == 1
+
+
+def test_free_jobs_that_drift_into_each_other_are_planned_for_anew_but_not_again_and_again() -> (
+    None
+):
+    conductor = Conductor(links=[replace(LINK, ranked=True)])
+    half = 168 * MILLISECOND
+    conductor.handle(seen(A), 0)
+    conductor.handle(replace(seen(B), begins_at=half), 0)
+    made = Band(conductor, {A: 336 * MILLISECOND, B: 336 * MILLISECOND})
+    made.ready[B] += half
+    made.obey(plan(conductor))
+    assert not made.held
+    for _ in range(20):
+        made.next()
+    assert conductor.replans == 1
+    made.periods[B] = 380 * MILLISECOND
+    since = made.counts[B]
+    while conductor.replans == 1:
+        made.next()
+        assert made.counts[B] - since <= PATIENCE + 2
+    for _ in range(400):
+        made.next()
+    assert conductor.replans <= 8
 
 
 @pytest.mark.parametrize("late", [0.1, 0.3, 0.45, 0.7, 0.9])

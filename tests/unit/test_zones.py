@@ -43,3 +43,17 @@ def test_a_zone_that_is_named_goes_before_the_plan() -> None:
     assert _zone_of(NodeId("lab1"), None, None) == "campus"
     with pytest.raises(UsageError, match="zone's name"):
         _zone_of(NodeId("lab1"), "a zone", None)
+
+
+def test_a_plan_says_which_links_serve_packets_by_their_level() -> None:
+    text = """
+    [buildings.east]
+    uplink = "1G"
+    ranked = true
+    [nodes.a]
+    building = "east"
+    uplink = "200M"
+    """
+    links = parse_topology(text, file="plan.toml").stretches()["building east"]
+    assert {link.id for link in links if link.ranked} == {"east up", "east down"}
+    assert {link.id for link in links if not link.ranked} == {"a up", "a down"}

@@ -56,6 +56,8 @@ from reclaimnet.sdk.image import IMAGE
 
 WORKERS: Final = 8
 """Saves, pulls and restores under way at once on this node."""
+LISTENERS: Final = 4
+"""Jobs whose traffic is listened to at a time."""
 LOG_QUEUE: Final = 1024
 """Pieces of output waiting to be sent; what comes on top is dropped, and the log says so."""
 MAY_READ_PATIENCE_S: Final = 3.0
@@ -180,7 +182,7 @@ class LiveWorld:
         self._paces: dict[TransferId, int] = {}
         """What transfers from here are held to."""
         self._watching_sendings = False
-        self._listening = ThreadPoolExecutor(1, "reclaimnet-listen")
+        self._listening = ThreadPoolExecutor(LISTENERS, "reclaimnet-listen")
         self._holding = Holding(self.runner, guard, self._listening, clock.monotonic)
         self.watch = Watch(
             self._read_memory,
@@ -885,7 +887,7 @@ class LiveWorld:
             self._guard.hold_to(_transfer_of(sending), rate, connections, otherwise=here)
 
     async def _listen(self, order: od.Listen) -> None:
-        """One job at a time: it is a thread that does little but look at the clock."""
+        """A few jobs at a time: each is a thread that does little but look at the clock."""
         try:
             samples = await self._loop.run_in_executor(
                 self._listening, self._holding.hear, order, lambda: self._closed

@@ -38,9 +38,9 @@ from reclaimnet.model.rhythm import (
     Unleash,
 )
 from reclaimnet.model.units import MICROSECOND, MILLISECOND, MINUTE, SECOND, show_duration
-from reclaimnet.policy.detect import at_period, changed
+from reclaimnet.policy.detect import CHANGED, at_period, changed
 from reclaimnet.policy.pace import PlanPaces, least_rate_first
-from reclaimnet.policy.precede import levels
+from reclaimnet.policy.precede import bound
 from reclaimnet.policy.rotate import beside_rhythms, gaps, relieve, rotate, slowdown
 from reclaimnet.policy.view import view
 
@@ -62,12 +62,11 @@ LATE_SHARE: Final = 40
 """An iteration later than 1/LATE_SHARE of its period (or than the slack) is late."""
 QUIET_ITERATIONS: Final = 2
 """After a new plan, its iterations are given this long to settle."""
-BOUND_SHARE: Final = 1
-"""One iteration waits at most 1/BOUND_SHARE of its period. All of it: a job that comes to its
-place by degrees meets every neighbour on the way."""
-FIRST_BOUND_SHARE: Final = 50
-"""The one that goes before all others waits at most 1/FIRST_BOUND_SHARE of its period: if it loses
-its place, the others make room where it is."""
+MEETS_AGAIN: Final = 4
+"""Those that lay well by themselves may drift into each other: a free job that meets others in
+PATIENCE iterations in a row is planned for anew, after twice MEETS_AGAIN iterations once more, and
+so on until MEETS_SELDOM: some links are just too full."""
+MEETS_SELDOM: Final = 256
 KEPT_MARKS: Final = 8
 KEPT_SAMPLES: Final = 8
 CLOCK_DRIFT: Final = 50e-6
@@ -118,6 +117,8 @@ class _Player:
     late: int = 0
     quiet_until: int = 0
     """The iteration from which on lateness counts again."""
+    meets_again: int = MEETS_AGAIN
+    """Of a free job: after so many iterations meeting others is news again."""
     level: int = 0
     """High priority never waits for low, not even when low comes late or runs free."""
     told: dict[NodeId, Shift | Shape | Unleash] = field(default_factory=dict)
@@ -128,6 +129,11 @@ class _Player:
     left: int = 0
     move_cost: int | None = None
     """As its node reckons them; see RhythmSeen."""
+
+    def begin_anew(self) -> None:
+        """Its iterations are counted from another beginning."""
+        self.marks.clear()
+        self.quiet_until = 0
 
 
 @dataclass(slots=True)
@@ -308,7 +314,7 @@ class Conductor:
                 self._soon(rhythm, now)
         elif player.rhythm != rhythm or player.node != node or player.members != members:
             if player.node != node:
-                player.marks.clear()
+                player.begin_anew()
             player.node = node
             player.told = {node: told for node, told in player.told.items() if node in members}
             if event.begins_at is not None:
@@ -345,7 +351,7 @@ class Conductor:
             player.rhythm = replace(player.rhythm, links=_all_links(player.members))
             if player.node == event.node:
                 player.node = min(player.members)
-                player.marks.clear()
+                player.begin_anew()
             gone = player.told.pop(event.node, None)
             return [] if gone is None else [Unleash(node=event.node, job=job)]
         del self._players[job]
@@ -366,7 +372,10 @@ class Conductor:
             # It began anew, or a message came twice.
             if mark.began <= player.marks[-1].began:
                 return
-            player.marks.clear()
+            player.begin_anew()
+        if player.marks:
+            done = mark.count - player.marks[-1].count
+            player.left = max(0, player.left - done * player.rhythm.period)
         player.marks.append(mark)
         player.heard = now
         if self._replan_at is None and event.count >= player.quiet_until:
@@ -383,6 +392,10 @@ class Conductor:
             other = changed(player.rhythm, took)
             if other is not None and other.period < player.rhythm.period:
                 player.rhythm = other
+                self._soon(player.rhythm, now)
+            elif _meets(player):
+                player.meets_again = min(2 * player.meets_again, MEETS_SELDOM)
+                player.quiet_until = player.marks[-1].count + player.meets_again
                 self._soon(player.rhythm, now)
             return
         period = rotation.period
@@ -443,9 +456,9 @@ class Conductor:
             current=current,
             running=[job for job, player in affected.items() if player.marks],
             previous=self.plan,
+            left={job: player.left for job, player in affected.items()},
         )
         self.replans += 1
-        ranks = levels((player.rhythm for player in affected.values()), self.links)
         orders: list[RhythmOrder] = []
         for job, player in affected.items():
             round_ = self.plan.round_of(job)
@@ -454,10 +467,10 @@ class Conductor:
                 player.anchor = now + player.rotation.shift
                 self._origins[job] = now
             player.late = 0
-            player.quiet_until = (
-                player.marks[-1].count + QUIET_ITERATIONS + 1 if player.marks else 0
-            )
-            player.level = ranks[job]
+            if player.marks:
+                settled = player.marks[-1].count + QUIET_ITERATIONS + 1
+                player.quiet_until = max(settled, player.quiet_until)
+            player.level = 0 if round_ is None else round_.levels.get(job, 0)
             orders += self._tell(player, now)
         for one in self.plan.rounds:
             old = before.get(one.rhythms)
@@ -500,8 +513,8 @@ class Conductor:
         anchor = player.anchor + self._offset(node)
         period = rotation.period
         error = self.clock_error(node, now)
+        round_ = self.plan.round_of(rotation.job)
         if player.rhythm.hold is Hold.SHAPED:
-            round_ = self.plan.round_of(rotation.job)
             late = 0 if round_ is None else round_.slack
             return Shape(
                 node=node,
@@ -517,17 +530,9 @@ class Conductor:
             job=rotation.job,
             anchor=anchor,
             period=period,
-            bound=period // (FIRST_BOUND_SHARE if self._is_first(player) else BOUND_SHARE),
+            bound=bound(rotation, () if round_ is None else round_.rhythms),
             error=error,
             level=player.level,
-        )
-
-    def _is_first(self, player: _Player) -> bool:
-        """Whether all others in its round have a lower priority, and there are others."""
-        round_ = self.plan.round_of(player.rhythm.job)
-        others = [] if round_ is None else [r for r in round_.rhythms if r.job != player.rhythm.job]
-        return bool(others) and all(
-            r.priority < player.rhythm.priority and r.hold is not Hold.FIXED for r in others
         )
 
     # --- links on which not all fit ----------------------------------------------------------
@@ -602,6 +607,13 @@ def _took(player: _Player) -> list[int]:
                 took = min(took, after.talked - mark.began + talk)
             found.append(took)
     return found
+
+
+def _meets(player: _Player) -> bool:
+    """Whether its last iterations all took longer than they do alone, for whatever reason."""
+    took = [b.ready - a.began for a, b in pairwise(player.marks) if b.count == a.count + 1]
+    last = took[-PATIENCE:]
+    return len(last) == PATIENCE and min(last) > player.rhythm.period * (1 + CHANGED)
 
 
 def _all_links(members: Mapping[NodeId, tuple[LinkId, ...]]) -> tuple[LinkId, ...]:

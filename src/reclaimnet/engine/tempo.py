@@ -29,9 +29,18 @@ LISTEN_AGAIN: Final = MINUTE
 """A job in which no rhythm was found is listened to again after this, and after twice that, and so
 on until LISTEN_SELDOM."""
 LISTEN_SELDOM: Final = 16 * MINUTE
-MUTE_FOR: Final = 20 * SECOND
-"""A job that has marked no iteration for so long does not mark any, and is listened to all the
-same where its traffic can be held to slots."""
+MUTE_FOR: Final = 5 * SECOND
+"""A job that has marked no iteration for so long may not mark any, and is listened to all the same
+where its traffic can be held to slots: for FIRST_LISTENED, for twice that after MUTE_AGAIN, and so
+on, each up to its own limit."""
+FIRST_LISTENED: Final = 5 * SECOND // 2
+MUTE_AGAIN: Final = 5 * SECOND
+CHECK_EVERY: Final = 5 * SECOND
+"""Only its traffic tells whether a job that marks nothing keeps its rhythm: so often it is listened
+to for CHECKED of its periods."""
+CHECKED: Final = 6
+DOUBTED: Final = 2
+"""So often in a row nothing is heard of a known rhythm before it is taken to be gone."""
 TELL_EVERY: Final = 5 * SECOND
 """Rhythms are told again so often: another may conduct now."""
 SHORT_PERIOD: Final = 20 * MILLISECOND
@@ -50,6 +59,9 @@ class _Player:
     marks: deque[ev.Iterated] = field(default_factory=lambda: deque(maxlen=KEPT_MARKS))
     listen_at: int = 0
     listen_wait: int = LISTEN_AGAIN
+    listens_for: int = FIRST_LISTENED
+    """Of a job that marks nothing: how long, the next time."""
+    doubts: int = 0
     rhythm: Rhythm | None = None
     tell_at: int = 0
     rotation: tuple[object, ...] | None = None
@@ -117,13 +129,15 @@ class Tempo:
             player = self._players.get(job)
             if player is None or player.epoch != epoch:
                 player = self._players[job] = _Player(epoch=epoch, priority=priority)
-                player.listen_at = now + MUTE_FOR
+                player.listen_at, player.listen_wait = now + MUTE_FOR, MUTE_AGAIN
             if player.marks:
                 continue
             if now >= player.listen_at:
-                player.listen_at = now + LONGEST + player.listen_wait
+                lasts = player.listens_for
+                player.listen_at = now + lasts + player.listen_wait
                 player.listen_wait = min(2 * player.listen_wait, LISTEN_SELDOM)
-                orders.append(Listen(job=job, epoch=epoch, lasts=LONGEST))
+                player.listens_for = min(2 * lasts, LONGEST)
+                orders.append(Listen(job=job, epoch=epoch, lasts=lasts))
             if player.rhythm is not None and now >= player.tell_at:
                 player.tell_at = now + TELL_EVERY
                 news.append(RhythmSeen(node=self.node, rhythm=player.rhythm))
@@ -139,6 +153,11 @@ class Tempo:
             return [], []
         found = detect(event.times, event.counts)
         if isinstance(found, Unrhythmic):
+            player.doubts += 1
+            if not player.marks and player.rhythm is not None and player.doubts < DOUBTED:
+                # It may be chance. The longer it is listened to, the surer.
+                player.listen_at, player.listens_for = now, LONGEST
+                return [], []
             rhythm = None
         elif player.marks:
             rhythm = self._rhythm(event.job, player, found)
@@ -154,9 +173,10 @@ class Tempo:
                 told.append(RhythmGone(job=event.job, node=self.node))
             return [self._explain(event.job, "none", why)], told
         player.tell_at = now + TELL_EVERY
+        player.doubts = 0
         if rhythm.hold is Hold.SHAPED:
-            # Whether it keeps to its slots only listening can tell.
-            player.listen_wait = LISTEN_AGAIN
+            player.listen_at, player.listen_wait = now + CHECK_EVERY, CHECK_EVERY
+            player.listens_for = min(max(CHECKED * rhythm.period, SHORTEST), LONGEST)
         begins = None if player.marks or isinstance(found, Unrhythmic) else found.began_at
         talk = sum(burst.length for burst in rhythm.bursts)
         text = f"every {show_duration(rhythm.period)} it talks for {show_duration(talk)}"

@@ -27,6 +27,8 @@ class Link:
     assumed: bool = False
     """Nobody has said what it carries: the rate is a guess, to which nothing is held that could go
     faster without being in the way of others."""
+    ranked: bool = False
+    """It serves packets by their level, as jobs that are conducted mark them."""
 
     @property
     def room(self) -> int:

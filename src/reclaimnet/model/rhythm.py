@@ -1,7 +1,8 @@
 """Rhythm: jobs that talk in bursts, how their bursts are laid side by side on links, and what the
 conductor hears and orders to keep them there."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -101,6 +102,9 @@ class Round:
     gap: float
     """How much less excess, as a share of capacity, the best rotations could have at most."""
     decision: Decision
+    levels: Mapping[JobId, int] = field(default_factory=dict)
+    """After how many others each is served where bursts meet all the same; those on one level
+    share. Not named: on the first."""
 
     def rotation(self, job: JobId) -> Rotation | None:
         return next((one for one in self.rotations if one.job == job), None)

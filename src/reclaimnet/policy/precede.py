@@ -4,12 +4,12 @@ Bursts that are served in an order part by themselves: who had to wait begins th
 later, and is out of the way from then on. Bursts that share a link end together, and meet again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link, LinkId
-from reclaimnet.model.rhythm import LEVELS, Rhythm
+from reclaimnet.model.rhythm import LEVELS, Hold, Rhythm, Rotation
 
 HARMLESS: Final = 0.015
 """Jobs that talk for less than this part of the time, all together, go along with the highest:
@@ -17,6 +17,12 @@ waiting for whole bursts would cost them much, letting them pass costs next to n
 MOST_SLOWED: Final = 3.0
 """Equal priorities are served in an order only if that leaves the last of them 1/MOST_SLOWED of
 what it asks for; else they share."""
+FIRST_BOUND_SHARE: Final = 50
+"""The one that goes before all others waits at most 1/FIRST_BOUND_SHARE of its period: if it loses
+its place, the others make room where it is."""
+
+Order = Mapping[JobId, int]
+"""After how many others each is served."""
 
 
 def levels(rhythms: Iterable[Rhythm], links: Iterable[Link]) -> dict[JobId, int]:
@@ -45,6 +51,56 @@ def levels(rhythms: Iterable[Rhythm], links: Iterable[Link]) -> dict[JobId, int]
                 ahead = [*ahead, rhythm]
         before = [*before, *equals]
     return found
+
+
+def by_class(rhythms: Sequence[Rhythm]) -> Order:
+    """Higher priorities first, equals share."""
+    classes = sorted({r.priority for r in rhythms}, reverse=True)
+    return {r.job: min(classes.index(r.priority), LEVELS - 1) for r in rhythms}
+
+
+def in_turn(rhythms: Sequence[Rhythm], *, by: Callable[[Rhythm], float]) -> Order:
+    """Higher priorities first, and equals one after the other, however little that leaves the
+    last."""
+    ranked = sorted(rhythms, key=lambda r: (-r.priority, by(r), r.job))
+    return {r.job: min(place, LEVELS - 1) for place, r in enumerate(ranked)}
+
+
+def letting_pass(rhythms: Sequence[Rhythm], orders: Iterable[Order]) -> list[Order]:
+    """The same orders, but with some of the lower priorities before all others: those that talk
+    the least of their time, one, two, and so on."""
+    highest = max(r.priority for r in rhythms)
+    lower = sorted((r for r in rhythms if r.priority < highest), key=lambda r: (r.duty, r.job))
+    found: list[Order] = []
+    for order in orders:
+        for many in range(1, len(lower) + 1):
+            ahead = {r.job for r in lower[:many]}
+            rank = {
+                job: 0 if job in ahead else min(level + 1, LEVELS - 1)
+                for job, level in order.items()
+            }
+            if rank not in found:
+                found.append(rank)
+    return found
+
+
+def duty(rhythm: Rhythm) -> float:
+    return rhythm.duty
+
+
+def talk(rhythm: Rhythm) -> float:
+    return sum(burst.length for burst in rhythm.bursts)
+
+
+def bound(rotation: Rotation, rhythms: Sequence[Rhythm]) -> int:
+    """How long one iteration waits for its place at most. All of its period: a job that comes there
+    by degrees meets every neighbour on the way."""
+    (own,) = (r for r in rhythms if r.job == rotation.job)
+    others = [r for r in rhythms if r is not own]
+    first = bool(others) and all(
+        r.priority < own.priority and r.hold is not Hold.FIXED for r in others
+    )
+    return rotation.period // FIRST_BOUND_SHARE if first else rotation.period
 
 
 def _harmless(ranked: Sequence[Rhythm]) -> list[Rhythm]:

@@ -27,6 +27,8 @@ from reclaimnet.model.rhythm import (
 )
 from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.model.work import Decision
+from reclaimnet.policy.precede import levels
+from reclaimnet.policy.weigh import MOST_PLAYED, weigh
 
 SLOTS: Final = 840
 """Slots of a round: divisible by every number of iterations up to MAX_MULTIPLE."""
@@ -75,6 +77,8 @@ class Rotate:
     slots: int = SLOTS
     nodes: int = 400
     """Steps of the exact search; beyond that the answer is a heuristic's, with its gap."""
+    played: int = MOST_PLAYED
+    """Jobs up to which ways are played through; beyond that mean values decide."""
 
     def __call__(
         self,
@@ -84,10 +88,14 @@ class Rotate:
         current: Mapping[JobId, int] | None = None,
         running: Collection[JobId] = (),
         previous: RotationPlan | None = None,
+        left: Mapping[JobId, int] | None = None,
     ) -> RotationPlan:
         """A plan for all; `current` says where iterations begin now (as nanoseconds after the
         origin), so that as little as possible is moved, the less so in a round where a job is
-        `running`. Rounds of `previous` in which nothing has changed are kept as they are."""
+        `running`, and so that what comes of it can be played through; `left` is how much work a
+        job has, where that is known. Rounds of `previous` in which nothing has changed are kept
+        as they are."""
+        links = tuple(links)
         capacity = {link.id: link.room for link in links}
         known = {r.rhythms: r for r in previous.rounds} if previous is not None else {}
         rounds = []
@@ -96,31 +104,52 @@ class Rotate:
             if old is not None and not any(r.job in (current or {}) for r in together):
                 rounds.append(old)
             else:
-                roomy = not any(r.job in running for r in together)
-                rounds.append(self._round(together, capacity, current or {}, roomy=roomy))
+                here = [link for link in links if any(link.id in r.links for r in together)]
+                rounds.append(self._round(together, here, current or {}, running, left or {}))
         return RotationPlan(rounds=tuple(rounds))
 
     def _round(
         self,
         rhythms: tuple[Rhythm, ...],
-        capacity: Mapping[LinkId, int],
+        links: Sequence[Link],
         current: Mapping[JobId, int],
-        *,
-        roomy: bool,
+        running: Collection[JobId],
+        left: Mapping[JobId, int],
     ) -> Round:
+        capacity = {link.id: link.room for link in links}
         scene = _Scene(rhythms, capacity, headroom=self.headroom, margin=self.margin)
-        best: tuple[float, _Draft, _Placing] | None = None
-        tried = 0
+        roomy = not any(r.job in running for r in rhythms)
         nodes = self.nodes // _TRIED if len(rhythms) <= _SMALL else 0
+        found: list[tuple[float, _Draft, _Placing]] = []
         for draft in scene.drafts(_TRIED if len(rhythms) <= 2 * _SMALL else 2):
             placing = _place(scene, draft, current, roomy=roomy, slots=self.slots, nodes=nodes)
             cost = draft.cost + scene.excess_cost(draft, placing, self.slots)
-            tried += 1
-            if best is None or cost < best[0]:
-                best = cost, draft, placing
-        if best is None or best[0] >= scene.free_cost_of_all:
-            return _left_alone(scene, None if best is None else best[0])
-        return _describe(scene, best[1], best[2], best[0], self.slots, tried)
+            found.append((cost, draft, placing))
+        found.sort(key=lambda one: one[0])
+        order = levels(rhythms, links)
+        plays = self._plays(rhythms, links, current)
+        rounds = [
+            replace(_describe(scene, draft, placing, cost, self.slots, len(found)), levels=order)
+            for cost, draft, placing in found[: None if plays else 1]
+            if cost < scene.free_cost_of_all
+        ]
+        if rounds and not plays:
+            return rounds[0]
+        alone = replace(_left_alone(scene, found[0][0] if found else None), levels=order)
+        if not plays:
+            return alone
+        return weigh(rounds, alone, links, begins=current, running=running, left=left)
+
+    def _plays(
+        self, rhythms: Sequence[Rhythm], links: Sequence[Link], current: Mapping[JobId, int]
+    ) -> bool:
+        """Whether what comes of it can be foreseen: where links know no order, those that lie well
+        by chance drift into each other sooner or later, and who is held elsewhere is not ours."""
+        return (
+            1 < len(rhythms) <= self.played
+            and all(link.ranked for link in links)
+            and all(r.job in current and r.hold is not Hold.FIXED for r in rhythms)
+        )
 
 
 rotate: Final = Rotate()
@@ -129,7 +158,7 @@ WORTH: Final = 2.0
 and fro saves nobody anything."""
 MOST_TRIED: Final = 8
 """Jobs of a round of which it is worked out how the others would live without them."""
-_QUICK_LOOK: Final = Rotate(nodes=0)
+_QUICK_LOOK: Final = Rotate(nodes=0, played=0)
 
 
 # --- one plan for rhythms and transfers ----------------------------------------------------

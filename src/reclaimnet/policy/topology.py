@@ -52,6 +52,8 @@ class Topology:
     buildings: Mapping[str, int] = field(default_factory=dict)
     core_bps: int = 0
     """0: the core is never what limits."""
+    ranked: frozenset[str] = frozenset()
+    """The nodes and buildings whose links, and whether the core, serve packets by their level."""
 
     def zone(self, node: NodeId) -> str:
         """The same for everybody who reads the same plan. What is not in it belongs to the zone
@@ -128,13 +130,21 @@ def _stretches(topology: Topology) -> Mapping[str, tuple[Link, ...]]:
     found: dict[str, list[Link]] = {}
     for node, spot in sorted(topology.nodes.items()):
         here = found.setdefault(_stretch(spot), [])
-        here += [Link(id=LinkId(f"{node} {way}"), rate=spot.uplink_bps) for way in ("up", "down")]
+        here += _both_ways(topology, node, spot.uplink_bps)
     for building, rate in sorted(topology.buildings.items()):
         here = found.setdefault(f"building {building}", [])
-        here += [Link(id=LinkId(f"{building} {way}"), rate=rate) for way in ("up", "down")]
+        here += _both_ways(topology, building, rate)
     if topology.core_bps:
-        found[CORE] = [Link(id=LinkId(CORE), rate=topology.core_bps)]
+        ranked = CORE in topology.ranked
+        found[CORE] = [Link(id=LinkId(CORE), rate=topology.core_bps, ranked=ranked)]
     return {stretch: tuple(links) for stretch, links in found.items()}
+
+
+def _both_ways(topology: Topology, name: str, rate: int) -> list[Link]:
+    return [
+        Link(id=LinkId(f"{name} {way}"), rate=rate, ranked=name in topology.ranked)
+        for way in ("up", "down")
+    ]
 
 
 @lru_cache(maxsize=1 << 16)
@@ -200,10 +210,13 @@ def topology_of(table: Mapping[str, Any], *, file: str) -> Topology:
             nat=bool(entry.get("nat", False)),
         )
     core = table.get("core", {})
+    tables = (table.get("nodes", {}), table.get("buildings", {}), {CORE: core})
+    ranked = {name for some in tables for name, entry in some.items() if entry.get("ranked", False)}
     return Topology(
         nodes=nodes,
         buildings=buildings,
         core_bps=_rate(core, "rate", f"{file}: [core]", required=False),
+        ranked=frozenset(ranked),
     )
 
 

@@ -272,7 +272,7 @@ def _alone(pieces: tuple[Piece, ...], links: tuple[Link, ...]) -> Placing:
     return Placing(links={p.job: link.id for p, link in zip(pieces, links, strict=False)})
 
 
-_QUICK_LOOK: Final = Rotate(nodes=0)
+_QUICK_LOOK: Final = Rotate(nodes=0, played=0)
 _PASSES: Final = 3
 _PLACE: Final[dict[str, Callable[[tuple[Piece, ...], tuple[Link, ...]], Placing]]] = {
     "default": _by_count,
@@ -389,7 +389,12 @@ class _Stage:
                 self.live[p.job].hold = shift, period, period
                 self.live[p.job].static = True
             if self.conductor is not None:
-                seen = RhythmSeen(node=NodeId(link), rhythm=on_link(p, link), begins_at=self.now)
+                seen = RhythmSeen(
+                    node=NodeId(link),
+                    rhythm=on_link(p, link),
+                    begins_at=self.now,
+                    left=p.iterations * p.rhythm.period,
+                )
                 self._obey(self.conductor.handle(seen, self.now))
         if come and self.conductor is not None:
             # A job is admitted with its rotation: its first iteration begins under it.

@@ -59,6 +59,7 @@ from reclaimnet.sim.rhythm import (
     simulate,
     summary,
 )
+from reclaimnet.sim.rhythm_limit import least_lost
 
 LINK_RATE: Final = 25_000_000
 """200 Mbit/s, in bytes a second as they are on the wire."""
@@ -78,6 +79,8 @@ RECOVERED: Final = 1.08
 CALM: Final = 4
 """After so many iterations in which nobody meets anybody, drift has been recovered from."""
 
+_NOISE: Final = 0.002
+"""By less than this part a mix that was simulated is neither better nor worse."""
 _PORT: Final = 5601
 _JITTER: Final = 0.004
 _SECONDS: Final = 8.0
@@ -295,7 +298,7 @@ class _Play:
             else p
             for p in true
         ]
-        self.links = tuple(Link(id=LinkId(name), rate=LINK_RATE) for name in links)
+        self.links = tuple(Link(id=LinkId(name), rate=LINK_RATE, ranked=True) for name in links)
         self.placing = placing or place(contender, self.pieces, self.links)
         self.conductor = Conductor(links=self.links) if self.placing.conducted else None
         self.queue = [p for job in self.placing.queue for p in self.pieces if p.job == job]
@@ -433,7 +436,12 @@ class _Stage:
                 player.told = True
                 rhythm = on_link(player.piece, LinkId(player.link))
                 begins = start_at + player.piece.submitted
-                seen = RhythmSeen(node=NodeId(player.link), rhythm=rhythm, begins_at=begins)
+                seen = RhythmSeen(
+                    node=NodeId(player.link),
+                    rhythm=rhythm,
+                    begins_at=begins,
+                    left=player.piece.iterations * rhythm.period,
+                )
                 orders += conductor.handle(seen, now)
             count = player.words[Word.ITERATION]
             assert player.sockets is not None, "a conducted job is watched"
@@ -730,7 +738,7 @@ def simulated(*, seed: int, jobs: int) -> dict[str, Any]:
         mix = _random_mix(rng, most=jobs - made)
         made += len(mix.jobs)
         pieces = _pieces(mix, _SECONDS, rng)
-        own = [Link(id=LinkId(f"i{i}"), rate=LINK_RATE) for i in range(len(pieces))]
+        own = [Link(id=LinkId(f"i{i}"), rate=LINK_RATE, ranked=True) for i in range(len(pieces))]
         noise = rng.randrange(1 << 30)
         ideal, _ = simulate("ideal", pieces, own, rng=random.Random(noise))
         links = own[: mix.links]
@@ -741,8 +749,25 @@ def simulated(*, seed: int, jobs: int) -> dict[str, Any]:
                 runs, _ = simulate(name, pieces, links, rng=random.Random(noise))
             row["results"][name] = summary(pieces, runs, ideal, links=mix.links, rate=LINK_RATE)
         row["compatible"] = compatible(pieces, place("rotate", pieces, links), links)
+        row["unavoidable"] = _unavoidable(pieces, row["results"])
         rows.append(row)
-    return {"jobs": made, "mixes": len(rows), "results": _overall(rows), "bars": _bars(rows)}
+    worse = [row for row in rows if row["unavoidable"] is not None]
+    bars = {
+        **_bars(rows),
+        "mixes_with_higher_jct": len(worse),
+        "of_those_unavoidable": sum(row["unavoidable"] for row in worse),
+    }
+    return {"jobs": made, "mixes": len(rows), "results": _overall(rows), "bars": bars}
+
+
+def _unavoidable(pieces: Sequence[Piece], results: dict[str, Any]) -> bool | None:
+    """Of a mix in which rotate is worse than default by more than noise: whether everybody would
+    be who slows the highest down by no more than HIGH_MAY_LOSE. None of any other mix."""
+    rotated, default, ideal = (results[name]["jct"] for name in ("rotate", "default", "ideal"))
+    if rotated <= default * (1.0 + _NOISE):
+        return None
+    lost: int = round((default - ideal) * len(pieces) * SECOND)
+    return least_lost(pieces, up_to=lost) >= lost
 
 
 def _random_mix(rng: random.Random, *, most: int) -> Mix:

@@ -1,0 +1,105 @@
+"""Of several rounds, and of orders without any, which does these jobs the most good?
+
+A round that looks well on average may be worse than doing nothing for jobs that happen to lie well,
+or where not all fit. So each way is played through (`foresee`), and the best one is taken.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from reclaimnet.model.market import JobId
+from reclaimnet.model.moving import Link
+from reclaimnet.model.rhythm import Round
+from reclaimnet.policy.foresee import Floats, Way, foresee
+from reclaimnet.policy.precede import (
+    MOST_SLOWED,
+    bound,
+    by_class,
+    duty,
+    in_turn,
+    letting_pass,
+    talk,
+)
+
+MOST_PLAYED: Final = 16
+"""Jobs up to which ways are played through."""
+SPARED: Final = 0.0125
+"""The highest class is made slower by no more than this, compared with the way that is best for it:
+the headroom of its iterations, and a little."""
+SPENT: Final = 0.0175
+"""The same where all of them would else be slower than if nobody conducted."""
+FAVOUR: Final = 0.03
+"""Holding jobs to their places is preferred to leaving them to an order if it costs no more than
+this: on a real network bursts that meet disturb each other, in whichever order they are served."""
+GAIN: Final = 0.01
+"""But only if it is better than nothing by this: jobs that lie well by themselves are not moved."""
+
+
+def weigh(
+    rounds: Sequence[Round],
+    alone: Round,
+    links: Sequence[Link],
+    *,
+    begins: Mapping[JobId, int],
+    running: Collection[JobId],
+    left: Mapping[JobId, int],
+) -> Round:
+    """One of the rounds, or `alone`, with the order in which its jobs are served; the links serve
+    packets by their level."""
+    rhythms = alone.rhythms
+    rooms = {link.id: link.room for link in links}
+
+    def slow(ways: Sequence[Round]) -> Floats:
+        return foresee(
+            rhythms,
+            rooms,
+            [_way(one) for one in ways],
+            begins=begins,
+            running=running,
+            left=left,
+        )
+
+    highest = max(r.priority for r in rhythms)
+    top = np.array([r.priority == highest for r in rhythms])
+    orders = [
+        alone.levels,
+        by_class(rhythms),
+        in_turn(rhythms, by=duty),
+        in_turn(rhythms, by=talk),
+    ]
+    # The last one, nothing at all, is what the others are measured by.
+    ways = [*rounds, *(replace(alone, levels=order) for order in (*orders, {}))]
+    times = slow(ways)
+    high = times[:, top].mean(axis=1)
+    means = times.mean(axis=1)
+    unconducted = float(means[-1])
+    # Nobody is starved for the sake of the mean.
+    most = max(MOST_SLOWED, float(times[-1].max()))
+    allowed = (high <= high[:-1].min() + SPARED) & (times.max(axis=1) <= most)
+    allowed[-1] = False
+    held = np.arange(len(ways)) < len(rounds)
+    favoured = means - FAVOUR * (held & (means <= unconducted - GAIN))
+    best = int(np.argmin(np.where(allowed, favoured, np.inf)))
+    if means[best] > unconducted:
+        # All together would be slower than if nobody conducted: the highest gives a little.
+        passing = letting_pass(rhythms, orders)
+        if passing:
+            ways += [replace(alone, levels=order) for order in passing]
+            times = np.concatenate((times, slow(ways[-len(passing) :])))
+        allowed = times[:, top].mean(axis=1) <= high[:-1].min() + SPENT
+        best = int(np.argmin(np.where(allowed, times.mean(axis=1), np.inf)))
+    expected = (
+        f"played through, they take {times[best].mean():.3f} times as long as alone, "
+        f"{unconducted:.3f} times if nobody conducts"
+    )
+    chosen = ways[best]
+    decision = replace(chosen.decision, reasons=(*chosen.decision.reasons, expected))
+    return replace(chosen, decision=decision)
+
+
+def _way(one: Round) -> Way:
+    holds = {r.job: (r.shift, r.period, bound(r, one.rhythms)) for r in one.rotations}
+    return Way(holds=holds, levels=one.levels)

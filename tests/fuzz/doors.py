@@ -59,6 +59,7 @@ from reclaimnet.apps.gateway_desk import Submission
 from reclaimnet.apps.login import read_login
 from reclaimnet.apps.register import read_invitation
 from reclaimnet.errors import ReclaimNetError
+from reclaimnet.model.hours import parse_hours
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.page import PAGE_BYTES
 from reclaimnet.model.talk import parse_talk
@@ -563,7 +564,7 @@ def _spelled(text: str) -> None:
     """Whoever types it is told what is wrong with it, by a ValueError."""
     for parse in (
         *(parse_duration, parse_size, parse_talk, inline_tune),
-        *(calendar.parse_hours, calendar.parse_maintenance),
+        *(parse_hours, calendar.parse_maintenance),
     ):
         with contextlib.suppress(ValueError):
             parse(text)

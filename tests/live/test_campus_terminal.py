@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.live.campus import LiveCampus
-from tests.live.waiting import until
+from tests.live.waiting import WAIT_S, until
 
 from reclaimnet.apps.client import ask_local
 from reclaimnet.errors import Unavailable
@@ -98,4 +98,4 @@ def test_an_agents_door_is_open_before_the_campus_is_there(campus: LiveCampus) -
         until(lambda: ask_local(campus.config, "lab", StatusRequest()).ok, "it has joined")
     finally:
         agent.terminate()
-        agent.wait(30)
+        agent.wait(WAIT_S)

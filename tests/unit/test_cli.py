@@ -596,6 +596,7 @@ class FakeApp:
                     "preset": "campus54",
                     "days": None,
                     "compare": False,
+                    "which": "random",
                 },
             ),
         ),

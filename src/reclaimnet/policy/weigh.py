@@ -26,10 +26,10 @@ from reclaimnet.policy.precede import (
 
 MOST_PLAYED: Final = 16
 """Jobs up to which ways are played through."""
-SPARED: Final = 0.0125
+SPARED: Final = 0.0075
 """The highest class is made slower by no more than this, compared with the way that is best for it:
 the headroom of its iterations, and a little."""
-SPENT: Final = 0.0175
+SPENT: Final = 0.0125
 """The same where all of them would else be slower than if nobody conducted."""
 FAVOUR: Final = 0.03
 """Holding jobs to their places is preferred to leaving them to an order if it costs no more than

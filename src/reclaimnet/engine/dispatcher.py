@@ -169,12 +169,24 @@ class Dispatcher:
             self.foreign[record.id] = record
             self._foreign_at = self._foreign_at or now + FORSAKEN
             return [Tell(to=other, event=WorkForwarded(record=record))]
+        orders = self._stop_search(record.id)
         self.waiting[record.id] = record
         self._reports.set(record.id, now + REPORT_AFTER)
         self._rank[record.id] = self.suite.rank(record, self._gpus_of[record.spec.user])
         self._line_up(record)
         self._count(record, 1)
-        return self._place(now)
+        return orders + self._place(now)
+
+    def _stop_search(self, job: JobId) -> list[Order]:
+        """It was claimed and given back before our last question was answered: what comes of that
+        one is of no use any more."""
+        prober = self._searches.get(job)
+        if prober is None:
+            return []
+        if prober.asking is not None:
+            self._no_longer_asking(prober.asking)
+        del self._searches[job]
+        return _returned(prober)
 
     def _line_up(self, record: JobRecord) -> None:
         self._resting.drop(record.id)

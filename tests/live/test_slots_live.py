@@ -13,7 +13,7 @@ from reclaimnet.adapters.linux.testbed import GUEST_INTERFACE
 from reclaimnet.apps import bundle, testbed
 
 pytestmark = [
-    # A job that gets no processor when it wants it has no rhythm that could be heard.
+    # Beside other work the jobs were not heard in time in one of two runs; why is not known.
     pytest.mark.needs("quiet"),
     pytest.mark.needs("root"),
     pytest.mark.needs("netns"),

@@ -63,6 +63,7 @@ class Campus:
         vault: Vault,
         *,
         may_read: transfer.MayRead = lambda peer, job: True,
+        may_go_on: Callable[[str], bool] = lambda peer: True,
         pace: Pace | None = None,
         max_connections: int = 8,
     ) -> ChunkServer:
@@ -71,6 +72,7 @@ class Campus:
                 vault,
                 ca.server_context(self.credentials("server")),
                 may_read=may_read,
+                may_go_on=may_go_on,
                 pace=pace,
                 max_connections=max_connections,
             )
@@ -467,6 +469,22 @@ def test_only_who_may_read_a_job_gets_its_chunks(campus: Campus) -> None:
     assert target.usage().used_bytes == 0
     attempt(mine, "mine", friend)
     assert target.manifests(JobId("mine")) == [mine]
+
+
+def test_what_was_begun_ends_when_the_source_may_not_go_on(campus: Campus) -> None:
+    source, target = campus.vault("source"), campus.vault("target")
+    path = campus.image(chunks=6)
+    manifest = save(source, path)
+    allowed = iter((True, True))
+    closing = campus.serve(source, may_go_on=lambda peer: next(allowed, False))
+    context = campus.client()
+    with pytest.raises(Unavailable, match="broke off"):
+        pull(target, manifest=manifest, job=JOB, sources=[closing.address], context=context)
+    assert target.manifests(JOB) == []
+    assert target.usage().chunks <= 2
+    other = campus.serve(source)
+    pull(target, manifest=manifest, job=JOB, sources=[other.address], context=context)
+    assert same(target, manifest, path, campus.folder / "there")
 
 
 def test_no_room_is_said_before_anything_moves(campus: Campus) -> None:

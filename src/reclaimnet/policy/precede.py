@@ -21,7 +21,7 @@ FIRST_BOUND_SHARE: Final = 50
 """The one that goes before all others waits at most 1/FIRST_BOUND_SHARE of its period: if it loses
 its place, the others make room where it is."""
 
-Order = Mapping[JobId, int]
+Levels = Mapping[JobId, int]
 """After how many others each is served."""
 
 
@@ -53,25 +53,25 @@ def levels(rhythms: Iterable[Rhythm], links: Iterable[Link]) -> dict[JobId, int]
     return found
 
 
-def by_class(rhythms: Sequence[Rhythm]) -> Order:
+def by_class(rhythms: Sequence[Rhythm]) -> Levels:
     """Higher priorities first, equals share."""
     classes = sorted({r.priority for r in rhythms}, reverse=True)
     return {r.job: min(classes.index(r.priority), LEVELS - 1) for r in rhythms}
 
 
-def in_turn(rhythms: Sequence[Rhythm], *, by: Callable[[Rhythm], float]) -> Order:
+def in_turn(rhythms: Sequence[Rhythm], *, by: Callable[[Rhythm], float]) -> Levels:
     """Higher priorities first, and equals one after the other, however little that leaves the
     last."""
     ranked = sorted(rhythms, key=lambda r: (-r.priority, by(r), r.job))
     return {r.job: min(place, LEVELS - 1) for place, r in enumerate(ranked)}
 
 
-def letting_pass(rhythms: Sequence[Rhythm], orders: Iterable[Order]) -> list[Order]:
+def letting_pass(rhythms: Sequence[Rhythm], orders: Iterable[Levels]) -> list[Levels]:
     """The same orders, but with some of the lower priorities before all others: those that talk
     the least of their time, one, two, and so on."""
     highest = max(r.priority for r in rhythms)
     lower = sorted((r for r in rhythms if r.priority < highest), key=lambda r: (r.duty, r.job))
-    found: list[Order] = []
+    found: list[Levels] = []
     for order in orders:
         for many in range(1, len(lower) + 1):
             ahead = {r.job for r in lower[:many]}

@@ -49,6 +49,7 @@ from reclaimnet.apps.gateway_access import (
 )
 from reclaimnet.apps.gateway_desk import CURSOR, MAX_NAME, MAX_PAGE, Desk, Page, Story, Submission
 from reclaimnet.apps.gateway_output import Fetcher, Outputs
+from reclaimnet.apps.gateway_schema import TextBounds
 from reclaimnet.apps.gateway_view import ChainSeen, NodeSeen, View
 from reclaimnet.apps.history import Deeds, Reclaimed
 from reclaimnet.apps.people import Caller, Person, Role
@@ -197,9 +198,7 @@ class LendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How many; null means all that the machine has."""
     notice: Annotated[int, Meta(ge=0, le=MAX_NOTICE)] = MINUTE
     """Nanoseconds of warning that are promised."""
-    users: Annotated[
-        list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=MAX_ASKED)
-    ] = []
+    users: Annotated[list[Name], Meta(max_length=MAX_ASKED)] = []
     """Who may borrow; empty means everyone."""
     which: Annotated[list[Name], Meta(max_length=MAX_ASKED)] = []
     """Indices or UUIDs of the GPUs to lend; empty means the first ones."""
@@ -214,9 +213,7 @@ class LendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ReclaimBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    gpus: Annotated[
-        list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=MAX_ASKED)
-    ] = []
+    gpus: Annotated[list[Name], Meta(max_length=MAX_ASKED)] = []
     """Indices or UUIDs; empty means all."""
     grace: Annotated[int, Meta(ge=0, le=MAX_NOTICE)] | None = None
     """Nanoseconds; null means as the terms say, 0 means now."""
@@ -327,6 +324,7 @@ def application(
             Exception: _problem_of_a_bug,
         },
         request_max_body_size=MAX_BODY_BYTES,
+        plugins=[TextBounds()],
         logging_config=None,
         openapi_config=OpenAPIConfig(
             title="ReclaimNet",

@@ -10,23 +10,16 @@ from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.rhythm import Burst, Rhythm
 from reclaimnet.model.units import MILLISECOND, SECOND
-from reclaimnet.policy.rotate import (
-    UNIT,
-    Rotate,
-    _bounds,
-    _search,
-    _Track,
-    carried,
-    gaps,
-    rotate,
-)
+from reclaimnet.policy.gaps import carried, gaps
+from reclaimnet.policy.rotate import Rotate, rotate
+from reclaimnet.policy.turn import UNIT, Track, least_excess, search
 
 RATE = 25_000_000
 SLOTS = 12
 
 
 @st.composite
-def tracks(draw: st.DrawFn) -> tuple[list[_Track], int]:
+def tracks(draw: st.DrawFn) -> tuple[list[Track], int]:
     links = draw(st.integers(1, 3))
     found = []
     for index in range(draw(st.integers(2, 3))):
@@ -41,7 +34,7 @@ def tracks(draw: st.DrawFn) -> tuple[list[_Track], int]:
         demand = draw(st.sampled_from([300, 500, 700, 1000]))
         wanted = np.full(len(rows), demand, dtype=np.int64)
         found.append(
-            _Track(
+            Track(
                 index,
                 np.array(sorted(rows)),
                 multiple,
@@ -55,7 +48,7 @@ def tracks(draw: st.DrawFn) -> tuple[list[_Track], int]:
     return found, links
 
 
-def excess(placed: list[_Track], shifts: dict[int, int], links: int) -> int:
+def excess(placed: list[Track], shifts: dict[int, int], links: int) -> int:
     """Slot by slot, as one would on paper."""
     total = 0
     for link in range(links):
@@ -71,16 +64,16 @@ def excess(placed: list[_Track], shifts: dict[int, int], links: int) -> int:
     return total
 
 
-def classes(all_tracks: list[_Track], shifts: dict[int, int], links: int) -> tuple[int, ...]:
+def classes(all_tracks: list[Track], shifts: dict[int, int], links: int) -> tuple[int, ...]:
     ranks = sorted({track.rank for track in all_tracks}, reverse=True)
     return tuple(excess([t for t in all_tracks if t.rank >= rank], shifts, links) for rank in ranks)
 
 
 @settings(max_examples=40, deadline=None)
 @given(tracks())
-def test_no_rotations_are_better_than_the_exact_ones(case: tuple[list[_Track], int]) -> None:
+def test_no_rotations_are_better_than_the_exact_ones(case: tuple[list[Track], int]) -> None:
     all_tracks, links = case
-    found = _search(all_tracks, links, {}, slots=SLOTS, nodes=100_000)
+    found = search(all_tracks, links, {}, slots=SLOTS, nodes=100_000)
     assert found.exact
     assert found.classes == classes(all_tracks, found.shifts, links)
     spans = [range(t.span) for t in all_tracks[1:]]
@@ -97,13 +90,13 @@ def test_no_rotations_are_better_than_the_exact_ones(case: tuple[list[_Track], i
 
 @settings(max_examples=40, deadline=None)
 @given(tracks())
-def test_the_heuristic_says_how_far_off_it_may_be(case: tuple[list[_Track], int]) -> None:
+def test_the_heuristic_says_how_far_off_it_may_be(case: tuple[list[Track], int]) -> None:
     all_tracks, links = case
-    exact = _search(all_tracks, links, {}, slots=SLOTS, nodes=100_000)
-    rough = _search(all_tracks, links, {}, slots=SLOTS, nodes=0)
+    exact = search(all_tracks, links, {}, slots=SLOTS, nodes=100_000)
+    rough = search(all_tracks, links, {}, slots=SLOTS, nodes=0)
     assert rough.classes >= exact.classes
     assert rough.bound <= exact.classes[-1]
-    assert _bounds(all_tracks, links, SLOTS)[-1] <= exact.classes[-1]
+    assert least_excess(all_tracks, links, SLOTS)[-1] <= exact.classes[-1]
 
 
 @st.composite

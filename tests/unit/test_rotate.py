@@ -10,8 +10,10 @@ from reclaimnet.model.moving import Link, LinkId, Transfer, TransferId
 from reclaimnet.model.rhythm import Burst, Hold, Rhythm, RotationPlan
 from reclaimnet.model.talk import parse_talk
 from reclaimnet.model.units import MILLISECOND, SECOND
+from reclaimnet.policy.fit import fit, relieve
+from reclaimnet.policy.gaps import beside_rhythms, carried, gaps
 from reclaimnet.policy.pace import least_rate_first
-from reclaimnet.policy.rotate import beside_rhythms, carried, fit, gaps, relieve, rotate
+from reclaimnet.policy.rotate import rotate
 from reclaimnet.policy.view import rhythms_on, view
 
 RATE = 25_000_000

@@ -40,8 +40,9 @@ from reclaimnet.model.market import Card, JobId
 from reclaimnet.model.pods import NOTICE, ROTATION, Pod
 from reclaimnet.model.rhythm import RotationPlan, Round
 from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.policy.fit import slowdown
 from reclaimnet.policy.lodge import MAX_SLOWDOWN, together
-from reclaimnet.policy.rotate import rotate, slowdown
+from reclaimnet.policy.rotate import rotate
 
 SETTLE_S: Final = 0.1
 """Changes come in groups: so long is waited for the rest of one."""

@@ -39,9 +39,11 @@ from reclaimnet.model.rhythm import (
 )
 from reclaimnet.model.units import MICROSECOND, MILLISECOND, MINUTE, SECOND, show_duration
 from reclaimnet.policy.detect import CHANGED, at_period, changed
+from reclaimnet.policy.fit import relieve, slowdown
+from reclaimnet.policy.gaps import beside_rhythms, gaps
 from reclaimnet.policy.pace import PlanPaces, least_rate_first
 from reclaimnet.policy.precede import bound
-from reclaimnet.policy.rotate import beside_rhythms, gaps, relieve, rotate, slowdown
+from reclaimnet.policy.rotate import rotate
 from reclaimnet.policy.view import view
 
 NOBODY: Final = NodeId("")

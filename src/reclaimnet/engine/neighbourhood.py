@@ -9,8 +9,8 @@ from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.rhythm import Rhythm
 from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import Checkpoint, JobRecord
+from reclaimnet.policy.fit import fit
 from reclaimnet.policy.place import Candidate, worth_waiting
-from reclaimnet.policy.rotate import fit
 from reclaimnet.policy.topology import Topology, uplink_of
 from reclaimnet.policy.view import rhythms_on
 

@@ -13,7 +13,8 @@ from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.pods import Tune
 from reclaimnet.model.rhythm import Rhythm
-from reclaimnet.policy.rotate import Fit, Rotate, fit, rotate
+from reclaimnet.policy.fit import Fit, fit
+from reclaimnet.policy.rotate import Rotate, rotate
 
 MAX_SLOWDOWN: Final = 1.10
 """Beyond this the links of a node count as full. Rotating pads iterations by one per cent anyway,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from reclaimnet.model.market import JobId, LinkSeen, Voice
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.rhythm import Burst, Rhythm, Rotation, RotationPlan, Round
-from reclaimnet.policy.rotate import beside_rhythms
+from reclaimnet.policy.gaps import beside_rhythms
 
 
 def view(plan: RotationPlan, links: Iterable[Link]) -> tuple[LinkSeen, ...]:

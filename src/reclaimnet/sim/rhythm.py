@@ -28,7 +28,7 @@ from reclaimnet.model.rhythm import (
     Unleash,
 )
 from reclaimnet.model.units import MILLISECOND, SECOND
-from reclaimnet.policy.rotate import Rotate, slowdown
+from reclaimnet.policy.fit import QUICK_LOOK, slowdown
 
 CONTENDERS: Final = (
     "default",
@@ -262,7 +262,7 @@ def _changes(
 
 def _harm(pieces: Sequence[Piece], chosen: Mapping[JobId, LinkId], links: Sequence[Link]) -> float:
     """What all of them lose to each other, as the policy expects it."""
-    plan = _QUICK_LOOK([on_link(p, chosen[p.job]) for p in pieces], links)
+    plan = QUICK_LOOK([on_link(p, chosen[p.job]) for p in pieces], links)
     lost = sum((slowdown(one, links) - 1.0) * len(one.rhythms) for one in plan.rounds)
     return round(lost, 6)
 
@@ -272,7 +272,6 @@ def _alone(pieces: tuple[Piece, ...], links: tuple[Link, ...]) -> Placing:
     return Placing(links={p.job: link.id for p, link in zip(pieces, links, strict=False)})
 
 
-_QUICK_LOOK: Final = Rotate(nodes=0, played=0)
 _PASSES: Final = 3
 _PLACE: Final[dict[str, Callable[[tuple[Piece, ...], tuple[Link, ...]], Placing]]] = {
     "default": _by_count,

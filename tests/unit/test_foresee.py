@@ -10,9 +10,9 @@ from reclaimnet.model.rhythm import Burst, Rhythm
 from reclaimnet.model.units import MILLISECOND
 from reclaimnet.policy import foresee as module
 from reclaimnet.policy.foresee import Way, foresee
-from reclaimnet.policy.precede import by_class, duty, in_turn, letting_pass
+from reclaimnet.policy.precede import by_class, duty, in_turn
 from reclaimnet.policy.rotate import rotate
-from reclaimnet.policy.weigh import SPENT
+from reclaimnet.policy.weigh import SPARED
 from reclaimnet.sim.rhythm import Piece, on_link, piece, simulate
 
 RATE = 25_000_000
@@ -116,12 +116,5 @@ def test_the_highest_gives_no_more_than_it_may(models: tuple[str, ...]) -> None:
     holds = {r.job: (r.shift, r.period, r.period) for r in one.rotations}
     ways = [Way(holds=holds, levels=one.levels), Way(levels=by_class(some))]
     chosen, strict = foresee(some, ROOMS, ways, begins=begins)
-    assert chosen[0] <= strict[0] + SPENT
+    assert chosen[0] <= strict[0] + SPARED
     assert "played through" in one.decision.reasons[-1]
-
-
-def test_those_that_are_let_pass_are_the_ones_that_talk_least() -> None:
-    some = rhythms(jobs("vgg16x32", "vgg16x8", "gpt2x4"))
-    high, much, little = (r.job for r in some)
-    passing = letting_pass(some, [by_class(some)])
-    assert passing == [{high: 1, much: 2, little: 0}, {high: 1, much: 0, little: 0}]

@@ -1,13 +1,14 @@
 """Contenders on the simulated network: what each of them is for."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from reclaimnet.apps.bench.rhythm import LINK_RATE, simulated
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.units import SECOND
-from reclaimnet.sim.rhythm import CONTENDERS, Piece, Run, piece, place, simulate
+from reclaimnet.sim.rhythm import CONTENDERS, PROFILES, Piece, Run, piece, place, simulate
 
 LINKS = [Link(id=LinkId(f"l{i}"), rate=LINK_RATE) for i in range(8)]
 
@@ -48,6 +49,22 @@ def test_high_priority_is_kept_even_where_not_all_fit() -> None:
     jobs = pieces("bertx32", "vgg19x4", "vgg16x8", "gpt2x8")
     ideal, rotated = runs("ideal", jobs), runs("rotate", jobs)
     assert rotated["bertx32-0"].jct < 1.02 * ideal["bertx32-0"].jct
+
+
+@pytest.mark.parametrize("models", [("gpt2x32", "gpt2x4"), ("vgg19x32", "bertx8")])
+def test_where_low_does_not_fit_beside_high_all_fare_no_worse_than_unconducted(
+    models: tuple[str, ...],
+) -> None:
+    jobs = [
+        piece(f"{m}-{i}", m, rate=LINK_RATE, iterations=8_000 // PROFILES[m][0], priority=not i)
+        for i, m in enumerate(models)
+    ]
+    ranked = [replace(LINKS[0], ranked=True)]
+    ideal, default = runs("ideal", jobs), runs("default", jobs)
+    found, _ = simulate("rotate", jobs, ranked, rng=random.Random(1))
+    rotated = {str(job): run for job, run in found.items()}
+    assert rotated[jobs[0].job].jct <= 1.02 * ideal[jobs[0].job].jct
+    assert mean_jct(rotated) <= 1.002 * mean_jct(default)
 
 
 def test_placement_by_fit_puts_like_with_like() -> None:

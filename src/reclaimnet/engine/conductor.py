@@ -38,6 +38,7 @@ from reclaimnet.model.rhythm import (
     Unleash,
 )
 from reclaimnet.model.units import MICROSECOND, MILLISECOND, MINUTE, SECOND, show_duration
+from reclaimnet.policy.cede import Account, Ahead, cede
 from reclaimnet.policy.detect import CHANGED, at_period, changed
 from reclaimnet.policy.fit import relieve, slowdown
 from reclaimnet.policy.gaps import beside_rhythms, gaps
@@ -64,6 +65,9 @@ LATE_SHARE: Final = 40
 """An iteration later than 1/LATE_SHARE of its period (or than the slack) is late."""
 QUIET_ITERATIONS: Final = 2
 """After a new plan, its iterations are given this long to settle."""
+BEFORE: Final = 50 * MILLISECOND
+"""So long before a burst it is decided whether others let it pass: late enough to see them coming,
+and early enough to be told."""
 MEETS_AGAIN: Final = 4
 """Those that lay well by themselves may drift into each other: a free job that meets others in
 PATIENCE iterations in a row is planned for anew, after twice MEETS_AGAIN iterations once more, and
@@ -131,6 +135,21 @@ class _Player:
     left: int = 0
     move_cost: int | None = None
     """As its node reckons them; see RhythmSeen."""
+    account: Account = field(default_factory=Account)
+    passes: bool = False
+    """Its next burst is let through by higher ones."""
+
+    def settle(self, mark: _Mark) -> None:
+        """Book what it has lost since the mark before, by waiting for its place or for others."""
+        lost = mark.began - mark.ready
+        work = 0
+        if self.marks:
+            last = self.marks[-1]
+            work = (mark.count - last.count) * self.rhythm.period
+            if mark.count == last.count + 1 and mark.talked is not None:
+                work = max(0, mark.talked - last.began) + self.rhythm.talks
+            lost += mark.ready - last.began - work
+        self.account.book(work=work, lost=lost, left=self.left)
 
     def begin_anew(self) -> None:
         """Its iterations are counted from another beginning."""
@@ -159,6 +178,7 @@ class Conductor:
     ) -> None:
         """`node` is who conducts the `stretch`."""
         self.links = tuple(links)
+        self._rooms = {link.id: link.room for link in self.links}
         self.node = node
         self.stretch = stretch
         self.convoy = Convoy(self.links, pace)
@@ -177,15 +197,17 @@ class Conductor:
         """Links on which something has changed since the plan was made."""
         self._origins: dict[JobId, int] = {}
         """When the round of each job began that `plan` speaks of."""
+        self._talk_at: dict[JobId, int] = {}
+        """When it is to be decided whether a job's next burst is let pass."""
         self._strains: dict[tuple[LinkId, ...], _Strain] = {}
         """By the links of a round."""
 
     def next_wake(self) -> int | None:
-        if not self._strains:
+        if not self._strains and not self._talk_at:
             return self._replan_at
-        times = [strain.ask_at for strain in self._strains.values()]
+        times = [*(strain.ask_at for strain in self._strains.values()), *self._talk_at.values()]
         times += [] if self._replan_at is None else [self._replan_at]
-        return min(times, default=None)
+        return min(times)
 
     def handle(self, event: RhythmEvent, now: int) -> list[RhythmOrder]:
         match event:
@@ -208,6 +230,9 @@ class Conductor:
             self._replan_at = None
             orders += self._replan(now)
             self._look_for_strain(now)
+        for job in [job for job, at in self._talk_at.items() if at <= now]:
+            del self._talk_at[job]
+            orders += self._let_pass(self._players[job], now)
         return orders + self._relieve(now)
 
     # --- transfers -------------------------------------------------------------------------
@@ -326,6 +351,8 @@ class Conductor:
             self._soon(rhythm, now)
         if player is not None:
             player.members = members
+            if not player.heard:
+                player.account.open(event.left)
             player.heard = now
             player.left, player.move_cost = event.left, event.move_cost
 
@@ -333,6 +360,7 @@ class Conductor:
         for job, player in list(self._players.items()):
             if now - player.heard > SILENT_FOR and player.heard:
                 del self._players[job]
+                self._talk_at.pop(job, None)
                 self._soon(player.rhythm, now)
 
     def clock_due(self, node: NodeId, now: int) -> bool:
@@ -357,6 +385,7 @@ class Conductor:
             gone = player.told.pop(event.node, None)
             return [] if gone is None else [Unleash(node=event.node, job=job)]
         del self._players[job]
+        self._talk_at.pop(job, None)
         return [Unleash(node=node, job=job) for node in sorted(player.told)]
 
     def _iteration(self, event: IterationSeen, now: int) -> None:
@@ -378,10 +407,42 @@ class Conductor:
         if player.marks:
             done = mark.count - player.marks[-1].count
             player.left = max(0, player.left - done * player.rhythm.period)
+        player.settle(mark)
         player.marks.append(mark)
         player.heard = now
         if self._replan_at is None and event.count >= player.quiet_until:
             self._judge(player, now)
+        self._expect(player, now)
+
+    def _expect(self, player: _Player, now: int) -> None:
+        """Its next burst comes: where others may let it pass, that is to be decided."""
+        round_ = self.plan.round_of(player.rhythm.job)
+        if round_ is None or not round_.cedes or not player.marks:
+            return
+        talks = player.marks[-1].began + player.rhythm.bursts[0].start
+        if talks > now:
+            self._talk_at[player.rhythm.job] = max(now, talks - BEFORE)
+
+    def _let_pass(self, player: _Player, now: int) -> list[RhythmOrder]:
+        """Do those before it let the bursts that it is about to begin go first?"""
+        round_ = self.plan.round_of(player.rhythm.job)
+        passes = False
+        if round_ is not None and round_.cedes and player.marks:
+            ahead = [
+                Ahead(
+                    rhythm=other.rhythm,
+                    began=_next_begin(other) - other.rhythm.period,
+                    period=other.rhythm.period,
+                    account=other.account,
+                )
+                for other in sorted(self._players.values(), key=lambda one: one.level)
+                if other.level < player.level
+            ]
+            passes = cede(player.rhythm, ahead, self._rooms, began=player.marks[-1].began)
+        if passes == player.passes:
+            return []
+        player.passes = passes
+        return self._tell(player, now)
 
     def _judge(self, player: _Player, now: int) -> None:
         """Does it still keep the rhythm that was planned for?"""
@@ -473,7 +534,9 @@ class Conductor:
                 settled = player.marks[-1].count + QUIET_ITERATIONS + 1
                 player.quiet_until = max(settled, player.quiet_until)
             player.level = 0 if round_ is None else round_.levels.get(job, 0)
+            player.passes = player.passes and round_ is not None and round_.cedes
             orders += self._tell(player, now)
+            self._expect(player, now)
         for one in self.plan.rounds:
             old = before.get(one.rhythms)
             if old is None or old.decision.chosen != one.decision.chosen:
@@ -510,8 +573,9 @@ class Conductor:
 
     def _order(self, player: _Player, node: NodeId, now: int) -> Shift | Shape | Unleash:
         rotation = player.rotation
+        level = 0 if player.passes else player.level
         if rotation is None or player.rhythm.hold is Hold.FIXED:
-            return Unleash(node=node, job=player.rhythm.job, level=player.level)
+            return Unleash(node=node, job=player.rhythm.job, level=level)
         anchor = player.anchor + self._offset(node)
         period = rotation.period
         error = self.clock_error(node, now)
@@ -525,7 +589,7 @@ class Conductor:
                 period=period,
                 slots=tuple((b.start, b.length + late) for b in player.rhythm.bursts),
                 error=error,
-                level=player.level,
+                level=level,
             )
         return Shift(
             node=node,
@@ -534,7 +598,7 @@ class Conductor:
             period=period,
             bound=bound(rotation, () if round_ is None else round_.rhythms),
             error=error,
-            level=player.level,
+            level=level,
         )
 
     # --- links on which not all fit ----------------------------------------------------------
@@ -599,8 +663,7 @@ def _took(player: _Player) -> list[int]:
     if player.rhythm.hold is Hold.FIXED:
         pairs = pairwise(player.marks)
         return [b.began - a.began for a, b in pairs if b.count == a.count + 1]
-    bursts = player.rhythm.bursts
-    talk = player.rhythm.period - bursts[0].start if bursts else 0
+    talk = player.rhythm.talks
     found = []
     for mark, after in pairwise(player.marks):
         if after.count == mark.count + 1:

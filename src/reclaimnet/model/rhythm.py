@@ -54,6 +54,11 @@ class Rhythm:
         return Talk(period=self.period, bursts=self.bursts)
 
     @property
+    def talks(self) -> int:
+        """From its first burst to the end of the iteration, with the links to itself."""
+        return self.period - self.bursts[0].start if self.bursts else 0
+
+    @property
     def duty(self) -> float:
         """The share of its time in which it talks."""
         return sum(burst.length for burst in self.bursts) / self.period
@@ -105,6 +110,9 @@ class Round:
     levels: Mapping[JobId, int] = field(default_factory=dict)
     """After how many others each is served where bursts meet all the same; those on one level
     share. Not named: on the first."""
+    cedes: bool = False
+    """Higher ones let single bursts of lower ones pass, as far as they have credit: all together
+    would else hardly be faster than if nobody conducted."""
 
     def rotation(self, job: JobId) -> Rotation | None:
         return next((one for one in self.rotations if one.job == job), None)

@@ -66,22 +66,9 @@ def in_turn(rhythms: Sequence[Rhythm], *, by: Callable[[Rhythm], float]) -> Leve
     return {r.job: min(place, LEVELS - 1) for place, r in enumerate(ranked)}
 
 
-def letting_pass(rhythms: Sequence[Rhythm], orders: Iterable[Levels]) -> list[Levels]:
-    """The same orders, but with some of the lower priorities before all others: those that talk
-    the least of their time, one, two, and so on."""
-    highest = max(r.priority for r in rhythms)
-    lower = sorted((r for r in rhythms if r.priority < highest), key=lambda r: (r.duty, r.job))
-    found: list[Levels] = []
-    for order in orders:
-        for many in range(1, len(lower) + 1):
-            ahead = {r.job for r in lower[:many]}
-            rank = {
-                job: 0 if job in ahead else min(level + 1, LEVELS - 1)
-                for job, level in order.items()
-            }
-            if rank not in found:
-                found.append(rank)
-    return found
+def one_lower(rhythms: Iterable[Rhythm], order: Levels) -> Levels:
+    """The same order, with the first level left to those that are let pass."""
+    return {r.job: min(order.get(r.job, 0) + 1, LEVELS - 1) for r in rhythms}
 
 
 def duty(rhythm: Rhythm) -> float:

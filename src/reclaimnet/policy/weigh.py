@@ -20,7 +20,7 @@ from reclaimnet.policy.precede import (
     by_class,
     duty,
     in_turn,
-    letting_pass,
+    one_lower,
     talk,
 )
 
@@ -29,8 +29,6 @@ MOST_PLAYED: Final = 16
 SPARED: Final = 0.0075
 """The highest class is made slower by no more than this, compared with the way that is best for it:
 the headroom of its iterations, and a little."""
-SPENT: Final = 0.0125
-"""The same where all of them would else be slower than if nobody conducted."""
 FAVOUR: Final = 0.03
 """Holding jobs to their places is preferred to leaving them to an order if it costs no more than
 this: on a real network bursts that meet disturb each other, in whichever order they are served."""
@@ -83,21 +81,17 @@ def weigh(
     held = np.arange(len(ways)) < len(rounds)
     favoured = means - FAVOUR * (held & (means <= unconducted - GAIN))
     best = int(np.argmin(np.where(allowed, favoured, np.inf)))
-    if means[best] > unconducted:
-        # All together would be slower than if nobody conducted: the highest gives a little.
-        passing = letting_pass(rhythms, orders)
-        if passing:
-            ways += [replace(alone, levels=order) for order in passing]
-            times = np.concatenate((times, slow(ways[-len(passing) :])))
-        allowed = times[:, top].mean(axis=1) <= high[:-1].min() + SPENT
-        best = int(np.argmin(np.where(allowed, times.mean(axis=1), np.inf)))
     expected = (
         f"played through, they take {times[best].mean():.3f} times as long as alone, "
         f"{unconducted:.3f} times if nobody conducts"
     )
     chosen = ways[best]
     decision = replace(chosen.decision, reasons=(*chosen.decision.reasons, expected))
-    return replace(chosen, decision=decision)
+    chosen = replace(chosen, decision=decision)
+    if means[best] <= unconducted - GAIN:
+        return chosen
+    # All together are hardly faster than if nobody conducted: the highest give a little.
+    return replace(chosen, levels=one_lower(rhythms, chosen.levels), cedes=True)
 
 
 def _way(one: Round) -> Way:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Final, assert_never
 
-from reclaimnet.engine.conductor import Conductor
+from reclaimnet.engine.conductor import SETTLE, Conductor
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.page import wait_before
@@ -397,9 +397,7 @@ class _Stage:
                 self._obey(self.conductor.handle(seen, self.now))
         if come and self.conductor is not None:
             # A job is admitted with its rotation: its first iteration begins under it.
-            wake = self.conductor.next_wake()
-            assert wake is not None, "a new job makes the conductor plan"
-            self._obey(self.conductor.woke(wake))
+            self._obey(self.conductor.woke(self.now + SETTLE))
         for p, _ in come:
             one = self.live[p.job]
             if one.hold is None:

@@ -4,11 +4,13 @@ highest of them loses no more than a given part.
 Two jobs are two clocks that may stand still but not both talk at once. What is reached after each
 millisecond is the set of all pairs of delays so far, so that nothing is left out: bursts may be
 interrupted at any millisecond, and either job may wait for whatever reason. For more than two jobs,
-the highest is looked at with each of the others alone; they lose at least the sum of that, since
-leaving jobs out never makes anybody slower. Computing does not vary here.
+the highest is looked at with each of the others alone: if it loses so much in all, each of them
+loses at least what it would lose then, since leaving jobs out never makes anybody slower. Computing
+does not vary here.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 from reclaimnet.model.units import MILLISECOND
@@ -24,12 +26,14 @@ def least_lost(pieces: Sequence[Piece], *, up_to: int) -> int:
     """
     high, *others = sorted(pieces, key=lambda p: -p.rhythm.priority)
     most = -(-up_to // MILLISECOND)
-    lost = 0
+    # By what the highest loses in all: what that and the others lose together.
+    lost = list(range(int(HIGH_MAY_LOSE * _Clock(high).work) + 1))
     for low in others:
-        lost += _least_of_two(_Clock(high), _Clock(low), most=most)
-        if lost >= most:
+        beside = _least_beside(_Clock(high), _Clock(low), most=most)
+        lost = [both + more for both, more in zip(lost, beside, strict=True)]
+        if min(lost) >= most:
             return up_to
-    return lost * MILLISECOND
+    return min(lost) * MILLISECOND
 
 
 class _Clock:
@@ -43,27 +47,30 @@ class _Clock:
         self.work = self.period * piece.iterations
 
 
-def _least_of_two(high: _Clock, low: _Clock, *, most: int) -> int:
-    """Milliseconds that both lose together; `most` means that or more.
+def _least_beside(high: _Clock, low: _Clock, *, most: int) -> list[int]:
+    """Milliseconds that the low job loses if the high one loses no more than 0, 1, 2, ...; `most`
+    means that or more.
 
     `reached[h]` has bit l set if the high job can have lost h and the low one l by now.
     """
     budget = int(HIGH_MAY_LOSE * high.work)
     reached = [1] + [0] * budget
     talks = _comb(low, most)
-    best = most
+    best = [most] * (budget + 1)
     now = 0
     while any(reached):
         # Bit l: whether the low job talks now if it has lost l so far.
         low_talks = talks >> (low.start - now - 1) % low.period if now >= low.start else 0
         after = [0] * (budget + 2)
+        least = most
         for lost, lows in enumerate(reached):
             done = now - high.start - lost
             # Whoever has ended is in nobody's way, so nothing more is lost.
             through = lows if done >= high.work else lows & _below(now - low.start - low.work + 1)
             if through:
-                best = min(best, lost + (through & -through).bit_length() - 1)
-            lows = lows & ~through & _below(best - lost)
+                best[lost] = min(best[lost], (through & -through).bit_length() - 1)
+            least = min(least, best[lost])
+            lows = lows & ~through & _below(least)
             if not lows:
                 continue
             high_talks = done >= 0 and done % high.period >= high.period - high.talk
@@ -74,7 +81,7 @@ def _least_of_two(high: _Clock, low: _Clock, *, most: int) -> int:
                 after[lost + 1] |= lows
         reached = after[: budget + 1]
         now += 1
-    return best
+    return list(accumulate(best, min))
 
 
 def _comb(low: _Clock, most: int) -> int:

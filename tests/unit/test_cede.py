@@ -1,0 +1,153 @@
+"""Which bursts of lower jobs are let pass, and what that may cost the higher ones."""
+
+import random
+
+import pytest
+
+from reclaimnet.engine.conductor import BEFORE, Conductor
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.moving import Link, LinkId
+from reclaimnet.model.rhythm import Burst, IterationSeen, Rhythm, RhythmOrder, RhythmSeen, Unleash
+from reclaimnet.model.units import MILLISECOND, SECOND
+from reclaimnet.policy.cede import MAY_LOSE, PRICE, WINDOW, Account, Ahead, cede
+
+RATE = 25_000_000
+LINK = Link(id=LinkId("l"), rate=RATE, ranked=True)
+ROOMS = {LINK.id: RATE}
+HIGH, LOW = JobId("high"), JobId("low")
+
+
+def rhythm(job: JobId, period: int, talk: int, *, priority: int = 0, share: float = 1.0) -> Rhythm:
+    burst = Burst(
+        start=(period - talk) * MILLISECOND,
+        length=talk * MILLISECOND,
+        demand=round(RATE * share),
+    )
+    return Rhythm(
+        job=job,
+        period=period * MILLISECOND,
+        bursts=(burst,),
+        links=(LINK.id,),
+        priority=priority,
+    )
+
+
+def rich() -> Account:
+    account = Account()
+    account.open(WINDOW)
+    return account
+
+
+def high(*, account: Account, share: float = 1.0, priority: int = 1) -> Ahead:
+    """Computes for 200 ms, then talks for 140."""
+    one = rhythm(HIGH, 340, 140, priority=priority, share=share)
+    return Ahead(rhythm=one, began=0, period=one.period, account=account)
+
+
+def passes(talks_at: int, *ahead: Ahead, talk: int = 40, share: float = 1.0) -> bool:
+    """Whether a burst that begins so many milliseconds after the high iteration is let pass."""
+    low = rhythm(LOW, 190, talk, share=share)
+    began = talks_at * MILLISECOND - low.bursts[0].start
+    return cede(low, ahead, ROOMS, began=began)
+
+
+@pytest.mark.parametrize(
+    ("talks_at", "expected"),
+    [
+        (100, False),  # nobody is in its way
+        (165, True),  # it would wait for 140 ms, and costs 5
+        (185, True),
+        (205, True),  # for 135 ms, and costs 40
+        (260, False),  # for 80 ms, and costs 40
+        (345, False),
+        (505, True),  # the next one
+    ],
+)
+def test_a_burst_passes_where_it_saves_much_and_costs_little(talks_at: int, expected: bool) -> None:
+    assert passes(talks_at, high(account=rich())) is expected
+
+
+def test_nobody_passes_who_would_cost_more_than_there_is() -> None:
+    poor = Account(credit=4 * MILLISECOND)
+    assert not passes(165, high(account=poor))
+    assert not passes(165, high(account=Account()))
+    # What is left is kept for what saves the most.
+    few = Account(credit=30 * MILLISECOND)
+    assert not passes(185, high(account=few))
+    assert passes(161, high(account=few))
+
+
+def test_equals_need_no_credit_and_bursts_that_fit_need_not_pass() -> None:
+    assert passes(185, high(account=Account(), priority=0))
+    assert not passes(185, high(account=rich(), share=0.5), share=0.5)
+
+
+def test_who_waits_for_several_waits_until_all_are_through() -> None:
+    """Alone, neither of both would keep it waiting for long enough."""
+    first = high(account=Account(), priority=0)
+    small = rhythm(JobId("second"), 340, 100)
+    second = Ahead(rhythm=small, began=0, period=small.period, account=Account())
+    assert not passes(262, first, talk=60)
+    assert not passes(262, second, talk=60)
+    assert passes(262, first, second, talk=60)
+
+
+def test_what_is_lost_never_exceeds_what_may_be() -> None:
+    rng = random.Random(3)
+    for left in (0, 4 * SECOND, 8 * SECOND, 100 * SECOND):
+        account = Account()
+        account.open(left)
+        work = lost = 0
+        rest = left
+        for _ in range(400):
+            cost = rng.randrange(1, 60) * MILLISECOND
+            cost = cost if account.price(cost) < 6 * PRICE else 0
+            step = 200 * MILLISECOND
+            rest = max(0, rest - step)
+            account.book(work=step, lost=cost, left=rest)
+            work, lost = work + step, lost + cost
+            assert lost <= MAY_LOSE * (work + min(rest, WINDOW)) + 400
+            if left and not rest:
+                break
+        assert lost > 0.5 * MAY_LOSE * work
+
+
+def test_the_conductor_lets_a_burst_pass_just_before_it_comes() -> None:
+    """Two jobs that cannot be held apart: the low one would wait for whole bursts of the high."""
+    conductor = Conductor(links=[LINK])
+    jobs = {
+        HIGH: rhythm(HIGH, 336, 131, priority=1),
+        LOW: rhythm(LOW, 190, 18),
+    }
+    now = SECOND
+    for one in jobs.values():
+        seen = RhythmSeen(node=NodeId("n"), rhythm=one, begins_at=now, left=8 * SECOND)
+        conductor.handle(seen, now)
+    orders = run_to(conductor, now + 25 * MILLISECOND)
+    before = {order.job: order.level for order in orders if isinstance(order, Unleash)}
+    assert 0 < before[HIGH] < before[LOW]
+    # The high one begins to talk 12 ms after the low one does.
+    begins = {LOW: now + 45 * MILLISECOND, HIGH: now + 24 * MILLISECOND}
+    for job, began in begins.items():
+        mark = IterationSeen(job=job, count=0, ready_at=began, began_at=began)
+        conductor.handle(mark, began)
+    talks = begins[LOW] + 172 * MILLISECOND
+    assert run_to(conductor, talks - BEFORE - 1) == []
+    (told,) = run_to(conductor, talks - BEFORE)
+    assert isinstance(told, Unleash)
+    assert (told.job, told.level) == (LOW, 0)
+    # Its next burst meets nobody.
+    again = talks + 18 * MILLISECOND
+    mark = IterationSeen(job=LOW, count=1, ready_at=again, began_at=again, talked_at=talks)
+    conductor.handle(mark, again)
+    (told,) = run_to(conductor, again + 172 * MILLISECOND)
+    assert isinstance(told, Unleash)
+    assert (told.job, told.level) == (LOW, before[LOW])
+
+
+def run_to(conductor: Conductor, now: int) -> list[RhythmOrder]:
+    """All that is told until then but reasons."""
+    found: list[RhythmOrder] = []
+    while (wake := conductor.next_wake()) is not None and wake <= now:
+        found += conductor.woke(wake)
+    return [order for order in found if isinstance(order, Unleash)]

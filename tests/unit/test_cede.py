@@ -41,7 +41,7 @@ def rich() -> Account:
 def high(*, account: Account, share: float = 1.0, priority: int = 1) -> Ahead:
     """Computes for 200 ms, then talks for 140."""
     one = rhythm(HIGH, 340, 140, priority=priority, share=share)
-    return Ahead(rhythm=one, began=0, period=one.period, account=account)
+    return Ahead(rhythm=one, level=1, began=0, period=one.period, account=account)
 
 
 def passes(talks_at: int, *ahead: Ahead, talk: int = 40, share: float = 1.0) -> bool:
@@ -86,7 +86,7 @@ def test_who_waits_for_several_waits_until_all_are_through() -> None:
     """Alone, neither of both would keep it waiting for long enough."""
     first = high(account=Account(), priority=0)
     small = rhythm(JobId("second"), 340, 100)
-    second = Ahead(rhythm=small, began=0, period=small.period, account=Account())
+    second = Ahead(rhythm=small, level=2, began=0, period=small.period, account=Account())
     assert not passes(262, first, talk=60)
     assert not passes(262, second, talk=60)
     assert passes(262, first, second, talk=60)

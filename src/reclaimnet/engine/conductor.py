@@ -151,6 +151,16 @@ class _Player:
             lost += mark.ready - last.began - work
         self.account.book(work=work, lost=lost, left=self.left)
 
+    def ahead(self) -> Ahead:
+        """As those see it that are served after it."""
+        return Ahead(
+            rhythm=self.rhythm,
+            level=self.level,
+            began=self.marks[-1].began if self.marks else _next_begin(self),
+            period=self.rhythm.period if self.rotation is None else self.rotation.period,
+            account=self.account,
+        )
+
     def begin_anew(self) -> None:
         """Its iterations are counted from another beginning."""
         self.marks.clear()
@@ -420,7 +430,7 @@ class Conductor:
         if round_ is None or not round_.cedes or not player.marks:
             return
         talks = player.marks[-1].began + player.rhythm.bursts[0].start
-        if talks > now:
+        if talks > now and player.level > min(round_.levels.values()):
             self._talk_at[player.rhythm.job] = max(now, talks - BEFORE)
 
     def _let_pass(self, player: _Player, now: int) -> list[RhythmOrder]:
@@ -428,16 +438,8 @@ class Conductor:
         round_ = self.plan.round_of(player.rhythm.job)
         passes = False
         if round_ is not None and round_.cedes and player.marks:
-            ahead = [
-                Ahead(
-                    rhythm=other.rhythm,
-                    began=_next_begin(other) - other.rhythm.period,
-                    period=other.rhythm.period,
-                    account=other.account,
-                )
-                for other in sorted(self._players.values(), key=lambda one: one.level)
-                if other.level < player.level
-            ]
+            around = [self._players[r.job] for r in round_.rhythms if r.job in self._players]
+            ahead = [one.ahead() for one in around if one.level < player.level]
             passes = cede(player.rhythm, ahead, self._rooms, began=player.marks[-1].began)
         if passes == player.passes:
             return []

@@ -6,7 +6,7 @@ priorities lose by it is counted, and they lose no more than a small part of the
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +24,9 @@ its due has been lost already, less where less."""
 STEEP: Final = 2.0
 AMONG_EQUALS: Final = 1.5
 """The same among equal priorities, of which none has to have credit."""
+
+_BACK: Final = 2
+"""So many iterations of others back, what has not gone through yet is reckoned."""
 
 Span = tuple[int, int]
 """Begin and end."""
@@ -62,25 +65,26 @@ class Ahead:
     """A job that is served before another."""
 
     rhythm: Rhythm
+    level: int
     began: int
-    """When its iteration began, before or after now."""
+    """When its last iteration began, or its first one will."""
     period: int
     account: Account
 
 
 def cede(
-    rhythm: Rhythm, ahead: Sequence[Ahead], rooms: Mapping[LinkId, int], *, began: int
+    rhythm: Rhythm, ahead: Iterable[Ahead], rooms: Mapping[LinkId, int], *, began: int
 ) -> bool:
-    """Whether those `ahead`, the first one first, let the bursts of the iteration that `began`
-    pass."""
+    """Whether those `ahead` let the bursts of the iteration that `began` pass."""
+    ahead = sorted(ahead, key=lambda other: other.level)
     gain = 0.0
     costs = [0] * len(ahead)
     for burst in rhythm.bursts:
         begin, end = began + burst.start, began + burst.end
         busy: list[Span] = []
         for i, other in enumerate(ahead):
-            for start, stop in _bursts(other, rhythm, burst, rooms, after=begin):
-                parts = _parts(start, stop - start, busy)
+            for start, length in _bursts(other, rhythm, burst, rooms, until=end):
+                parts = _parts(start, length, busy)
                 busy = sorted(busy + parts)
                 if parts[0][0] < end and parts[-1][1] > begin:
                     costs[i] += end - max(begin, parts[0][0])
@@ -93,19 +97,17 @@ def cede(
 
 
 def _bursts(
-    other: Ahead, rhythm: Rhythm, burst: Burst, rooms: Mapping[LinkId, int], *, after: int
-) -> list[Span]:
-    """When the other talks from then on, for two of its iterations, if both do not fit."""
+    other: Ahead, rhythm: Rhythm, burst: Burst, rooms: Mapping[LinkId, int], *, until: int
+) -> list[tuple[int, int]]:
+    """When, and for how long, the other wants to talk until about then, if both do not fit."""
     shared = set(rhythm.links) & set(other.rhythm.links)
-    turn = max(1, (after - other.began) // other.period)
-    found = []
-    for k in (turn - 1, turn, turn + 1):
-        for one in other.rhythm.bursts:
-            start = other.began + k * other.period + one.start
-            meets = any(burst.demand + one.demand > rooms.get(link, 0) for link in shared)
-            if meets and start + one.length > after:
-                found.append((start, start + one.length))
-    return found
+    last = max(0, (until - other.began) // other.period)
+    return [
+        (other.began + k * other.period + one.start, one.length)
+        for k in range(max(0, last - _BACK), last + 2)
+        for one in other.rhythm.bursts
+        if any(burst.demand + one.demand > rooms.get(link, 0) for link in shared)
+    ]
 
 
 def _parts(begin: int, length: int, busy: Iterable[Span]) -> list[Span]:

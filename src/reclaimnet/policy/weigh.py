@@ -13,6 +13,7 @@ import numpy as np
 from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link
 from reclaimnet.model.rhythm import Round
+from reclaimnet.policy.cede import MAY_LOSE
 from reclaimnet.policy.foresee import Floats, Way, foresee
 from reclaimnet.policy.precede import (
     MOST_SLOWED,
@@ -34,6 +35,8 @@ FAVOUR: Final = 0.03
 this: on a real network bursts that meet disturb each other, in whichever order they are served."""
 GAIN: Final = 0.01
 """But only if it is better than nothing by this: jobs that lie well by themselves are not moved."""
+_CALM: Final = 0.005
+"""Jobs that lose no more than this to each other lose nothing worth speaking of."""
 
 
 def weigh(
@@ -87,11 +90,16 @@ def weigh(
     )
     chosen = ways[best]
     decision = replace(chosen.decision, reasons=(*chosen.decision.reasons, expected))
-    chosen = replace(chosen, decision=decision)
-    if means[best] <= unconducted - GAIN:
-        return chosen
+    if means[best] <= max(unconducted - GAIN, 1.0 + _CALM):
+        return replace(chosen, decision=decision)
     # All together are hardly faster than if nobody conducted: the highest give a little.
-    return replace(chosen, levels=one_lower(rhythms, chosen.levels), cedes=True)
+    passing = f"single bursts of lower ones are let pass, for up to {MAY_LOSE:.1%} of a job's time"
+    return replace(
+        chosen,
+        decision=replace(decision, reasons=(*decision.reasons, passing)),
+        levels=one_lower(rhythms, chosen.levels),
+        cedes=True,
+    )
 
 
 def _way(one: Round) -> Way:

@@ -402,12 +402,12 @@ class _Stage:
             one = self.live[p.job]
             if one.hold is None:
                 continue
-            anchor, period, _ = one.hold
+            anchor, period, bound = one.hold
             if one.static:
                 one.until = self.now + (anchor - self.now) % period
             else:
                 wait, one.settled = wait_before(
-                    self.now, anchor=anchor, period=period, bound=period, settled=False
+                    self.now, anchor=anchor, period=period, bound=bound, settled=False
                 )
                 one.until = self.now + wait
         if come:

@@ -2,6 +2,7 @@
 
 import random
 from functools import cache
+from itertools import combinations
 
 import pytest
 
@@ -25,34 +26,36 @@ def small(job: str, period: int, talk: int, count: int, *, priority: int, late: 
     )
 
 
-def by_trying(high: Piece, low: Piece) -> int:
-    """Milliseconds lost: every millisecond either, both or one after the other go on."""
+def by_trying(*pieces: Piece) -> int:
+    """Milliseconds lost: every millisecond each goes on or waits, and no two talk at once. The
+    first one may lose no more than its budget, and who has ended is in nobody's way."""
 
     def shape(p: Piece) -> tuple[int, int, int, int]:
         period, talk = (x // MILLISECOND for x in (p.rhythm.period, p.rhythm.bursts[0].length))
         return period, talk, p.submitted // MILLISECOND, period * p.iterations
 
-    (ph, th, sh, wh), (pl, tl, sl, wl) = shape(high), shape(low)
-    budget = int(HIGH_MAY_LOSE * wh)
+    shapes = [shape(p) for p in pieces]
+    most = [int(HIGH_MAY_LOSE * shapes[0][3]), *(40 for _ in shapes[1:])]
 
     @cache
-    def least(now: int, h: int, l: int) -> int:  # noqa: E741
-        x, y = now - sh - h, now - sl - l
-        if x >= wh or y >= wl:
-            return 0
-        if h > budget or l > 40:
+    def least(now: int, lost: tuple[int, ...]) -> int:
+        if any(x > y for x, y in zip(lost, most, strict=True)):
             return 1_000
+        done = [now - shape[2] - x for shape, x in zip(shapes, lost, strict=True)]
+        here = [i for i, shape in enumerate(shapes) if done[i] < shape[3]]
+        if len(here) < 2:
+            return 0
+        able = [i for i in here if done[i] >= 0]
+        talking = {i for i in able if done[i] % shapes[i][0] >= shapes[i][0] - shapes[i][1]}
         found = []
-        if not (x >= 0 and y >= 0 and x % ph >= ph - th and y % pl >= pl - tl):
-            found.append(least(now + 1, h, l))
-        if now >= sl:
-            found.append(1 + least(now + 1, h, l + 1))
-        if now >= sh:
-            # More than the budget is no way at all.
-            found.append(1_000 if h == budget else 1 + least(now + 1, h + 1, l))
+        for many in range(len(able) + 1):
+            for waits in combinations(able, many):
+                if len(talking - set(waits)) <= 1:
+                    after = tuple(x + (i in waits) for i, x in enumerate(lost))
+                    found.append(many + least(now + 1, after))
         return min(found)
 
-    return least(0, 0, 0)
+    return least(0, (0,) * len(shapes))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -65,6 +68,25 @@ def test_no_schedule_of_two_small_jobs_loses_less(seed: int) -> None:
     expected = by_trying(high, low)
     assert expected < 40
     assert least_lost([low, high], up_to=SECOND) == expected * MILLISECOND
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_schedule_of_three_small_jobs_is_below_the_limit(seed: int) -> None:
+    rng = random.Random(seed)
+    high = small("h", rng.randint(9, 12), rng.randint(3, 5), 5, priority=1)
+    low = [
+        small(f"l{i}", rng.randint(6, 9), rng.randint(1, 2), 3, priority=0, late=rng.randrange(4))
+        for i in range(2)
+    ]
+    assert least_lost([*low, high], up_to=SECOND) <= by_trying(high, *low) * MILLISECOND
+
+
+def test_what_the_highest_loses_may_help_several_of_the_others() -> None:
+    high = small("h", 10, 3, 6, priority=1)
+    low = [small("l0", 20, 1, 2, priority=0, late=18), small("l1", 20, 1, 2, priority=0, late=8)]
+    # If it waits for a millisecond once, it is in nobody's way any more.
+    assert by_trying(high, *low) == 1
+    assert least_lost([*low, high], up_to=SECOND) == MILLISECOND
 
 
 @pytest.mark.parametrize("models", [("gpt2x8", "bertx8"), ("vgg16x8", "gpt2x4", "vgg16x8")])

@@ -17,7 +17,7 @@ from reclaimnet.model.units import SECOND
 MAY_LOSE: Final = 0.018
 """The part of its time that a job may lose for the sake of lower ones."""
 WINDOW: Final = 10 * SECOND
-"""What it has not lost over this time it may lose later; not what it has not lost before that."""
+"""What it has lost, or has not, over more than this time counts no longer."""
 PRICE: Final = 3.0
 """A burst is let pass if it saves so many times what that costs the others; more where more than
 its due has been lost already, less where less."""
@@ -49,7 +49,8 @@ class Account:
     def book(self, *, work: int, lost: int, left: int) -> None:
         ahead = min(left or WINDOW, WINDOW)
         earned = max(0, work + ahead - self.ahead)
-        self.credit = min(int(MAY_LOSE * WINDOW), self.credit + int(MAY_LOSE * earned)) - lost
+        most = int(MAY_LOSE * WINDOW)
+        self.credit = max(-most, min(most, self.credit + int(MAY_LOSE * earned)) - lost)
         self.ahead = ahead
 
     def price(self, cost: int) -> float:

@@ -35,7 +35,10 @@ def by_trying(*pieces: Piece) -> int:
         return period, talk, p.submitted // MILLISECOND, period * p.iterations
 
     shapes = [shape(p) for p in pieces]
-    most = [int(HIGH_MAY_LOSE * shapes[0][3]), *(40 if len(shapes) == 2 else 8 for _ in shapes[1:])]
+    most = [
+        int(HIGH_MAY_LOSE * shapes[0][3]),
+        *(40 if len(shapes) == 2 else 14 for _ in shapes[1:]),
+    ]
 
     @cache
     def least(now: int, lost: tuple[int, ...]) -> int:

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from reclaimnet.engine.conductor import BEFORE, Conductor
+from reclaimnet.engine.conductor import Conductor
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.rhythm import Burst, IterationSeen, Rhythm, RhythmOrder, RhythmSeen, Unleash
 from reclaimnet.model.units import MILLISECOND, SECOND
-from reclaimnet.policy.cede import MAY_LOSE, PRICE, WINDOW, Account, Ahead, cede
+from reclaimnet.policy.cede import BEFORE, MAY_LOSE, PRICE, WINDOW, Account, Ahead, cede
 
 RATE = 25_000_000
 LINK = Link(id=LinkId("l"), rate=RATE, ranked=True)
@@ -41,14 +41,15 @@ def rich() -> Account:
 def high(*, account: Account, share: float = 1.0, priority: int = 1) -> Ahead:
     """Computes for 200 ms, then talks for 140."""
     one = rhythm(HIGH, 340, 140, priority=priority, share=share)
-    return Ahead(rhythm=one, level=1, began=0, period=one.period, account=account)
+    return Ahead(rhythm=one, level=1, began=0, count=0, period=one.period, account=account)
 
 
 def passes(talks_at: int, *ahead: Ahead, talk: int = 40, share: float = 1.0) -> bool:
     """Whether a burst that begins so many milliseconds after the high iteration is let pass."""
     low = rhythm(LOW, 190, talk, share=share)
     began = talks_at * MILLISECOND - low.bursts[0].start
-    return cede(low, ahead, ROOMS, began=began)
+    now = talks_at * MILLISECOND - BEFORE
+    return cede(low, ahead, ROOMS, began=began, now=now).passes
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_who_waits_for_several_waits_until_all_are_through() -> None:
     """Alone, neither of both would keep it waiting for long enough."""
     first = high(account=Account(), priority=0)
     small = rhythm(JobId("second"), 340, 100)
-    second = Ahead(rhythm=small, level=2, began=0, period=small.period, account=Account())
+    second = Ahead(rhythm=small, level=2, began=0, count=0, period=small.period, account=Account())
     assert not passes(262, first, talk=60)
     assert not passes(262, second, talk=60)
     assert passes(262, first, second, talk=60)

@@ -117,4 +117,4 @@ def test_the_highest_gives_no_more_than_it_may(models: tuple[str, ...]) -> None:
     ways = [Way(holds=holds, levels=one.levels), Way(levels=by_class(some))]
     chosen, strict = foresee(some, ROOMS, ways, begins=begins)
     assert chosen[0] <= strict[0] + SPARED
-    assert "played through" in one.decision.reasons[-1]
+    assert any("played through" in reason for reason in one.decision.reasons)

@@ -38,7 +38,7 @@ from reclaimnet.model.rhythm import (
     Unleash,
 )
 from reclaimnet.model.units import MICROSECOND, MILLISECOND, MINUTE, SECOND, show_duration
-from reclaimnet.policy.cede import Account, Ahead, cede
+from reclaimnet.policy.cede import BEFORE, Account, Ahead, cede
 from reclaimnet.policy.detect import CHANGED, at_period, changed
 from reclaimnet.policy.fit import relieve, slowdown
 from reclaimnet.policy.gaps import beside_rhythms, gaps
@@ -65,9 +65,6 @@ LATE_SHARE: Final = 40
 """An iteration later than 1/LATE_SHARE of its period (or than the slack) is late."""
 QUIET_ITERATIONS: Final = 2
 """After a new plan, its iterations are given this long to settle."""
-BEFORE: Final = 50 * MILLISECOND
-"""So long before a burst it is decided whether others let it pass: late enough to see them coming,
-and early enough to be told."""
 MEETS_AGAIN: Final = 4
 """Those that lay well by themselves may drift into each other: a free job that meets others in
 PATIENCE iterations in a row is planned for anew, after twice MEETS_AGAIN iterations once more, and
@@ -157,6 +154,7 @@ class _Player:
             rhythm=self.rhythm,
             level=self.level,
             began=self.marks[-1].began if self.marks else _next_begin(self),
+            count=self.marks[-1].count if self.marks else 0,
             period=self.rhythm.period if self.rotation is None else self.rotation.period,
             account=self.account,
         )
@@ -440,7 +438,13 @@ class Conductor:
         if round_ is not None and round_.cedes and player.marks:
             around = [self._players[r.job] for r in round_.rhythms if r.job in self._players]
             ahead = [one.ahead() for one in around if one.level < player.level]
-            passes = cede(player.rhythm, ahead, self._rooms, began=player.marks[-1].began)
+            began = player.marks[-1].began
+            ceding = cede(player.rhythm, ahead, self._rooms, began=began, now=now)
+            passes = ceding.passes
+            for job, cost in ceding.costs.items():
+                self._players[job].account.pending += cost
+            if ceding.again is not None:
+                self._talk_at[player.rhythm.job] = max(ceding.again, now + MILLISECOND)
         if passes == player.passes:
             return []
         player.passes = passes

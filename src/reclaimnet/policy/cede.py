@@ -7,12 +7,13 @@ priorities lose by it is counted, and they lose no more than a small part of the
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import LinkId
 from reclaimnet.model.rhythm import Burst, Rhythm
-from reclaimnet.model.units import SECOND
+from reclaimnet.model.units import MILLISECOND, SECOND
 
 MAY_LOSE: Final = 0.018
 """The part of its time that a job may lose for the sake of lower ones."""
@@ -24,6 +25,12 @@ its due has been lost already, less where less."""
 STEEP: Final = 2.0
 AMONG_EQUALS: Final = 1.5
 """The same among equal priorities, of which none has to have credit."""
+
+BEFORE: Final = 50 * MILLISECOND
+"""So long before a burst it is decided whether others let it pass: late enough to see them coming,
+and early enough to be told."""
+SURELY: Final = 5 * MILLISECOND
+"""So long after the others should be through they are."""
 
 _BACK: Final = 2
 """So many iterations of others back, what has not gone through yet is reckoned."""
@@ -39,6 +46,8 @@ class Account:
     credit: int = 0
     ahead: int = WINDOW
     """The work for which that is to last."""
+    pending: int = 0
+    """What it is about to lose in the iteration that it is in."""
 
     def open(self, left: int) -> None:
         """Credit beforehand for what the job is known to have before it."""
@@ -52,13 +61,14 @@ class Account:
         most = int(MAY_LOSE * WINDOW)
         self.credit = max(-most, min(most, self.credit + int(MAY_LOSE * earned)) - lost)
         self.ahead = ahead
+        self.pending = 0
 
     def price(self, cost: int) -> float:
         """How many times that much has to be saved by it."""
-        if cost > self.credit:
+        credit = self.credit - self.pending
+        if cost > credit:
             return math.inf
-        due = MAY_LOSE * self.ahead
-        return max(1.0, PRICE * math.pow(due / self.credit, STEEP))
+        return max(1.0, PRICE * math.pow(MAY_LOSE * self.ahead / credit, STEEP))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,32 +79,70 @@ class Ahead:
     level: int
     began: int
     """When its last iteration began, or its first one will."""
+    count: int
+    """Iterations before that one."""
     period: int
     account: Account
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceding:
+    """Whether a burst is let pass."""
+
+    passes: bool
+    again: int | None = None
+    """When to look again: what was not worth it may be so for the rest of the burst."""
+    costs: Mapping[JobId, int] = field(default_factory=dict)
+    """What those lose by it that let it pass."""
+
+
 def cede(
-    rhythm: Rhythm, ahead: Iterable[Ahead], rooms: Mapping[LinkId, int], *, began: int
-) -> bool:
-    """Whether those `ahead` let the bursts of the iteration that `began` pass."""
+    rhythm: Rhythm, ahead: Iterable[Ahead], rooms: Mapping[LinkId, int], *, began: int, now: int
+) -> Ceding:
+    """Whether those `ahead` let the burst of the iteration that `began` pass that is due now, or
+    being kept waiting."""
     ahead = sorted(ahead, key=lambda other: other.level)
-    gain = 0.0
-    costs = [0] * len(ahead)
-    for burst in rhythm.bursts:
-        begin, end = began + burst.start, began + burst.end
+    for number, burst in enumerate(rhythm.bursts):
+        begin = began + burst.start
         busy: list[Span] = []
-        for i, other in enumerate(ahead):
-            for start, length in _bursts(other, rhythm, burst, rooms, until=end):
+        spans: list[tuple[Ahead, Span]] = []
+        for other in ahead:
+            for start, length in _bursts(other, rhythm, burst, rooms, until=begin + burst.length):
                 parts = _parts(start, length, busy)
                 busy = sorted(busy + parts)
-                if parts[0][0] < end and parts[-1][1] > begin:
-                    costs[i] += end - max(begin, parts[0][0])
-        gain += _parts(begin, burst.length, busy)[-1][1] - end
-    for cost, other in zip(costs, ahead, strict=True):
-        if cost:
-            higher = other.rhythm.priority > rhythm.priority
-            gain -= cost * (other.account.price(cost) if higher else AMONG_EQUALS)
-    return any(costs) and gain > 0
+                spans.append((other, (parts[0][0], parts[-1][1])))
+        parts = _parts(begin, burst.length, busy)
+        if parts[-1][1] <= now:
+            continue
+        begin = max(begin, now)
+        left = sum(stop - max(start, begin) for start, stop in parts if stop > begin)
+        later = [began + one.start - BEFORE for one in rhythm.bursts[number + 1 :][:1]]
+        costs = _worth(rhythm, spans, begin, begin + left, saved=parts[-1][1] - begin - left)
+        if costs:
+            return Ceding(passes=True, again=min(later, default=None), costs=costs)
+        # When it goes on by itself, only what keeps it waiting once more has to let it pass.
+        later += [start + SURELY for start, _ in parts if start > begin]
+        return Ceding(passes=False, again=min(later, default=None))
+    return Ceding(passes=False)
+
+
+def _worth(
+    rhythm: Rhythm, spans: Iterable[tuple[Ahead, Span]], begin: int, end: int, *, saved: int
+) -> dict[JobId, int]:
+    """What it costs the others if the burst goes first from begin to end; nothing if it is not
+    worth that."""
+    costs: dict[JobId, int] = {}
+    others = {}
+    for other, (start, stop) in spans:
+        if start < end and stop > begin:
+            job = other.rhythm.job
+            costs[job] = costs.get(job, 0) + end - max(begin, start)
+            others[job] = other
+    gain = float(saved)
+    for job, other in others.items():
+        higher = other.rhythm.priority > rhythm.priority
+        gain -= costs[job] * (other.account.price(costs[job]) if higher else AMONG_EQUALS)
+    return costs if gain > 0 else {}
 
 
 def _bursts(
@@ -103,12 +151,16 @@ def _bursts(
     """When, and for how long, the other wants to talk until about then, if both do not fit."""
     shared = set(rhythm.links) & set(other.rhythm.links)
     last = max(0, (until - other.began) // other.period)
-    return [
-        (other.began + k * other.period + one.start, one.length)
-        for k in range(max(0, last - _BACK), last + 2)
-        for one in other.rhythm.bursts
-        if any(burst.demand + one.demand > rooms.get(link, 0) for link in shared)
-    ]
+    first = max(-min(other.count, 1), last - _BACK)
+    found = []
+    for k in range(first, last + 2):
+        for one in other.rhythm.bursts:
+            if any(burst.demand + one.demand > rooms.get(link, 0) for link in shared):
+                start = other.began + k * other.period + one.start
+                # Those that it lets pass make this one longer, and the next ones later.
+                late = other.account.pending
+                found.append((start + late * (k > 0), one.length + late * (k == 0)))
+    return found
 
 
 def _parts(begin: int, length: int, busy: Iterable[Span]) -> list[Span]:

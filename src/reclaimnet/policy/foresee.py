@@ -132,7 +132,8 @@ class _Play:
         rows, column = np.arange(len(self.due)), np.full(len(self.due), j)
         inside = rhythm.period - begins
         if not running or not 0 <= inside <= rhythm.period:
-            self.since[j] = max(0, begins)
+            # One that was to begin a moment ago has begun; of what was long ago nothing is known.
+            self.since[j] = begins if begins > -rhythm.period else 0
             self._begin(rows, column, np.full(len(rows), self.since[j]))
             return
         self.since[j] = -inside

@@ -61,7 +61,9 @@ class Rotate:
         as they are."""
         links = tuple(links)
         capacity = {link.id: link.room for link in links}
-        known = {r.rhythms: r for r in previous.rounds} if previous is not None else {}
+        before = () if previous is None else previous.rounds
+        known = {r.rhythms: r for r in before}
+        ceding = {_jobs(r.rhythms) for r in before if r.cedes}
         rounds = []
         for together in _components(rhythms, capacity):
             old = known.get(together)
@@ -69,7 +71,10 @@ class Rotate:
                 rounds.append(old)
             else:
                 here = [link for link in links if any(link.id in r.links for r in together)]
-                rounds.append(self._round(together, here, current or {}, running, left or {}))
+                ceded = _jobs(together) in ceding
+                rounds.append(
+                    self._round(together, here, current or {}, running, left or {}, ceded)
+                )
         return RotationPlan(rounds=tuple(rounds))
 
     def _round(
@@ -79,6 +84,7 @@ class Rotate:
         current: Mapping[JobId, int],
         running: Collection[JobId],
         left: Mapping[JobId, int],
+        ceded: bool,
     ) -> Round:
         capacity = {link.id: link.room for link in links}
         scene = Scene(rhythms, capacity, headroom=self.headroom, margin=self.margin)
@@ -104,7 +110,7 @@ class Rotate:
         alone = replace(_left_alone(scene, found[0][0] if found else None), levels=order)
         if not plays:
             return alone
-        return weigh(rounds, alone, links, begins=current, running=running, left=left)
+        return weigh(rounds, alone, links, begins=current, running=running, left=left, ceded=ceded)
 
     def _plays(
         self, rhythms: Sequence[Rhythm], links: Sequence[Link], current: Mapping[JobId, int]
@@ -122,6 +128,10 @@ rotate: Final = Rotate()
 
 
 # --- which jobs have to do with each other -------------------------------------------------
+
+
+def _jobs(rhythms: Iterable[Rhythm]) -> tuple[JobId, ...]:
+    return tuple(r.job for r in rhythms)
 
 
 def _components(

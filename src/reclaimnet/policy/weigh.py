@@ -35,7 +35,7 @@ FAVOUR: Final = 0.03
 this: on a real network bursts that meet disturb each other, in whichever order they are served."""
 GAIN: Final = 0.01
 """But only if it is better than nothing by this: jobs that lie well by themselves are not moved."""
-_CALM: Final = 0.005
+_CALM: Final = 0.001
 """Jobs that lose no more than this to each other lose nothing worth speaking of."""
 
 
@@ -47,9 +47,11 @@ def weigh(
     begins: Mapping[JobId, int],
     running: Collection[JobId],
     left: Mapping[JobId, int],
+    ceded: bool,
 ) -> Round:
     """One of the rounds, or `alone`, with the order in which its jobs are served; the links serve
-    packets by their level."""
+    packets by their level. `ceded` says that the same jobs let bursts pass so far: whether they
+    were better off if nobody conducted shows best when they come together."""
     rhythms = alone.rhythms
     rooms = {link.id: link.room for link in links}
 
@@ -90,7 +92,8 @@ def weigh(
     )
     chosen = ways[best]
     decision = replace(chosen.decision, reasons=(*chosen.decision.reasons, expected))
-    if means[best] <= max(unconducted - GAIN, 1.0 + _CALM):
+    hardly = means[best] > unconducted - GAIN
+    if not (hardly or ceded) or means[best] <= 1.0 + _CALM:
         return replace(chosen, decision=decision)
     # All together are hardly faster than if nobody conducted: the highest give a little.
     passing = f"single bursts of lower ones are let pass, for up to {MAY_LOSE:.1%} of a job's time"

@@ -766,7 +766,7 @@ def _unavoidable(pieces: Sequence[Piece], results: dict[str, Any]) -> bool | Non
     rotated, default, ideal = (results[name]["jct"] for name in ("rotate", "default", "ideal"))
     if rotated <= default * (1.0 + _NOISE):
         return None
-    lost: int = round((default - ideal) * len(pieces) * SECOND)
+    lost: int = round((default * (1.0 + _NOISE) - ideal) * len(pieces) * SECOND)
     return least_lost(pieces, up_to=lost) >= lost
 
 

@@ -456,6 +456,12 @@ class Conductor:
         if not took:
             return
         rotation = player.rotation
+        if player.rhythm.hold is Hold.FIXED and len(took) >= STEADY_MARKS:
+            # Who holds it elsewhere may have given it another round, placed here or not.
+            other_by = abs(sum(took) / len(took) - player.rhythm.period)
+            if other_by > player.rhythm.period * NOTEWORTHY:
+                self._soon(player.rhythm, now)
+                return
         if rotation is None:
             # Nobody makes way for a free job, so only a shorter iteration says anything.
             other = changed(player.rhythm, took)

@@ -14,17 +14,16 @@ from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import LinkId
 from reclaimnet.model.rhythm import Burst, Rhythm
 from reclaimnet.model.units import MILLISECOND, SECOND
+from reclaimnet.policy.foresee import WOBBLE
 
 MAY_LOSE: Final = 0.018
 """The part of its time that a job may lose for the sake of lower ones."""
 WINDOW: Final = 10 * SECOND
 """What it has lost, or has not, over more than this time counts no longer."""
 PRICE: Final = 3.0
-"""A burst is let pass if it saves so many times what that costs the others; more where more than
-its due has been lost already, less where less."""
+"""A burst is let pass if it saves so many times what that costs the others; if that is a higher
+priority, more where more than its due has been lost already, and less where less."""
 STEEP: Final = 2.0
-AMONG_EQUALS: Final = 1.5
-"""The same among equal priorities, of which none has to have credit."""
 
 BEFORE: Final = 50 * MILLISECOND
 """So long before a burst it is decided whether others let it pass: late enough to see them coming,
@@ -104,14 +103,16 @@ def cede(
     ahead = sorted(ahead, key=lambda other: other.level)
     for number, burst in enumerate(rhythm.bursts):
         begin = began + burst.start
+        # It may come late, and be kept waiting only because of that.
+        length = burst.length + int(WOBBLE * burst.start)
         busy: list[Span] = []
         spans: list[tuple[Ahead, Span]] = []
         for other in ahead:
-            for start, length in _bursts(other, rhythm, burst, rooms, until=begin + burst.length):
-                parts = _parts(start, length, busy)
+            for start, lasts in _bursts(other, rhythm, burst, rooms, until=begin + length):
+                parts = _parts(start, lasts, busy)
                 busy = sorted(busy + parts)
                 spans.append((other, (parts[0][0], parts[-1][1])))
-        parts = _parts(begin, burst.length, busy)
+        parts = _parts(begin, length, busy)
         if parts[-1][1] <= now:
             continue
         begin = max(begin, now)
@@ -141,7 +142,7 @@ def _worth(
     gain = float(saved)
     for job, other in others.items():
         higher = other.rhythm.priority > rhythm.priority
-        gain -= costs[job] * (other.account.price(costs[job]) if higher else AMONG_EQUALS)
+        gain -= costs[job] * (other.account.price(costs[job]) if higher else PRICE)
     return costs if gain > 0 else {}
 
 

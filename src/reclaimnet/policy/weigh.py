@@ -35,8 +35,6 @@ FAVOUR: Final = 0.03
 this: on a real network bursts that meet disturb each other, in whichever order they are served."""
 GAIN: Final = 0.01
 """But only if it is better than nothing by this: jobs that lie well by themselves are not moved."""
-_CALM: Final = 0.001
-"""Jobs that lose no more than this to each other lose nothing worth speaking of."""
 
 
 def weigh(
@@ -92,8 +90,7 @@ def weigh(
     )
     chosen = ways[best]
     decision = replace(chosen.decision, reasons=(*chosen.decision.reasons, expected))
-    hardly = means[best] > unconducted - GAIN
-    if not (hardly or ceded) or means[best] <= 1.0 + _CALM:
+    if means[best] <= unconducted - GAIN and not ceded:
         return replace(chosen, decision=decision)
     # All together are hardly faster than if nobody conducted: the highest give a little.
     passing = f"single bursts of lower ones are let pass, for up to {MAY_LOSE:.1%} of a job's time"

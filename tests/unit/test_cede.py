@@ -1,6 +1,8 @@
 """Which bursts of lower jobs are let pass, and what that may cost the higher ones."""
 
+import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -75,7 +77,7 @@ def test_nobody_passes_who_would_cost_more_than_there_is() -> None:
     # What is left is kept for what saves the most.
     few = Account(credit=30 * MILLISECOND)
     assert not passes(185, high(account=few))
-    assert passes(161, high(account=few))
+    assert passes(160, high(account=few))
 
 
 def test_equals_need_no_credit_and_bursts_that_fit_need_not_pass() -> None:
@@ -88,9 +90,34 @@ def test_who_waits_for_several_waits_until_all_are_through() -> None:
     first = high(account=Account(), priority=0)
     small = rhythm(JobId("second"), 340, 100)
     second = Ahead(rhythm=small, level=2, began=0, count=0, period=small.period, account=Account())
-    assert not passes(262, first, talk=60)
-    assert not passes(262, second, talk=60)
-    assert passes(262, first, second, talk=60)
+    assert not passes(250, first, talk=60)
+    assert not passes(250, second, talk=60)
+    assert passes(250, first, second, talk=60)
+
+
+def test_who_was_kept_waiting_passes_when_little_is_left_of_it() -> None:
+    """It waits for one burst to end, and would be cut short by the next just before its own end."""
+    one = rhythm(HIGH, 260, 133, priority=1)
+    ahead = [Ahead(rhythm=one, level=1, began=0, count=0, period=one.period, account=rich())]
+    low = rhythm(LOW, 260, 133)
+    due = 150 * MILLISECOND
+    waits = cede(low, ahead, ROOMS, began=due - low.bursts[0].start, now=due - BEFORE)
+    assert not waits.passes
+    assert waits.again is not None
+    assert 260 * MILLISECOND < waits.again < 270 * MILLISECOND
+    after = [replace(ahead[0], began=260 * MILLISECOND, count=1)]
+    ceding = cede(low, after, ROOMS, began=due - low.bursts[0].start, now=waits.again)
+    assert ceding.passes
+    assert 0 < ceding.costs[HIGH] < 10 * MILLISECOND
+
+
+def test_what_is_about_to_be_lost_cannot_be_lost_twice() -> None:
+    account = Account(credit=100 * MILLISECOND)
+    assert account.price(60 * MILLISECOND) < 100
+    account.pending = 60 * MILLISECOND
+    assert account.price(60 * MILLISECOND) == math.inf
+    account.book(work=SECOND, lost=0, left=0)
+    assert account.price(60 * MILLISECOND) < 100
 
 
 def test_what_is_lost_never_exceeds_what_may_be() -> None:

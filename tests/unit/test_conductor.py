@@ -310,6 +310,22 @@ def test_gaps_between_bursts_are_offered_to_transfers() -> None:
     assert any(gap.rate == 0 for gap in between)
 
 
+def test_who_is_held_elsewhere_in_another_round_is_made_room_for_when_its_marks_show_it() -> None:
+    conductor = Conductor(links=[LINK])
+    conductor.handle(seen(A, period=244, talk=79, hold=Hold.FIXED), 0)
+    conductor.handle(seen(B, period=244, talk=76), 0)
+    # Nobody fits beside it in a round that is no longer than its own iterations.
+    assert shifts(plan(conductor)) == {}
+    told: dict[JobId, Shift] = {}
+    for count in range(8):
+        began = SECOND + count * 247 * MILLISECOND
+        mark = IterationSeen(job=A, count=count, ready_at=began, began_at=began)
+        conductor.handle(mark, began)
+        told |= shifts(conductor.woke(began + SETTLE))
+    assert set(told) == {B}
+    assert told[B].period == 247 * MILLISECOND
+
+
 def test_members_of_a_gang_share_one_rhythm_and_one_shift() -> None:
     other = Link(id=LinkId("other"), rate=RATE)
     conductor = Conductor(links=[LINK, other])

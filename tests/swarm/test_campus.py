@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from reclaimnet.engine.node import Body
+from reclaimnet.engine.body import Body
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import JobId, Maintenance, NodeId
 from reclaimnet.model.orders import Order

@@ -212,6 +212,14 @@ class Attempt:
         self._booked_until = now + OFFERED_PATIENCE
         return [Pull(job=self.job, manifest=event.manifest, sources=(event.source,))]
 
+    def handover_done(self, event: HandoverDone) -> list[Order]:
+        """The job lives elsewhere."""
+        assert self.departure is not None, "a job that does not leave is not handed over"
+        orders = self.departure.handover_done(event)
+        self.phase = Phase.FENCED
+        self.departure = None
+        return orders
+
     def handover_withdrawn(self, now: int) -> list[Order]:
         """The source keeps the job, or gives it to another: nothing was claimed here yet."""
         if self.phase != Phase.BOOKED:
@@ -460,6 +468,11 @@ class Attempt:
     def leaves_state(self) -> bool:
         """Whether something of it may be in this node's vault."""
         return bool(self.record.checkpoints or self.record.output or self._saving)
+
+    @property
+    def pieces(self) -> tuple[ManifestId, ...]:
+        """What of the job's state must not be dropped from this node's vault."""
+        return tuple(checkpoint.manifest for checkpoint in self.record.checkpoints)
 
     def progress(self) -> Progress | None:
         if self.phase != Phase.RUNNING:

@@ -12,6 +12,7 @@ from typing import Final
 from zlib import crc32
 
 from reclaimnet.engine.agenda import Agenda
+from reclaimnet.engine.body import WHOLE
 from reclaimnet.engine.desk import Desk, Waiter
 from reclaimnet.engine.gang import seated
 from reclaimnet.engine.neighbourhood import Neighbourhood
@@ -35,6 +36,8 @@ from reclaimnet.policy.rank import Key
 from reclaimnet.policy.split import by_residual, by_weight
 from reclaimnet.policy.suite import Suite
 
+DISPATCHER: Final = "dispatcher"
+"""The role's name; each zone of a divided campus has its own."""
 WIDTH: Final = 64
 """Searches under way at once."""
 SHORTLIST: Final = 8
@@ -585,3 +588,8 @@ def _returned(prober: Prober) -> list[Order]:
 
 def _due(at: int | None, now: int) -> bool:
     return at is not None and now >= at
+
+
+def dispatcher_role(zone: str) -> str:
+    """Each zone has a dispatcher of its own; a campus that is not divided is one zone."""
+    return DISPATCHER if zone == WHOLE else f"{DISPATCHER}-{zone}"

@@ -19,7 +19,7 @@ from zlib import crc32
 
 from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.pen import Pen
-from reclaimnet.model.events import SeatGranted, SeatTaken, SeatTold, WriteRefused
+from reclaimnet.model.events import SeatGranted, SeatTaken, SeatTold, WriteRefused, Written
 from reclaimnet.model.market import JobId, NodeId, Progress
 from reclaimnet.model.orders import Explain, Order, Tell
 from reclaimnet.model.probing import Ticket
@@ -490,9 +490,9 @@ class Gang:
         self.record = replace(self.record, **changes)  # type: ignore[arg-type]
         return self._pen.write(self.record)
 
-    def written(self, revision: int, now: int) -> list[Order]:
+    def written(self, event: Written, now: int) -> list[Order]:
         stored = self._pen.written()
-        self.record = replace(self.record, revision=revision)
+        self.record = replace(self.record, revision=event.record.revision)
         if self.phase == GangPhase.CLAIMING:
             return self._won(now)
         if not stored:

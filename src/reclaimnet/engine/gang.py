@@ -491,11 +491,10 @@ class Gang:
         return self._pen.write(self.record)
 
     def written(self, event: Written, now: int) -> list[Order]:
-        stored = self._pen.written()
-        self.record = replace(self.record, revision=event.record.revision)
+        self.record = self._pen.written(self.record, event.record)
         if self.phase == GangPhase.CLAIMING:
             return self._won(now)
-        if not stored:
+        if self._pen.behind:
             return self._pen.write(self.record)
         if self.phase == GangPhase.CLOSING and self.record.holder is None:
             self.phase = GangPhase.GONE

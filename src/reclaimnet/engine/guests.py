@@ -107,13 +107,10 @@ class Guests:
             deadline = self._provider.silent_at()
         if attempt is None:
             return Stakes(deadline=deadline, awaited=True)
-        safe = [
-            checkpoint.taken_at
-            for checkpoint in attempt.record.checkpoints
-            if any(holder != self._body.node for holder in checkpoint.holders)
-        ]
-        since = max(safe, default=attempt.record.submitted_at)
-        unsaved = max(now - since, 0) * max(attempt.record.spec.gpus, 1)
+        record, me = attempt.record, self._body.node
+        safe = [checkpoint.taken_at for checkpoint in record.checkpoints if checkpoint.outlives(me)]
+        since = max(safe, default=record.submitted_at)
+        unsaved = max(now - since, 0) * max(record.spec.gpus, 1)
         return Stakes(deadline=deadline, unsaved=unsaved)
 
     def presses(self, job: JobId) -> bool:

@@ -11,21 +11,24 @@ WRITE_AGAIN: Final = SECOND
 
 
 class Pen:
-    """`trusted` while the store has confirmed our epoch since the lease last lapsed."""
+    """`trusted` while the store has confirmed our epoch since the lease last lapsed; `behind` when
+    more is wanted than what the store was last asked to take."""
 
     def __init__(self) -> None:
         self.trusted = True
         self.again_at: int | None = None
-        self._writing = False
-        self._dirty = False
+        self.writing = False
+        self.behind = False
         self._proving = False
+        self._sent: JobRecord | None = None
 
     def write(self, record: JobRecord) -> list[Order]:
-        if self._writing:
-            self._dirty = True
+        if self.writing:
+            self.behind = True
             return []
-        self._writing, self.again_at = True, None
+        self.writing, self.behind, self.again_at = True, False, None
         self._proving = not self.trusted
+        self._sent = record
         return [Write(record=record, writer=Writer.ATTEMPT)]
 
     def doubt(self, record: JobRecord) -> list[Order]:
@@ -33,16 +36,16 @@ class Pen:
         self.trusted = False
         return self.write(record)
 
-    def written(self) -> bool:
-        """Whether all that was wanted is stored now; else it is to be written again."""
-        self._writing = False
+    def written(self, wanted: JobRecord, stored: JobRecord) -> JobRecord:
+        """What is wanted, as the next version of what is stored now."""
+        self.writing = False
         self.trusted = self.trusted or self._proving
-        dirty, self._dirty = self._dirty, False
-        return not dirty
+        sent, self._sent = self._sent, None
+        return stored if wanted is sent else wanted.but(revision=stored.revision)
 
     def refused(self) -> None:
-        self._writing = self._dirty = False
+        self.writing = self.behind = False
 
     def failed(self, now: int) -> None:
-        self._writing = self._dirty = False
+        self.writing = self.behind = False
         self.again_at = now + WRITE_AGAIN

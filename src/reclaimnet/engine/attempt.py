@@ -9,18 +9,24 @@ A job that waits in the queue is claimed first and fetched then. A job that move
 while its source still could hand it to somebody else, and claimed then.
 
 Whatever ends a loan arrives as a notice with a deadline, and `leave` is the one way out: find a
-place, take the last state, hand over. Departure is in engine/departure.py.
+place, take the last state, hand over.
+
+Its parts, in the rank in which it needs them: booking.py keeps the place until the state comes,
+fetch.py says from whom that comes, pen.py claims and writes the record, copies.py sees to it that
+what was saved is elsewhere too, and departure.py is how it leaves. What becomes of a phase, a
+process and a record when one of them has an answer is decided here.
 """
 
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
+from reclaimnet.engine.booking import Booking
 from reclaimnet.engine.copies import Copies, entered
 from reclaimnet.engine.departure import Departure
 from reclaimnet.engine.fetch import Fetch
 from reclaimnet.engine.neighbourhood import Neighbourhood
-from reclaimnet.engine.pen import Pen
+from reclaimnet.engine.pen import Pen, claimed, may_claim
 from reclaimnet.model.events import (
     CopyHeld,
     CopyRefused,
@@ -51,7 +57,7 @@ from reclaimnet.model.orders import (
     Warn,
 )
 from reclaimnet.model.talk import Talk
-from reclaimnet.model.units import MINUTE, SECOND
+from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import (
     REQUEUE_EXIT_CODE,
     Checkpoint,
@@ -66,12 +72,6 @@ from reclaimnet.policy.place import worth_waiting
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.triage import Evacuee
 
-BOOKED_PATIENCE: Final = 2 * MINUTE
-"""A destination keeps its GPUs for a job on its way for this long after it last heard of it."""
-LOOK_AGAIN: Final = SECOND
-"""A destination checks no more often than this that the source still lives."""
-OFFERED_PATIENCE: Final = 30 * MINUTE
-"""Once the state is on its way the pull itself says when it fails; this is for one that hangs."""
 FINISH_PATIENCE: Final = 30 * SECOND
 """How long a completed job waits for a second copy of its output."""
 SAVE_AGAIN: Final = 30 * SECOND
@@ -111,52 +111,45 @@ class Attempt:
         self.node = node
         self.job = record.id
         self.record = record
+        self.epoch = record.epoch + 1
         self.gpus = gpus
         self.source = source
         self.suite = suite
         self.around = around
+        self.phase = Phase.CLAIMING if source is None else Phase.BOOKED
         self._pen = Pen()
+        self._booking: Booking | None = None
         self._fetch = Fetch(node=node, job=record.id, source=source, around=around)
         self.copies = Copies(node=node, spec=record.spec, place=suite.place, around=around)
-        self.phase = Phase.CLAIMING if source is None else Phase.BOOKED
-        self.epoch = record.epoch + 1
-        self.notice: Notice | None = None
         self.departure: Departure | None = None
+        self.notice: Notice | None = None
+        self._loads_ahead = False
+        self._start_at = 0
+        self._restored: ManifestId | None = None
+        self._first_step_seen = False
+        self.due_at: int | None = None
+        """When the cadence wants it saved."""
         self.saved_at = 0
         self.save_cost = record.save_pause
-        self._start_at = 0
-        self._loads_ahead = False
-        self.due_at: int | None = None
+        self._saving = False
         self._save_after = 0
         """Not before then, after a save that failed."""
-        self._verdict: JobState | None = None
-        """What the job becomes when its process is gone, if we are the ones who end it."""
         self.suspended = False
         """The airlock holds it."""
         self._suspended_for = ""
         self._releasing = ""
         """Why it is to be saved and put back into the queue; empty if it is not."""
-        self._booked_until = 0
-        self._look_at = 0
-        self._finish_by = 0
-        self._offered: ManifestId | None = None
-        self._restored: ManifestId | None = None
-        self._first_step_seen = False
-        self._saving = False
         self._resume_when_written = False
-
-    @property
-    def trusted(self) -> bool:
-        """The store has confirmed our epoch since the lease last lapsed."""
-        return self._pen.trusted
+        self._verdict: JobState | None = None
+        """What the job becomes when its process is gone, if we are the ones who end it."""
+        self._finish_by = 0
 
     # --- the beginning ---------------------------------------------------------------------
 
     def begin(self, now: int) -> list[Order]:
         if self.source is None:
-            return self._claim(now)
-        self._booked_until = now + BOOKED_PATIENCE
-        self._look_at = self._look_next(now)
+            return self._claim()
+        self._booking = Booking(self.source, self.around, now)
         newest = self.record.newest
         if newest is None or not self.suite.prepare.warm:
             # Only a job that was saved once is known to wait for its state when started ahead;
@@ -177,22 +170,32 @@ class Attempt:
         self._first_step_seen = True
         return self.change(state=JobState.RUNNING, reason="", handover_to=None)
 
-    def handover_offered(self, event: HandoverOffered, now: int) -> list[Order]:
-        if self.phase != Phase.BOOKED:
+    def _load_ahead(self) -> list[Order]:
+        """Start the process while its state is on the way: it waits for that."""
+        if not self.suite.prepare.warm:
             return []
+        self._loads_ahead = True
+        warm_up = WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
+        if self.notice is None:
+            return [warm_up]
+        return [warm_up, Limit(job=self.job, epoch=self.epoch, at=self.notice.deadline)]
+
+    def _waits(self) -> bool:
+        """Whether a process was started ahead and waits for its state."""
+        ahead = (Phase.BOOKED, Phase.CLAIMING, Phase.FETCHING)
+        return self._loads_ahead and self.phase in ahead
+
+    def handover_offered(self, event: HandoverOffered, now: int) -> list[Order]:
+        if self.phase != Phase.BOOKED or self._booking is None:
+            return []
+        self._booking.offer(event.manifest, now)
         self.record = event.record
         self.epoch = event.record.epoch + 1
-        self._offered = event.manifest
-        self._booked_until = now + OFFERED_PATIENCE
         return [Pull(job=self.job, manifest=event.manifest, sources=(event.source,))]
 
-    def handover_done(self, event: HandoverDone) -> list[Order]:
-        """The job lives elsewhere."""
-        assert self.departure is not None, "a job that does not leave is not handed over"
-        orders = self.departure.handover_done(event)
-        self.phase = Phase.FENCED
-        self.departure = None
-        return orders
+    @property
+    def _offered(self) -> ManifestId | None:
+        return self._booking.offered if self._booking is not None else None
 
     def handover_withdrawn(self, now: int) -> list[Order]:
         """The source keeps the job, or gives it to another: nothing was claimed here yet."""
@@ -201,9 +204,15 @@ class Attempt:
         self.phase = Phase.GONE
         return [End(job=self.job, epoch=self.epoch)]
 
+    def _decline(self, reason: str) -> list[Order]:
+        assert self.source is not None, "only a job on its way can be declined"
+        self.phase = Phase.GONE
+        failed = HandoverFailed(job=self.job, node=self.node, reason=reason)
+        return [End(job=self.job, epoch=self.epoch), Tell(to=self.source, event=failed)]
+
     def pulled(self, event: Pulled, now: int) -> list[Order]:
         if self.phase == Phase.BOOKED and event.manifest == self._offered:
-            return self._claim(now)
+            return self._claim()
         if self._wants(event.manifest):
             return self._start(self._fetch.wanted(self.record), now)
         return []
@@ -232,21 +241,7 @@ class Attempt:
         fetches = self.phase == Phase.FETCHING
         return fetches and manifest == self._fetch.wanted(self.record).manifest
 
-    def _decline(self, reason: str) -> list[Order]:
-        assert self.source is not None, "only a job on its way can be declined"
-        self.phase = Phase.GONE
-        failed = HandoverFailed(job=self.job, node=self.node, reason=reason)
-        return [End(job=self.job, epoch=self.epoch), Tell(to=self.source, event=failed)]
-
-    def _waits(self) -> bool:
-        """Whether a process was started ahead and waits for its state."""
-        ahead = (Phase.BOOKED, Phase.CLAIMING, Phase.FETCHING)
-        return self._loads_ahead and self.phase in ahead
-
-    def _look_next(self, now: int) -> int:
-        return max(self.around.silent_at(self.source or self.node, now), now + LOOK_AGAIN)
-
-    def _claim(self, now: int) -> list[Order]:
+    def _claim(self) -> list[Order]:
         self.phase = Phase.CLAIMING
         return self._store(claimed(self.record, self.node))
 
@@ -270,16 +265,6 @@ class Attempt:
             orders += self._fetch.choose(self.record, now)
             return orders + self._load_ahead() + self._fetch.ask(self.record, now)
         return orders + self._start(None, now)
-
-    def _load_ahead(self) -> list[Order]:
-        """Start the process while its state is on the way: it waits for that."""
-        if not self.suite.prepare.warm:
-            return []
-        self._loads_ahead = True
-        warm_up = WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
-        if self.notice is None:
-            return [warm_up]
-        return [warm_up, Limit(job=self.job, epoch=self.epoch, at=self.notice.deadline)]
 
     def _start(self, checkpoint: Checkpoint | None, now: int) -> list[Order]:
         self.phase = Phase.STARTING
@@ -319,8 +304,6 @@ class Attempt:
             orders.append(Limit(job=self.job, epoch=self.epoch, at=self.notice.deadline))
         return orders
 
-    # --- the running process ---------------------------------------------------------------
-
     def started(self, now: int) -> list[Order]:
         if self.phase != Phase.STARTING:
             return []
@@ -352,6 +335,8 @@ class Attempt:
             return []
         return self._ask_copy(newest, now)
 
+    # --- the running process ---------------------------------------------------------------
+
     def stepped(self, event: StepDone, now: int) -> list[Order]:
         if self.phase != Phase.RUNNING or event.epoch != self.epoch:
             return []
@@ -374,26 +359,7 @@ class Attempt:
         same = before is talk or (before is not None and talk is not None and before.alike(talk))
         return [] if same or self.phase != Phase.RUNNING else self.change(talk=talk)
 
-    @property
-    def leaves_state(self) -> bool:
-        """Whether something of it may be in this node's vault."""
-        return bool(self.record.checkpoints or self.record.output or self._saving)
-
-    @property
-    def pieces(self) -> tuple[ManifestId, ...]:
-        """What of the job's state must not be dropped from this node's vault."""
-        return tuple(checkpoint.manifest for checkpoint in self.record.checkpoints)
-
-    def progress(self) -> Progress | None:
-        if self.phase != Phase.RUNNING:
-            return None
-        return Progress(
-            job=self.job,
-            epoch=self.epoch,
-            step=self.record.step,
-            at=self.record.last_step_at,
-            gpus=self.gpus,
-        )
+    # --- saves and their copies ------------------------------------------------------------
 
     def snapshot_taken(self, event: SnapshotTaken, now: int) -> list[Order]:
         if self.phase != Phase.RUNNING or event.epoch != self.epoch:
@@ -457,114 +423,6 @@ class Attempt:
             *self.change(**failed),
         ]
 
-    def exited(self, event: ProcessExited, now: int) -> list[Order]:
-        if event.epoch != self.epoch:
-            return []
-        if self.phase == Phase.FENCED:
-            self.phase = Phase.GONE
-            return []
-        if self.phase in (Phase.BOOKED, Phase.CLAIMING, Phase.FETCHING):
-            # A warm process died early; it will be started again with its state.
-            return []
-        if self.phase not in (Phase.STARTING, Phase.RUNNING):
-            return []
-        called_off = self.departure.cut_short() if self.departure is not None else []
-        return called_off + self._conclude(event, now)
-
-    def _conclude(self, event: ProcessExited, now: int) -> list[Order]:
-        """What becomes of the job now that its process is gone."""
-        if self._verdict is not None:
-            return self._close(self._verdict, self.record.reason, now)
-        if event.killed:
-            why = f"NodeFail: {event.reason or 'ended by this node'}"
-            if self._releasing:
-                why = f"Released: {self._releasing}"
-            elif self.notice is not None:
-                why = f"Reclaimed: {self.notice.cause}"
-            return self._close(JobState.PENDING, why, now)
-        if event.code == REQUEUE_EXIT_CODE:
-            return self._close(JobState.PENDING, "saved, and asked to be run again", now)
-        if event.code == 0 and event.output is not None:
-            return self._finish(event.output, event.output_bytes, now)
-        if event.code == 0:
-            return self._close(JobState.COMPLETED, "", now, exit_code=0)
-        reason = event.reason or f"exit code {event.code}"
-        return self._close(JobState.FAILED, reason, now, exit_code=event.code)
-
-    def cancel(self, now: int) -> list[Order]:
-        self.record = replace(self.record, cancel=True)
-        if self.phase in (Phase.STARTING, Phase.RUNNING):
-            if self._verdict is not None:
-                return []
-            self._verdict = JobState.CANCELLED
-            self.record = replace(self.record, reason="cancelled by its user")
-            return [End(job=self.job, epoch=self.epoch)]
-        if self.phase == Phase.FETCHING:
-            return self._close(JobState.CANCELLED, "cancelled by its user", now)
-        return []
-
-    def savable(self) -> Savable | None:
-        """How the cadence sees this attempt; None while it cannot be saved."""
-        if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE or self.suspended:
-            return None
-        newest = self.record.newest
-        standby = self.record.standby
-        return Savable(
-            job=self.job,
-            saved_at=self.saved_at,
-            cost=self.save_cost,
-            size=newest.size if newest else 0,
-            weight=max(self.record.spec.gpus, 1),
-            path_bps=self.around.rate(standby) if standby else 0,
-        )
-
-    def evacuee(self, notice: Notice, now: int) -> Evacuee | None:
-        """How triage sees this attempt; None if it has no state to take along."""
-        if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE:
-            return None
-        newest = self.record.newest
-        if newest is None:
-            return None
-        return Evacuee(
-            job=self.job,
-            deadline=notice.deadline,
-            bytes_left=newest.size,
-            fixed=self.save_cost or 0,
-            unsaved=max(self.at_stake(now), 1) / SECOND * max(self.record.spec.gpus, 1),
-            ready=self.record.load_time if self.suite.prepare.warm else 0,
-        )
-
-    def at_stake(self, now: int) -> int:
-        """How long it has worked since the last state that somebody else holds: one that was taken
-        and has not arrived anywhere yet goes with this node."""
-        safe = [c.taken_at for c in self.record.checkpoints if c.outlives(self.node)]
-        began = self.record.started_at or self.record.submitted_at
-        return max(now - max(safe, default=began), 0)
-
-    # --- the output ------------------------------------------------------------------------
-
-    def _finish(self, output: ManifestId, size: int, now: int) -> list[Order]:
-        """The work is done and the GPUs are free; the output should not be here alone."""
-        self.phase = Phase.FINISHING
-        self.departure = None
-        self._finish_by = now + FINISH_PATIENCE
-        self.copies.begin()
-        kept = Checkpoint(
-            manifest=output,
-            epoch=self.epoch,
-            step=self.record.step,
-            size=size,
-            taken_at=now,
-            holders=(self.node,),
-        )
-        orders = self.change(state=JobState.COMPLETING, reason="", output=kept)
-        return orders + self._ask_copy(kept, now)
-
-    def _finished(self, now: int) -> list[Order]:
-        return self._close(JobState.COMPLETED, "", now, exit_code=0)
-
-    # --- copies ----------------------------------------------------------------------------
-
     def _ask_copy(self, newest: Checkpoint, now: int) -> list[Order]:
         keeper, orders = self.copies.ask(self.record, newest, now)
         if keeper is None:
@@ -615,6 +473,11 @@ class Attempt:
         self.suspended = False
         return self.change(**self._as_is())
 
+    def _as_is(self) -> dict[str, Any]:
+        if self.suspended:
+            return {"state": JobState.SUSPENDED, "reason": self._suspended_for}
+        return {"state": JobState.RUNNING, "reason": ""}
+
     def release(self, why: str, deadline: int, now: int) -> list[Order]:
         """Save, end, and go back into the queue: the node needs the memory by the deadline."""
         if self.record.spec.saving == Saving.NONE:
@@ -633,11 +496,6 @@ class Attempt:
         self._verdict = JobState.PENDING
         self.record = replace(self.record, reason=f"Released: {why}")
         return [End(job=self.job, epoch=self.epoch)]
-
-    def _as_is(self) -> dict[str, Any]:
-        if self.suspended:
-            return {"state": JobState.SUSPENDED, "reason": self._suspended_for}
-        return {"state": JobState.RUNNING, "reason": ""}
 
     # --- the way out -----------------------------------------------------------------------
 
@@ -668,6 +526,13 @@ class Attempt:
             return self._depart(now, shed=shed, turn=turn, slowest=slowest)
         return []
 
+    def _depart(
+        self, now: int, *, shed: str = "", turn: int = 0, slowest: float | None = None
+    ) -> list[Order]:
+        assert self.notice is not None, "nobody asked this job to leave"
+        self.departure = Departure(self, self.notice, turn=turn, slowest=slowest)
+        return self.departure.begin(now, shed=shed)
+
     def stay(self, now: int) -> list[Order]:
         """The notice was withdrawn: the loan goes on."""
         self.notice = None
@@ -685,28 +550,81 @@ class Attempt:
             self._resume_when_written = True
         return orders
 
-    def _depart(
-        self, now: int, *, shed: str = "", turn: int = 0, slowest: float | None = None
-    ) -> list[Order]:
-        assert self.notice is not None, "nobody asked this job to leave"
-        self.departure = Departure(self, self.notice, turn=turn, slowest=slowest)
-        return self.departure.begin(now, shed=shed)
+    def handover_done(self, event: HandoverDone) -> list[Order]:
+        """The job lives elsewhere."""
+        assert self.departure is not None, "a job that does not leave is not handed over"
+        orders = self.departure.handover_done(event)
+        self.phase = Phase.FENCED
+        self.departure = None
+        return orders
 
-    def doubt(self, now: int) -> list[Order]:
-        """The lease has lapsed: somebody may hold the next epoch. The process stands still until
-        a write of ours has succeeded, which nobody else's older write can then undo."""
+    # --- the end ---------------------------------------------------------------------------
+
+    def exited(self, event: ProcessExited, now: int) -> list[Order]:
+        if event.epoch != self.epoch:
+            return []
+        if self.phase == Phase.FENCED:
+            self.phase = Phase.GONE
+            return []
+        if self.phase in (Phase.BOOKED, Phase.CLAIMING, Phase.FETCHING):
+            # A warm process died early; it will be started again with its state.
+            return []
         if self.phase not in (Phase.STARTING, Phase.RUNNING):
             return []
-        return self._pen.doubt(self.record)
+        called_off = self.departure.cut_short() if self.departure is not None else []
+        return called_off + self._conclude(event, now)
 
-    # --- the record ------------------------------------------------------------------------
+    def _conclude(self, event: ProcessExited, now: int) -> list[Order]:
+        """What becomes of the job now that its process is gone."""
+        if self._verdict is not None:
+            return self._close(self._verdict, self.record.reason, now)
+        if event.killed:
+            why = f"NodeFail: {event.reason or 'ended by this node'}"
+            if self._releasing:
+                why = f"Released: {self._releasing}"
+            elif self.notice is not None:
+                why = f"Reclaimed: {self.notice.cause}"
+            return self._close(JobState.PENDING, why, now)
+        if event.code == REQUEUE_EXIT_CODE:
+            return self._close(JobState.PENDING, "saved, and asked to be run again", now)
+        if event.code == 0 and event.output is not None:
+            return self._finish(event.output, event.output_bytes, now)
+        if event.code == 0:
+            return self._close(JobState.COMPLETED, "", now, exit_code=0)
+        reason = event.reason or f"exit code {event.code}"
+        return self._close(JobState.FAILED, reason, now, exit_code=event.code)
 
-    def change(self, **changes: Any) -> list[Order]:
-        return self._store(self.record.but(**changes))
+    def cancel(self, now: int) -> list[Order]:
+        self.record = replace(self.record, cancel=True)
+        if self.phase in (Phase.STARTING, Phase.RUNNING):
+            if self._verdict is not None:
+                return []
+            self._verdict = JobState.CANCELLED
+            self.record = replace(self.record, reason="cancelled by its user")
+            return [End(job=self.job, epoch=self.epoch)]
+        if self.phase == Phase.FETCHING:
+            return self._close(JobState.CANCELLED, "cancelled by its user", now)
+        return []
 
-    def _store(self, record: JobRecord) -> list[Order]:
-        self.record = record
-        return self._pen.write(record)
+    def _finish(self, output: ManifestId, size: int, now: int) -> list[Order]:
+        """The work is done and the GPUs are free; the output should not be here alone."""
+        self.phase = Phase.FINISHING
+        self.departure = None
+        self._finish_by = now + FINISH_PATIENCE
+        self.copies.begin()
+        kept = Checkpoint(
+            manifest=output,
+            epoch=self.epoch,
+            step=self.record.step,
+            size=size,
+            taken_at=now,
+            holders=(self.node,),
+        )
+        orders = self.change(state=JobState.COMPLETING, reason="", output=kept)
+        return orders + self._ask_copy(kept, now)
+
+    def _finished(self, now: int) -> list[Order]:
+        return self._close(JobState.COMPLETED, "", now, exit_code=0)
 
     def _close(self, state: JobState, reason: str, now: int, **changes: Any) -> list[Order]:
         ended: list[Order] = []
@@ -722,6 +640,15 @@ class Attempt:
             ended_at=now if state.terminal else None,
             **changes,
         )
+
+    # --- the record ------------------------------------------------------------------------
+
+    def change(self, **changes: Any) -> list[Order]:
+        return self._store(self.record.but(**changes))
+
+    def _store(self, record: JobRecord) -> list[Order]:
+        self.record = record
+        return self._pen.write(record)
 
     def written(self, event: Written, now: int) -> list[Order]:
         self.record = self._pen.written(self.record, event.record)
@@ -756,16 +683,12 @@ class Attempt:
             return orders + (self._pen.write(self.record) if not self._pen.writing else [])
         if self.phase == Phase.CLAIMING and current is not None and may_claim(current, self.node):
             return self._store(claimed(current, self.node))
-        return self._fenced(current, now)
-
-    def write_failed(self, now: int) -> list[Order]:
-        self._pen.failed(now)
-        return []
+        return self._fenced(current)
 
     def _ours(self, current: JobRecord) -> bool:
         return current.epoch == self.record.epoch and current.holder == self.node
 
-    def _fenced(self, current: JobRecord | None, now: int) -> list[Order]:
+    def _fenced(self, current: JobRecord | None) -> list[Order]:
         """Someone else decides about this job now: stop, write nothing, and leave no trace."""
         who = f"epoch {current.epoch} held by {current.holder}" if current else "no such job"
         had_process = self.phase in (Phase.STARTING, Phase.RUNNING)
@@ -776,6 +699,22 @@ class Attempt:
         if had_process or waits:
             orders.append(End(job=self.job, epoch=self.epoch))
         return orders
+
+    def write_failed(self, now: int) -> list[Order]:
+        self._pen.failed(now)
+        return []
+
+    def doubt(self, now: int) -> list[Order]:
+        """The lease has lapsed: somebody may hold the next epoch. The process stands still until
+        a write of ours has succeeded, which nobody else's older write can then undo."""
+        if self.phase not in (Phase.STARTING, Phase.RUNNING):
+            return []
+        return self._pen.doubt(self.record)
+
+    @property
+    def trusted(self) -> bool:
+        """The store has confirmed our epoch since the lease last lapsed."""
+        return self._pen.trusted
 
     # --- time ------------------------------------------------------------------------------
 
@@ -802,8 +741,8 @@ class Attempt:
                 due_at = max(self.due_at, self._save_after)
                 due_at = max(due_at, self.copies.wait_until) if self.copies.pending else due_at
                 times.append(due_at)
-        elif self.phase == Phase.BOOKED:
-            times.append(min(self._booked_until, self._look_at))
+        elif self.phase == Phase.BOOKED and self._booking is not None:
+            times.append(self._booking.next_wake())
         elif self.phase == Phase.FINISHING:
             times.append(self._finish_by)
         elif self.notice is not None and self.phase == Phase.FETCHING:
@@ -813,12 +752,9 @@ class Attempt:
         return min(times, default=None)
 
     def woke(self, now: int) -> list[Order]:
-        if self.phase == Phase.BOOKED and now >= self._booked_until:
-            return self._decline("waited too long for the state")
-        if self.phase == Phase.BOOKED and now >= self._look_at:
-            self._look_at = self._look_next(now)
-            if self.source is not None and not self.around.alive(self.source, now):
-                return self._decline(f"{self.source} is silent")
+        if self.phase == Phase.BOOKED and self._booking is not None:
+            why = self._booking.lapsed(now)
+            return self._decline(why) if why else []
         if self.phase == Phase.FINISHING and now >= self._finish_by:
             return self._finished(now)
         if self.phase == Phase.FETCHING:
@@ -855,6 +791,67 @@ class Attempt:
             and not self.suspended
         )
 
+    # --- how others see it -----------------------------------------------------------------
+
+    def progress(self) -> Progress | None:
+        if self.phase != Phase.RUNNING:
+            return None
+        return Progress(
+            job=self.job,
+            epoch=self.epoch,
+            step=self.record.step,
+            at=self.record.last_step_at,
+            gpus=self.gpus,
+        )
+
+    def savable(self) -> Savable | None:
+        """How the cadence sees this attempt; None while it cannot be saved."""
+        if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE or self.suspended:
+            return None
+        newest = self.record.newest
+        standby = self.record.standby
+        return Savable(
+            job=self.job,
+            saved_at=self.saved_at,
+            cost=self.save_cost,
+            size=newest.size if newest else 0,
+            weight=max(self.record.spec.gpus, 1),
+            path_bps=self.around.rate(standby) if standby else 0,
+        )
+
+    def evacuee(self, notice: Notice, now: int) -> Evacuee | None:
+        """How triage sees this attempt; None if it has no state to take along."""
+        if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE:
+            return None
+        newest = self.record.newest
+        if newest is None:
+            return None
+        return Evacuee(
+            job=self.job,
+            deadline=notice.deadline,
+            bytes_left=newest.size,
+            fixed=self.save_cost or 0,
+            unsaved=max(self.at_stake(now), 1) / SECOND * max(self.record.spec.gpus, 1),
+            ready=self.record.load_time if self.suite.prepare.warm else 0,
+        )
+
+    def at_stake(self, now: int) -> int:
+        """How long it has worked since the last state that somebody else holds: one that was taken
+        and has not arrived anywhere yet goes with this node."""
+        safe = [c.taken_at for c in self.record.checkpoints if c.outlives(self.node)]
+        began = self.record.started_at or self.record.submitted_at
+        return max(now - max(safe, default=began), 0)
+
+    @property
+    def pieces(self) -> tuple[ManifestId, ...]:
+        """What of the job's state must not be dropped from this node's vault."""
+        return tuple(checkpoint.manifest for checkpoint in self.record.checkpoints)
+
+    @property
+    def leaves_state(self) -> bool:
+        """Whether something of it may be in this node's vault."""
+        return bool(self.record.checkpoints or self.record.output or self._saving)
+
     def _explain(self, question: str, chosen: str, reason: str) -> Explain:
         return Explain(
             job=self.job,
@@ -870,24 +867,3 @@ def _loss(steps: int, *, begun: bool, saved: bool) -> str:
     if not saved:
         return "it was never saved, so all it had done is lost"
     return f"{steps} steps are lost" if steps else "nothing is lost"
-
-
-def may_claim(record: JobRecord, node: NodeId) -> bool:
-    """A job may be taken if nobody holds it, or if its holder hands it to this node."""
-    if record.state.terminal:
-        return False
-    return record.holder is None or record.handover_to == node
-
-
-def claimed(record: JobRecord, node: NodeId) -> JobRecord:
-    """The record of the next epoch, held by the node."""
-    moved = record.epoch > 0
-    return replace(
-        record,
-        epoch=record.epoch + 1,
-        holder=node,
-        handover_to=None,
-        state=JobState.CONFIGURING,
-        reason=f"starts on {node}",
-        moves=record.moves + moved,
-    )

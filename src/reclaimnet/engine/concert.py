@@ -128,7 +128,7 @@ class Concert:
                 others.append(order)
         return others
 
-    # --- the rhythms of the jobs here --------------------------------------------------------
+    # --- the rhythms of the jobs here ------------------------------------------------------
 
     def iterated(self, event: ev.Iterated, now: int) -> list[Order]:
         guest = self._guests.running(event.job, event.epoch)
@@ -211,7 +211,7 @@ class Concert:
             return first == self._body.node
         return plan.stretch_of(first) == self.outbound.own_stretch
 
-    # --- what conductors say -----------------------------------------------------------------
+    # --- what conductors say ---------------------------------------------------------------
 
     def conduct(self, event: RhythmEvent, now: int) -> list[Order]:
         """For the conductors here; one that does not know the job makes nothing of it."""

@@ -18,7 +18,7 @@ from typing import Final
 from zlib import crc32
 
 from reclaimnet.engine.neighbourhood import Neighbourhood
-from reclaimnet.engine.pen import Pen
+from reclaimnet.engine.pen import Pen, claimed
 from reclaimnet.model.events import SeatGranted, SeatTaken, SeatTold, WriteRefused, Written
 from reclaimnet.model.market import JobId, NodeId, Progress
 from reclaimnet.model.orders import Explain, Order, Tell
@@ -133,14 +133,7 @@ class Gang:
     def begin(self, now: int) -> list[Order]:
         seats = tuple(member.node for member in self._members)
         self.record = replace(
-            self.record,
-            epoch=self.record.epoch + 1,
-            holder=self.node,
-            seats=seats,
-            handover_to=None,
-            state=JobState.CONFIGURING,
-            reason=f"starts on {', '.join(seats)}",
-            moves=self.record.moves + (self.record.epoch > 0),
+            claimed(self.record, self.node), seats=seats, reason=f"starts on {', '.join(seats)}"
         )
         return self._pen.write(self.record)
 

@@ -5,7 +5,8 @@ part is a module of its own in this package. While it holds the role, it has the
 
 To add a kind of event: name it in model/events.py, and give it a case in `_react` that hands it to
 the part whose state it changes. To add a way for a loan to end: let whoever decides it ask with
-`ReclaimAsked(cause=...)`; `_reclaim` is where all of them begin.
+`ReclaimAsked(cause=...)`, which `_reclaim` makes a notice to all jobs on those GPUs. Notices to one
+job alone are given by the airlock and by relief; all of them end in `Attempt.leave`.
 """
 
 from typing import Final, assert_never
@@ -91,8 +92,8 @@ class Node:
             self.stirred = isinstance(event, ev.CopyHeld | ev.Pulled)
             return orders
         self.stirred = True
-        is_idle = isinstance(event, ev.PressureRead) and not orders
-        if is_idle and self.beats.all_is_told(self.dispatcher, now):
+        no_news = isinstance(event, ev.PressureRead) and not orders
+        if no_news and self.beats.all_is_told(self.dispatcher, now):
             return []
         orders += self._sweep(now)
         orders += self.beats.tell(self.dispatcher, now)
@@ -461,7 +462,7 @@ class Node:
         if role.startswith(CONDUCTOR):
             self.concert.role_lost(role.removeprefix(CONDUCTOR))
 
-    # --- time, and what follows from everything ----------------------------------------------
+    # --- time, and what follows from everything --------------------------------------------
 
     def _woke(self, now: int) -> list[Order]:
         self.provider.expire(now)

@@ -1,10 +1,13 @@
-"""The pen: how the holder of a job's epoch writes its record, one write at a time."""
+"""The pen: how a node claims a job's next epoch, and how the holder of an epoch writes the record,
+one write at a time."""
 
+from dataclasses import replace
 from typing import Final
 
+from reclaimnet.model.market import NodeId
 from reclaimnet.model.orders import Order, Write
 from reclaimnet.model.units import SECOND
-from reclaimnet.model.work import JobRecord, Writer
+from reclaimnet.model.work import JobRecord, JobState, Writer
 
 WRITE_AGAIN: Final = SECOND
 """Pause before a write is repeated that the store did not answer."""
@@ -49,3 +52,24 @@ class Pen:
     def failed(self, now: int) -> None:
         self.writing = self.behind = False
         self.again_at = now + WRITE_AGAIN
+
+
+def may_claim(record: JobRecord, node: NodeId) -> bool:
+    """A job may be taken if nobody holds it, or if its holder hands it to this node."""
+    if record.state.terminal:
+        return False
+    return record.holder is None or record.handover_to == node
+
+
+def claimed(record: JobRecord, node: NodeId) -> JobRecord:
+    """The record of the next epoch, held by the node."""
+    moved = record.epoch > 0
+    return replace(
+        record,
+        epoch=record.epoch + 1,
+        holder=node,
+        handover_to=None,
+        state=JobState.CONFIGURING,
+        reason=f"starts on {node}",
+        moves=record.moves + moved,
+    )

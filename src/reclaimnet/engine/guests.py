@@ -23,7 +23,7 @@ from reclaimnet.model.events import (
     SeatTold,
     TicketRedeemed,
 )
-from reclaimnet.model.market import Cause, JobId, Notice, Progress
+from reclaimnet.model.market import JobId, Notice, Progress
 from reclaimnet.model.orders import Order, Tell
 from reclaimnet.model.probing import Ticket
 from reclaimnet.model.units import SECOND
@@ -258,8 +258,7 @@ class Guests:
         for job in sorted(self.attempts):
             attempt = self.attempts[job]
             notice = attempt.notice
-            if notice is None or notice.cause in (Cause.PRESSURE, Cause.LINK):
-                # Memory and links are not the provider's to give back.
+            if notice is None or not notice.withdrawable:
                 continue
             if self._provider.notice_for(job) is None:
                 orders += attempt.stay(now)
@@ -289,6 +288,8 @@ class Guests:
                 del self.attempts[job]
                 if attempt.leaves_state:
                     left.append(job)
+        if not self.gangs and not self.seats:
+            return left
         for job in [job for job, gang in self.gangs.items() if gang.phase == GangPhase.GONE]:
             del self.gangs[job]
         for seat in self._seats():
@@ -300,7 +301,7 @@ class Guests:
         return left
 
     def _seats(self) -> list[Seat]:
-        return [self.seats[job] for job in sorted(self.seats)] if self.seats else []
+        return [self.seats[job] for job in sorted(self.seats)]
 
     # --- time ------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from typing import Final
 
 from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.provider import Provider
-from reclaimnet.model.market import NodeId
 from reclaimnet.model.units import HOUR
 from reclaimnet.policy.hazard import Experience, learn, observe, pooled
 
@@ -17,8 +16,7 @@ LEARN_AGAIN: Final = 6 * HOUR
 
 
 class Hazard:
-    def __init__(self, node: NodeId, provider: Provider, around: Neighbourhood) -> None:
-        self.node = node
+    def __init__(self, provider: Provider, around: Neighbourhood) -> None:
         self._provider = provider
         self._around = around
         self.experience = Experience()
@@ -65,6 +63,7 @@ class Hazard:
 
     def _learn(self, now: int) -> None:
         self._learned_at = now
-        others = (card.experience for card in self._around.cards() if card.node != self.node)
+        me = self._provider.node
+        others = (card.experience for card in self._around.cards() if card.node != me)
         self.row = self.experience.row()
         self.forecast = learn(self.experience, pooled((self.row, *others)))

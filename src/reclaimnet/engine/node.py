@@ -4,9 +4,10 @@ It routes what happens to the parts that it concerns, and says what follows for 
 part is a module of its own in this package. While it holds the role, it has the zone's dispatcher.
 
 To add a kind of event: name it in model/events.py, and give it a case in `_react` that hands it to
-the part whose state it changes. To add a way for a loan to end: let whoever decides it ask with
-`ReclaimAsked(cause=...)`, which `_reclaim` makes a notice to all jobs on those GPUs. Notices to one
-job alone are given by the airlock and by relief; all of them end in `Attempt.leave`.
+the part whose state it changes. To add a way for a loan to end: add a `Cause` and say in `Notice`
+what it means, and let whoever decides it ask with `ReclaimAsked(cause=...)`, which `_reclaim` makes
+a notice to all jobs on those GPUs. Who needs one job alone to leave hands it a notice, as the
+airlock and relief do. All of them end in `Attempt.leave`.
 """
 
 from typing import Final, assert_never
@@ -59,7 +60,7 @@ class Node:
         )
         self.strays = Strays(body.node)
         self.lease = Lease(body.timing.lease)
-        self.hazard = Hazard(body.node, self.provider, self.around)
+        self.hazard = Hazard(self.provider, self.around)
         self.saves = Saves(suite.cadence, self.provider, self.hazard, uplink_bps=body.uplink_bps)
         self.concert = Concert(body, suite.pace, self.around, self.guests)
         self.beats = Beats(

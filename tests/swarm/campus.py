@@ -1,7 +1,7 @@
 """A small campus for the tests, and the promises it must keep after every event."""
 
+from reclaimnet.engine.body import Body
 from reclaimnet.engine.neighbourhood import LIVELY
-from reclaimnet.engine.node import Body
 from reclaimnet.model.market import Gpu, GpuId, NodeId, Offer, Terms
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobSpec

@@ -7,7 +7,7 @@ import pytest
 from reclaimnet.apps.bench import airlock as bench
 from reclaimnet.engine import airlock
 from reclaimnet.engine.airlock import EPISODE
-from reclaimnet.engine.node import Body
+from reclaimnet.engine.body import Body
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import End, Explain, Suspend, Unsuspend
 from reclaimnet.model.units import MINUTE, SECOND
@@ -194,7 +194,7 @@ def test_members_of_a_group_stop_and_go_on_together() -> None:
     def together() -> None:
         mind = world.machines[N0].mind
         assert mind is not None
-        here = gang & {j for j, a in mind.attempts.items() if a.phase == "running"}
+        here = gang & {j for j, a in mind.guests.attempts.items() if a.phase == "running"}
         held = gang & set(mind.airlock.holds)
         if watch.suspended and len(here) == 3:
             assert held in (set(), gang)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from reclaimnet.engine.node import CONDUCTOR, Body
+from reclaimnet.engine.body import Body
+from reclaimnet.engine.conductor import CONDUCTOR
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import Explain, Order, Rotate
 from reclaimnet.model.talk import Burst, Talk, parse_talk
@@ -71,7 +72,7 @@ def sendings(world: SimWorld) -> list[tuple[NodeId, str, bool]]:
         (node, sent.planned_by, sent.shed)
         for node, machine in world.machines.items()
         if machine.mind is not None
-        for sent in machine.mind.outbound.sending(world.now)
+        for sent in machine.mind.concert.outbound.sending(world.now)
         if sent.deadline is not None
     ]
 
@@ -170,7 +171,7 @@ def test_jobs_behind_one_link_are_heard_and_kept_apart() -> None:
     assert {world.store.records[job].holder for job in jobs} == {"n0", "n1"}
     mind = world.machines[NodeId("n0")].mind
     assert mind is not None
-    conductor = mind.conductors["building narrow"]
+    conductor = mind.concert.conductors["building narrow"]
     assert conductor.clock_error(NodeId("n1"), world.now) < 10 * MILLISECOND
     link = next(one for one in conductor.seen() if one.link == "narrow up")
     assert {voice.job for voice in link.voices} == set(jobs)
@@ -293,9 +294,9 @@ def test_a_new_conductor_takes_the_rhythms_up() -> None:
     world.run(world.now + 90 * SECOND)
     mind = world.machines[NodeId("n1")].mind
     assert mind is not None
-    (link,) = [one for one in mind.conductors["building narrow"].seen() if one.voices][:1]
+    (link,) = [one for one in mind.concert.conductors["building narrow"].seen() if one.voices][:1]
     assert {voice.job for voice in link.voices} <= set(jobs)
-    assert len(mind.conductors["building narrow"].plan.rounds) == 1
+    assert len(mind.concert.conductors["building narrow"].plan.rounds) == 1
 
 
 def test_a_queued_job_is_placed_where_its_rhythm_fits() -> None:
@@ -327,7 +328,7 @@ def test_a_queued_job_is_placed_where_its_rhythm_fits() -> None:
     assert holder is not None
     mind = world.machines[holder].mind
     assert mind is not None
-    assert mind.tempo.rhythms()[JobId("known")].talk == declared
+    assert mind.concert.tempo.rhythms()[JobId("known")].talk == declared
 
 
 # --- a link on which not all fit -----------------------------------------------------------
@@ -376,7 +377,9 @@ def test_a_job_leaves_a_link_that_stays_too_full_once_and_without_loss() -> None
     # Those that stay fit now, and it is written down why the third one had to go.
     mind = world.machines[NodeId("n0")].mind
     assert mind is not None
-    (link,) = [one for one in mind.conductors["building narrow"].seen() if one.link == "narrow up"]
+    (link,) = [
+        one for one in mind.concert.conductors["building narrow"].seen() if one.link == "narrow up"
+    ]
     assert len(link.voices) == 2
     assert max(voice.padding for voice in link.voices) < 0.05
     (why,) = decisions(ordered, "does a job leave the link?")

@@ -36,7 +36,7 @@ def test_a_gang_starts_on_all_its_nodes_and_completes() -> None:
     completed(world)
     assert len(watched.starts) == 3
     assert all(len(m.mind.provider.vacant()) == 2 for m in world.machines.values())
-    assert not any(m.mind.seats or m.mind.gangs for m in world.machines.values())
+    assert not any(m.mind.guests.seats or m.mind.guests.gangs for m in world.machines.values())
 
 
 def test_of_two_gangs_that_do_not_fit_together_one_runs_and_the_other_waits_with_a_reason() -> None:
@@ -285,5 +285,5 @@ def test_gangs_keep_the_promises(seed: int) -> None:
     completed(world)
     world.run(world.now + MINUTE)
     for machine in world.machines.values():
-        assert not machine.mind.seats
-        assert not machine.mind.gangs
+        assert not machine.mind.guests.seats
+        assert not machine.mind.guests.gangs

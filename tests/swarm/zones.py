@@ -1,6 +1,7 @@
 """A simulated campus of several zones, each with a dispatcher of its own."""
 
-from reclaimnet.engine.node import DISPATCHER, Body
+from reclaimnet.engine.body import Body
+from reclaimnet.engine.dispatcher import DISPATCHER
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.units import MILLISECOND, SECOND

@@ -37,8 +37,10 @@ from reclaimnet.apps.guarded import Guarded
 from reclaimnet.apps.membership import joined
 from reclaimnet.apps.register import NODE_NAME, read_invitation
 from reclaimnet.apps.world import Clock, LiveWorld
+from reclaimnet.engine.body import WHOLE, Body
+from reclaimnet.engine.dispatcher import dispatcher_role
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
-from reclaimnet.engine.node import WHOLE, Body, Node, dispatcher_role
+from reclaimnet.engine.node import Node
 from reclaimnet.errors import (
     BadConfig,
     Damaged,
@@ -470,7 +472,7 @@ class Agent:
         kept = tuple(sorted({record_id for record_id in records if vault.manifests(record_id)}))
         world.deliver(ev.CopiesFound(jobs=kept))
         for record in records.values():
-            known = record.id in mind.attempts or record.id in mind.gangs
+            known = mind.guests.holder(record.id) is not None
             if record.holder == self.settings.node and not known:
                 world.deliver(ev.RecordSeen(job=record.id, record=record))
         self._guests_known.set()
@@ -707,7 +709,7 @@ class Agent:
         if self._world is None:
             return
         world, mind = self._running()
-        guests = mind.processes()
+        guests = mind.guests.processes()
         if not guests or mind.provider.offer is None:
             return
         if grace is None:
@@ -742,7 +744,7 @@ class Agent:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 await self._guests_known.wait()
-                for job, epoch in mind.processes():
+                for job, epoch in mind.guests.processes():
                     world.runner.end(job, epoch)
                 await world.empty()
         self._parting = True

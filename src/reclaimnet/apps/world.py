@@ -218,7 +218,7 @@ class LiveWorld:
 
     async def empty(self) -> None:
         """Returns when nothing is left here that has to do with a job."""
-        while self.mind.attempts or self.mind.seats or self.mind.gangs:
+        while self.mind.guests:
             self._turned.clear()
             await self._turned.wait()
 

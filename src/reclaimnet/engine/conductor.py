@@ -44,6 +44,8 @@ from reclaimnet.policy.precede import bound
 from reclaimnet.policy.rotate import beside_rhythms, gaps, relieve, rotate, slowdown
 from reclaimnet.policy.view import view
 
+CONDUCTOR: Final = "conductor "
+"""The role's name, followed by the stretch that is conducted."""
 NOBODY: Final = NodeId("")
 
 SETTLE: Final = 20 * MILLISECOND

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from reclaimnet.engine.body import Body
 from reclaimnet.engine.neighbourhood import Timing
-from reclaimnet.engine.node import Body
 from reclaimnet.model.market import JobId, NodeId, Offer
 from reclaimnet.model.units import HOUR, MINUTE, SECOND
 from reclaimnet.model.work import JobSpec

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from reclaimnet.engine.node import Body
+from reclaimnet.engine.body import Body
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import Gpu, GpuId, JobId, NodeId, Offer, Terms
 from reclaimnet.model.pressure import Pressure
@@ -242,12 +242,12 @@ class _Play:
     def _crowd(self, node: NodeId) -> None:
         """Who conducts the links finds that a job had better go elsewhere."""
         mind = self.world.machines[node].mind
-        if mind is None or not mind.attempts:
+        if mind is None or not mind.guests.attempts:
             return
-        conductor = mind.around.conductor(mind.outbound.own_stretch, self.world.now)
+        conductor = mind.around.conductor(mind.concert.outbound.own_stretch, self.world.now)
         if conductor is None:
             return
-        job = self.fate.choice(sorted(mind.attempts))
+        job = self.fate.choice(sorted(mind.guests.attempts))
         self._note("crowded", f"{job} on {node} is asked to leave a link that is too full")
         crowded = ev.LinkCrowded(node=conductor, job=job, slowdown=1.5)
         self.world.tell(node, crowded)

@@ -5,8 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
+from reclaimnet.engine.body import Body
+from reclaimnet.engine.conductor import CONDUCTOR
+from reclaimnet.engine.dispatcher import DISPATCHER
 from reclaimnet.engine.neighbourhood import Heard, Neighbourhood
-from reclaimnet.engine.node import CONDUCTOR, DISPATCHER, Body, Node
+from reclaimnet.engine.node import Node
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Card, JobId, NodeId, Offer
@@ -441,7 +444,7 @@ class SimWorld:
             if holder is not None:
                 mind = self.machines[holder].mind
                 fit = self.machines[holder].connected and self.store_up
-                if mind is not None and stretch in mind.conductors:
+                if mind is not None and stretch in mind.concert.conductors:
                     if fit:
                         continue
                     self._deliver(holder, ev.RoleLost(role=role))
@@ -1014,7 +1017,7 @@ class SimWorld:
     def _presses(self, node: NodeId, job: JobId) -> bool:
         """Whether somebody waits for the job's state, or it has to be gone by a deadline."""
         mind = self.machines[node].mind
-        return mind is not None and mind.presses(job)
+        return mind is not None and mind.guests.presses(job)
 
     def _pulled(
         self,

@@ -32,7 +32,9 @@ from reclaimnet.apps.workers import workers
 from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.airlock import EPISODE
 from reclaimnet.engine.attempt import Phase
-from reclaimnet.engine.node import DISPATCHER, Body, Node
+from reclaimnet.engine.body import Body
+from reclaimnet.engine.dispatcher import DISPATCHER
+from reclaimnet.engine.node import Node
 from reclaimnet.errors import Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Offer, Terms
@@ -244,7 +246,7 @@ def note(
     if isinstance(event, ev.PressureRead):
         stopped = stopped | kinds.get("End", set())
     if isinstance(event, ev.ProcessExited):
-        attempt = mind.attempts.get(event.job)
+        attempt = mind.guests.attempts.get(event.job)
         if attempt is not None and event.killed:
             stopped = stopped | {event.job}
             newest = attempt.record.newest
@@ -253,7 +255,7 @@ def note(
             tally.cut_short(event.job, max(step - saved, 0) * step_s)
     others = [
         job
-        for job, attempt in mind.attempts.items()
+        for job, attempt in mind.guests.attempts.items()
         if attempt.phase == Phase.RUNNING and job not in mind.airlock.holds and job not in stopped
     ]
     tally.suspensions += len(kinds.get("Suspend", set()))
@@ -677,7 +679,7 @@ async def _end(world: LiveWorld, mind: Node) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(END_PATIENCE_S):
             mind.dispatcher = None
-            for attempt in list(mind.attempts.values()):
+            for attempt in list(mind.guests.attempts.values()):
                 world.runner.end(attempt.job, attempt.epoch)
             await world.empty()
 

@@ -28,7 +28,9 @@ from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.server import start_server, stop_server
 from reclaimnet.apps.world import written
-from reclaimnet.engine.node import DISPATCHER, Body, Node
+from reclaimnet.engine.body import Body
+from reclaimnet.engine.dispatcher import DISPATCHER
+from reclaimnet.engine.node import Node
 from reclaimnet.errors import Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
@@ -108,7 +110,7 @@ class BenchAgent:
         if isinstance(event, ev.TicketRedeemed):
             self._submitted[event.record.id] = event.record.submitted_at
         orders = self.mind.handle(event, now)
-        if isinstance(event, ev.TicketRedeemed) and event.record.id in self.mind.attempts:
+        if isinstance(event, ev.TicketRedeemed) and event.record.id in self.mind.guests.attempts:
             self._taken[event.record.id] = (time.time_ns() - event.record.submitted_at) / 1e6
         for entry in journal.entries(now, self.mind.body.node, event, orders):
             self.campus.journal(entry)

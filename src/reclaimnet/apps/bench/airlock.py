@@ -752,7 +752,11 @@ def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
     def journal(now: int, node: NodeId, event: ev.Event, orders: Sequence[Order]) -> None:
         mind = world.machines[node].mind
         if mind is not None:
-            done = world.steps_done.get(event.job) if isinstance(event, ev.ProcessExited) else None
+            done = (
+                world.processes.steps_done.get(event.job)
+                if isinstance(event, ev.ProcessExited)
+                else None
+            )
             note(tally, mind, now, event, orders, step_s=SIM_STEP / SECOND, done=done)
 
     world.journal = journal

@@ -34,9 +34,11 @@ from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import DEFAULT_GUEST_DISK, DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guarded import Guarded
+from reclaimnet.apps.live.clock import Clock
+from reclaimnet.apps.live.serving import Serving
+from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.apps.membership import joined
 from reclaimnet.apps.register import NODE_NAME, read_invitation
-from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
 from reclaimnet.engine.node import WHOLE, Body, Node, dispatcher_role
 from reclaimnet.errors import (
@@ -435,7 +437,7 @@ class Agent:
             )
             stack.push_async_callback(world.close)
             stack.push_async_callback(world.flush)
-            gate.world, self._world, self._mind = world, world, mind
+            gate.serving, self._world, self._mind = world.serving, world, mind
             gate.serves = lambda: mind.provider.serves(self._clock.now())
             world.after_owner_event = self._remember_provider
             await self._wake_up(campus, vault)
@@ -451,7 +453,7 @@ class Agent:
             lambda r: me in (r.holder, *r.seats) or bool(vault.manifests(r.id))
         )
         records = {record.id: record for record in theirs}
-        for attempt in await world.adopt(records.values()):
+        for attempt in await world.processes.adopt(records.values()):
             held = attempt.suspended_at
             since = None if held is None else self._clock.wall(held)
             found = ev.ProcessFound(
@@ -459,7 +461,7 @@ class Agent:
             )
             world.deliver(found)
             if attempt.exit is not None:
-                world.exited(attempt.exit)
+                world.processes.exited(attempt.exit)
             elif attempt.waiting:
                 world.runner.resume(attempt.job, attempt.epoch)
         kept = tuple(sorted({record_id for record_id in records if vault.manifests(record_id)}))
@@ -800,14 +802,14 @@ class _Gate:
     """Lets the chunk server start before there is a world to ask."""
 
     def __init__(self) -> None:
-        self.world: LiveWorld | None = None
+        self.serving: Serving | None = None
         self.serves: Callable[[], bool] = lambda: False
 
     def may_read(self, common_name: str, job: Any) -> bool:
         return (
-            self.world is not None
+            self.serving is not None
             and self.may_go_on(common_name)
-            and self.world.may_read(common_name, job)
+            and self.serving.may_read(common_name, job)
         )
 
     def may_go_on(self, common_name: str) -> bool:

@@ -27,7 +27,7 @@ from reclaimnet import journal
 from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.server import start_server, stop_server
-from reclaimnet.apps.world import written
+from reclaimnet.apps.live.world import written
 from reclaimnet.engine.node import DISPATCHER, Body, Node
 from reclaimnet.errors import Unavailable
 from reclaimnet.model import events as ev

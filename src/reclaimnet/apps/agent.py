@@ -449,7 +449,7 @@ class Agent:
         for event in self._remembered_provider():
             world.deliver(event)
         me = self.settings.node
-        theirs = await campus.read_records(
+        theirs = await campus.records.find(
             lambda r: me in (r.holder, *r.seats) or bool(vault.manifests(r.id))
         )
         records = {record.id: record for record in theirs}
@@ -540,7 +540,7 @@ class Agent:
         """While we dispatch, every change of a record is news."""
         world, _ = self._running()
         with contextlib.suppress(asyncio.CancelledError):
-            async with contextlib.aclosing(campus.watch_records()) as records:
+            async with contextlib.aclosing(campus.records.watch()) as records:
                 async for record in records:
                     world.deliver(ev.RecordSeen(job=record.id, record=record))
 

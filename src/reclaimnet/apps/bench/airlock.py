@@ -428,6 +428,7 @@ class OneNode:
 
     def __init__(self) -> None:
         self.store = Store()
+        self.records = self
         self.world: LiveWorld | None = None
         self.cards: dict[NodeId, Card] = {}
 

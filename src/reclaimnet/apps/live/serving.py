@@ -73,7 +73,7 @@ class Serving:
             return False
         if peer in self._invited.get(job, ()):
             return True
-        reading = asyncio.run_coroutine_threadsafe(self._campus.read(job), self._loop)
+        reading = asyncio.run_coroutine_threadsafe(self._campus.records.read(job), self._loop)
         try:
             record = reading.result(MAY_READ_PATIENCE_S)
         except (ReclaimNetError, TimeoutError):

@@ -268,7 +268,7 @@ class LiveWorld:
 
     async def _read(self, job: JobId) -> None:
         with contextlib.suppress(Unavailable):
-            self.deliver(ev.RecordSeen(job=job, record=await self._campus.read(job)))
+            self.deliver(ev.RecordSeen(job=job, record=await self._campus.records.read(job)))
 
     async def _beat(self, card: Card) -> None:
         sent_at = self._clock.now()
@@ -356,7 +356,7 @@ async def written(campus: Campus, order: od.Write) -> ev.Written | ev.WriteRefus
     """Write the record; what came of it."""
     record, writer = order.record, order.writer
     try:
-        result = await campus.write(record)
+        result = await campus.records.write(record)
     except (Unavailable, Damaged) as error:
         return ev.WriteFailed(job=record.id, reason=str(error), writer=writer)
     if isinstance(result, Refused):

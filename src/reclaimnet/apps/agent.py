@@ -156,6 +156,11 @@ def main(
     box = _sandbox(guests, shares, guest_disk, campus_nets, hidden=config.state)
     plan, uplink_bps = _network(node, uplink, topology)
     url, secret = campus_of(config, join, token)
+    if box is None and token is not None:
+        sys.stderr.write(
+            f"Guests will see what {getpass.getuser()} sees on this machine; --sandbox open shows "
+            "them nothing but their own files and GPUs.\n"
+        )
     folder = config.agents / node
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     running = daemon.running(folder / "agent.pid")

@@ -383,13 +383,13 @@ def test_a_process_that_waits_for_its_claim_is_gone_by_its_owners_deadline() -> 
     world.run(44 * SECOND)
     there = world.store.records[J].handover_to
     assert there is not None, "the state is on its way"
-    world.store_up = False
+    world.store.up = False
     world.run(66 * SECOND)
     assert world.machines[there].processes, "it waits there"
     world.reclaim(there, grace=10 * SECOND)
     world.run(77 * SECOND)
     assert not world.machines[there].processes
-    world.store_up = True
+    world.store.up = True
     world.run(5 * MINUTE)
     assert not world.store.records[J].state.terminal
 

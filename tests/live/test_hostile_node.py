@@ -130,7 +130,7 @@ class Scene:
                 record, revision=right.revision
             ) == dataclasses.replace(right, seal=record.seal)
 
-        forged = await self.rogue._newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
+        forged = await self.rogue.store.newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
         newest = 0 if forged is None else forged.seq
         async with asyncio.timeout(20):
             while True:
@@ -315,7 +315,7 @@ async def test_a_node_cannot_bring_an_ended_job_back(scene: Scene) -> None:
     await until(lambda: scene.seen[JOB] == ended, "the gateway has seen the end")
     scene.gateway.records.recall = lambda _job: ended
     for state in (JobState.PENDING, JobState.FAILED):
-        newest = await scene.rogue._newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
+        newest = await scene.rogue.store.newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
         alive = dataclasses.replace(ended, state=state, ended_at=None, revision=newest.seq, epoch=2)
         await scene.forge(alive, held_by=ROGUE)
         await scene.assert_put_right(ended)
@@ -324,7 +324,7 @@ async def test_a_node_cannot_bring_an_ended_job_back(scene: Scene) -> None:
 async def test_a_node_cannot_turn_time_back(scene: Scene) -> None:
     """It stores again what was once true, byte for byte and with its true signature."""
     await scene.submitted()
-    old = await scene.rogue._newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
+    old = await scene.rogue.store.newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
     held = dataclasses.replace(await scene.gateway.records.read(JOB), holder=HONEST, epoch=1)
     running = await scene.honest.records.write(held)
     assert isinstance(running, JobRecord)
@@ -375,17 +375,17 @@ async def test_a_record_that_was_forgotten_before_the_gateway_looked_is_put_back
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await scene.running()
-    write, late = scene.gateway._compare_and_set, asyncio.Event()
+    write, late = scene.gateway.store.compare_and_set, asyncio.Event()
 
     async def write_late(subject: str, value: bytes, **rest) -> int | None:
         for _ in range(400):
-            if late.is_set() or not await scene.rogue._newest(streams.JOBS, subject, "look"):
+            if late.is_set() or not await scene.rogue.store.newest(streams.JOBS, subject, "look"):
                 break
             await asyncio.sleep(0.05)
         late.set()
         return await write(subject, value, **rest)
 
-    monkeypatch.setattr(scene.gateway, "_compare_and_set", write_late)
+    monkeypatch.setattr(scene.gateway.store, "compare_and_set", write_late)
     fleeting = dataclasses.replace(running, holder=ROGUE, epoch=2)
     await scene.forge(fleeting, held_by=ROGUE, headers={"Nats-TTL": "1s"})
     await asyncio.wait_for(late.wait(), 20)

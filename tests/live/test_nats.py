@@ -129,7 +129,7 @@ async def test_many_may_prepare_a_new_store_at_once(server) -> None:
         *(Campus.connect(server.url, TOKEN, f"n{number}") for number in range(8))
     )
     try:
-        assert isinstance(await members[0].write(record()), JobRecord)
+        assert isinstance(await members[0].records.write(record()), JobRecord)
     finally:
         await asyncio.gather(*(member.close() for member in members))
 
@@ -218,7 +218,7 @@ async def test_a_stale_writer_is_refused_and_told_what_is_stored(campus: Campus)
 async def test_of_racing_claimers_exactly_one_wins(server) -> None:
     async with contextlib.AsyncExitStack() as stack:
         rivals = [await stack.enter_async_context(joined(server, f"n{i}")) for i in range(4)]
-        open_record = await rivals[0].write(record())
+        open_record = await rivals[0].records.write(record())
         assert isinstance(open_record, JobRecord)
         for _ in range(20):
             claims = [

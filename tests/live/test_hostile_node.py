@@ -275,6 +275,37 @@ async def test_a_holder_goes_on_though_nobody_else_is_there(scene: Scene) -> Non
     assert (await scene.stored()).step == 7
 
 
+async def test_who_starts_again_knows_its_own_hand_while_nobody_can_be_asked(scene: Scene) -> None:
+    """Otherwise it would never hear that it holds the job, and nobody else would take it."""
+    running = await scene.running()
+    fresh = await scene.ward.join(HONEST, witness=scene.ward.witness(HONEST))
+    fresh.read_card = _unavailable
+    async with asyncio.timeout(20):
+        assert await fresh.read_records(lambda record: True) == [running]
+
+
+async def test_who_starts_again_waits_until_it_can_ask_who_wrote_a_record(scene: Scene) -> None:
+    running = await scene.running()
+    given = await scene.honest.write(dataclasses.replace(running, handover_to=ROGUE))
+    taken = await scene.rogue.write(
+        dataclasses.replace(given, holder=ROGUE, epoch=2, handover_to=None)
+    )
+    fresh = await scene.ward.join(HONEST, witness=scene.ward.witness(HONEST))
+    answers = fresh.read_card
+    failures = iter(range(2))
+
+    async def read_card(node: NodeId) -> Card | None:
+        return await (answers if next(failures, None) is None else _unavailable)(node)
+
+    fresh.read_card = read_card
+    async with asyncio.timeout(20):
+        assert await fresh.read_records(lambda record: True) == [taken]
+
+
+async def _unavailable(node: NodeId) -> Card | None:
+    raise Unavailable("the store has no leader")
+
+
 async def test_a_node_cannot_bring_an_ended_job_back(scene: Scene) -> None:
     running = await scene.running()
     ended = await scene.honest.write(

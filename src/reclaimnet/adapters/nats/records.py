@@ -1,5 +1,6 @@
 """Jobs' records: written by compare-and-set, signed by who writes, and believed by the witness."""
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -25,6 +26,7 @@ from reclaimnet.wire import GATEWAY, decode_record, encode_record, event_to_dict
 
 MAX_TOLD_OF: Final = 1024
 """Jobs of which is remembered that people were told."""
+ASK_AGAIN_S: Final = 0.5
 _TIME_TO_LIVE: Final = "Nats-TTL"
 
 _log = logging.getLogger("reclaimnet.nats")
@@ -158,8 +160,10 @@ class Records(Store):
         # Its card tells who it is, and may be newer than what was heard.
         try:
             card = await self.read_card(NodeId(writer))
-        except (Unavailable, Damaged):
+        except Unavailable:
             return dataclasses.replace(version, unasked=True)
+        except Damaged:
+            card = None
         if card is None:
             return version
         # Also if that is no news: it may have come while we asked, for another of its records.
@@ -238,7 +242,8 @@ class Records(Store):
         return [record]
 
     async def read_records(self, about: Callable[[JobRecord], bool]) -> list[JobRecord]:
-        """Those of all records as they are stored now that it is about, and that are believed."""
+        """Those of all records as they are stored now that it is about, and that are believed.
+        Waits while it cannot be asked who wrote one: nobody would look at it again."""
         found: list[JobRecord] = []
         subject = f"$KV.jobs.{self._zone}.>"
         source = read_stream(self._link, streams.JOBS, subject, newest_only=True)
@@ -252,6 +257,9 @@ class Records(Store):
                 if record is None or not about(record):
                     continue
                 version = await self._version_of(stored)
+                while version is not None and version.unasked:
+                    await asyncio.sleep(ASK_AGAIN_S)
+                    version = await self._version_of(stored)
                 if version is not None:
                     with contextlib.suppress(Unavailable):
                         found.append(self._believed(version))

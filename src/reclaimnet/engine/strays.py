@@ -35,9 +35,10 @@ class Strays:
         return [Write(record=lost, writer=Writer.DISPATCHER)]
 
     def next_wake(self) -> int | None:
-        return min(self._look_at.values(), default=None)
+        return min(self._look_at.values()) if self._look_at else None
 
     def woke(self, now: int) -> list[Order]:
-        due = [job for job, at in sorted(self._look_at.items()) if now >= at]
-        self._look_at.update(dict.fromkeys(due, now + LOOK_AGAIN))
-        return [Read(job=job) for job in due]
+        due = [job for job, at in self._look_at.items() if now >= at]
+        for job in due:
+            self._look_at[job] = now + LOOK_AGAIN
+        return [Read(job=job) for job in sorted(due)]

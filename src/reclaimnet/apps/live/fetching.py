@@ -42,18 +42,32 @@ class Fetching:
         self._errands = errands
         self._deliver = deliver
         self._stops: dict[tuple[JobId, ManifestId], threading.Event] = {}
+        self._orders: dict[tuple[JobId, ManifestId], Pull] = {}
+        """What was ordered last, of each that is being pulled."""
         self._untold: set[tuple[JobId, ManifestId]] = set()
         """What is being pulled, until the mind has heard how that went."""
 
     async def fetch(self, order: Pull) -> None:
         key = (order.job, order.manifest)
-        if key in self._stops:
+        before = self._orders.get(key)
+        if before is not None:
             # Whoever asked first gets the answer, and so does who asks now.
+            if not set(order.sources) <= set(before.sources):
+                # The others may be long gone; what came from them is kept.
+                self._orders[key] = order
+                if key in self._stops:
+                    self._stops[key].set()
             return
         self._untold.add(key)
+        self._orders[key] = order
         try:
-            self._deliver(await self._came_of(order))
+            came = await self._came_of(order)
+            while isinstance(came, PullFailed) and self._orders[key] is not order:
+                order = self._orders[key]
+                came = await self._came_of(order)
+            self._deliver(came)
         finally:
+            del self._orders[key]
             self._untold.discard(key)
 
     def untold(self, job: JobId) -> frozenset[ManifestId]:

@@ -53,6 +53,8 @@ class Processes:
         self._wanted: dict[tuple[JobId, int], ManifestId | None] = {}
         """Attempts that were ordered and not ended since: no other process is ever started. With
         what each is to go on from, once that is decided."""
+        self._leaving: dict[tuple[JobId, int], asyncio.Event] = {}
+        """Attempts that are over and whose folders are being removed, until they are."""
         self._specs: dict[tuple[JobId, int], JobSpec] = {}
         self._saving: dict[tuple[JobId, int], asyncio.Task[None]] = {}
         """The last save of each: they are kept one after the other."""
@@ -73,15 +75,20 @@ class Processes:
                 laid_out.warm = True
                 self._preload(laid_out)
 
-    def _prepared(self, order: od.WarmUp | od.Start) -> "asyncio.Task[Path]":
-        self._specs[order.job, order.epoch] = order.spec
-        return self._scratch.prepared(order.job, order.epoch, order.spec)
+    async def _prepared(self, order: od.WarmUp | od.Start) -> Path:
+        key = (order.job, order.epoch)
+        if key in self._leaving:
+            # A place was booked in vain, and now the same epoch of the job comes after all.
+            await self._leaving[key].wait()
+        self._specs[key] = order.spec
+        return await self._scratch.prepared(order.job, order.epoch, order.spec)
 
     def expected(self, job: JobId) -> LaidOut | None:
         """Where a job on its way here is laid out as its chunks come, ready to be brought up to
         date with the last of them."""
         for key, spec in self._specs.items():
-            if key[0] == job and spec.saving is Saving.SDK and key in self._wanted:
+            coming = key in self._wanted and key not in self._leaving
+            if key[0] == job and spec.saving is Saving.SDK and coming:
                 return self._scratch.laid_out(*key)
         return None
 
@@ -279,12 +286,19 @@ class Processes:
 
     async def _scrub(self, job: JobId, epoch: int) -> None:
         """Leave nothing of an attempt on the owner's machine but its checkpoints."""
+        key = (job, epoch)
         self._let_go(job, epoch)
-        self._wanted.pop((job, epoch), None)
-        await self._scratch.remove(job, epoch, *SCRATCH)
-        self._specs.pop((job, epoch), None)
-        if not any(other == job for other, _ in self._specs):
-            self._keeping.left(job)
+        self._wanted.pop(key, None)
+        if key in self._leaving:
+            return
+        self._leaving[key] = asyncio.Event()
+        try:
+            await self._scratch.remove(job, epoch, *SCRATCH)
+            self._specs.pop(key, None)
+            if not any(other == job for other, _ in self._specs):
+                self._keeping.left(job)
+        finally:
+            self._leaving.pop(key).set()
 
     def _let_go(self, job: JobId, epoch: int) -> None:
         self._runner.scrub(job, epoch)

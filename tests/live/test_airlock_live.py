@@ -252,7 +252,7 @@ def test_the_first_is_stopped_while_the_agent_is_busy_with_something_else(
         world = campus.world
         await usual(campus, clock, folder, plan, 0.0, score)
         low = JobId("low0")
-        attempts, airlock = world.mind.attempts, world.mind.airlock
+        attempts, airlock = world.mind.guests.attempts, world.mind.airlock
         await turning(lambda: [a.phase for a in attempts.values()] == [Phase.RUNNING] * len(plan))
         running = clock.now()
         await turning(lambda: airlock.reading.at >= running)

@@ -167,7 +167,9 @@ def test_an_invited_machine_joins_and_a_revoked_one_is_put_out(tmp_path: Path) -
             "--state", str(tmp_path / "far"), "agent", "--name", "far", "--gpus", "1", "--lend",
             "--token-file", str(tmp_path / "token"), "--detach",
         ]  # fmt: skip
-        campus.rn(*far)
+        said = campus.rn(*far).stderr
+        assert "Guests will see what" in said, "who lends to strangers is told of the sandbox"
+        assert "--sandbox open" in said
         try:
             until(lambda: "far" in campus.rn("nodes").stdout, "the invited machine is a node")
             campus.rn("revoke", "far")

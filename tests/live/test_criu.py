@@ -27,8 +27,10 @@ from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps.bench import airlock as bench
-from reclaimnet.apps.world import Clock, LiveWorld
-from reclaimnet.engine.node import DISPATCHER, Body
+from reclaimnet.apps.live.clock import Clock
+from reclaimnet.apps.live.world import LiveWorld
+from reclaimnet.engine.body import Body
+from reclaimnet.engine.dispatcher import DISPATCHER
 from reclaimnet.engine.node import Node as Mind
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import JobId, NodeId

@@ -1,13 +1,14 @@
 """A small campus for the tests, and the promises it must keep after every event."""
 
+from reclaimnet.engine.body import Body
 from reclaimnet.engine.neighbourhood import LIVELY
-from reclaimnet.engine.node import Body
 from reclaimnet.model.market import Gpu, GpuId, NodeId, Offer, Terms
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobSpec
 from reclaimnet.policy.suite import Suite
+from reclaimnet.sim.faults import Faults
 from reclaimnet.sim.process import Work
-from reclaimnet.sim.world import Faults, SimWorld
+from reclaimnet.sim.world import SimWorld
 
 
 def offer(node: str, gpus: int, notice: int = 20 * SECOND) -> Offer:

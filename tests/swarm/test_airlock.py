@@ -7,17 +7,18 @@ import pytest
 from reclaimnet.apps.bench import airlock as bench
 from reclaimnet.engine import airlock
 from reclaimnet.engine.airlock import EPISODE
-from reclaimnet.engine.node import Body
+from reclaimnet.engine.body import Body
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import End, Explain, Suspend, Unsuspend
 from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import JobState, Saving
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.survive import newest_first, nobody, priority_ladder
+from reclaimnet.sim.faults import Faults
 from reclaimnet.sim.memory import Footprint
 from reclaimnet.sim.process import Work
 from reclaimnet.sim.promises import Promises
-from reclaimnet.sim.world import Faults, SimWorld
+from reclaimnet.sim.world import SimWorld
 from tests.swarm.campus import offer, spec
 
 MB = 1 << 20
@@ -194,7 +195,7 @@ def test_members_of_a_group_stop_and_go_on_together() -> None:
     def together() -> None:
         mind = world.machines[N0].mind
         assert mind is not None
-        here = gang & {j for j, a in mind.attempts.items() if a.phase == "running"}
+        here = gang & {j for j, a in mind.guests.attempts.items() if a.phase == "running"}
         held = gang & set(mind.airlock.holds)
         if watch.suspended and len(here) == 3:
             assert held in (set(), gang)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from reclaimnet.engine.node import Body
+from reclaimnet.engine.body import Body
 from reclaimnet.model.events import Event
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import Explain, Order

@@ -7,7 +7,8 @@ import pytest
 
 from reclaimnet.adapters.linux import criu
 from reclaimnet.apps.gateway_desk import Desk
-from reclaimnet.engine.node import Body, Node
+from reclaimnet.engine.body import Body
+from reclaimnet.engine.node import Node
 from reclaimnet.errors import UsageError
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import Card, Gauge, Gpu, GpuId, JobId, NodeId, Offer

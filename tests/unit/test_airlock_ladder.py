@@ -13,7 +13,8 @@ from reclaimnet.engine.airlock import (
     Rung,
 )
 from reclaimnet.engine.attempt import Phase
-from reclaimnet.engine.node import Body, Node
+from reclaimnet.engine.body import Body
+from reclaimnet.engine.node import Node
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Card, Cause, Gpu, GpuId, JobId, NodeId, Offer, Terms
@@ -87,7 +88,7 @@ class Story:
         jobs = tuple(
             Usage(job=job, epoch=1, bytes=size)
             for job, size in held.items()
-            if job in self.node.attempts
+            if job in self.node.guests.attempts
         )
         at = fields.pop("at", self.now)
         return Pressure(at=at, limit=LIMIT, used=sum(held.values()), jobs=jobs, **fields)
@@ -131,7 +132,7 @@ def test_the_stop_comes_before_everything_else_and_the_record_says_so() -> None:
     story = Story()
     orders = story.suspend_low()
     assert orders[0] == od.Suspend(job=LOW, epoch=1)
-    record = story.node.attempts[LOW].record
+    record = story.node.guests.attempts[LOW].record
     assert record.state == JobState.SUSPENDED
     assert "memory in use" in record.reason
     assert any("who stands still?" in line for line in chosen(orders))
@@ -151,7 +152,7 @@ def test_it_goes_on_when_there_is_room_again() -> None:
     assert kinds(story.read(403, 583, after=SECOND), od.Unsuspend) == []
     orders = story.read(403, 300, after=SECOND)
     assert kinds(orders, od.Unsuspend) == [od.Unsuspend(job=LOW, epoch=1)]
-    assert story.node.attempts[LOW].record.state == JobState.RUNNING
+    assert story.node.guests.attempts[LOW].record.state == JobState.RUNNING
     assert not story.node.airlock.holds
 
 
@@ -286,7 +287,7 @@ def test_with_another_place_it_leaves_by_the_path_of_a_reclaim() -> None:
     story.wait(SUSPEND_FOR - SECOND)
     story.meet(vacant=1)
     orders = story.wait(SECOND)
-    attempt = story.node.attempts[LOW]
+    attempt = story.node.guests.attempts[LOW]
     assert attempt.notice is not None
     assert attempt.notice.cause == Cause.PRESSURE
     (asked,) = [o for o in kinds(orders, od.Tell) if isinstance(o.event, ev.ProbeArrived)]
@@ -354,20 +355,20 @@ def test_a_withdrawn_notice_does_not_call_a_move_for_memory_off() -> None:
     story.wait(SECOND)
     story.tell(ev.ReclaimAsked(request="r", gpus=(GpuId("g1"),), grace=MINUTE))
     story.tell(ev.WithdrawAsked(request="w"))
-    assert story.node.attempts[LOW].departure is not None
-    assert story.node.attempts[HIGH].departure is None
+    assert story.node.guests.attempts[LOW].departure is not None
+    assert story.node.guests.attempts[HIGH].departure is None
 
 
 def test_a_found_job_that_stood_still_goes_on_standing_still() -> None:
     story = Story()
     node = Node(Body(node=ME), Suite())
-    record = story.node.attempts[LOW].record
+    record = story.node.guests.attempts[LOW].record
     since = story.now - 3 * SECOND
     found = ev.ProcessFound(record=record, gpus=(GpuId("g0"),), suspended_at=since)
     orders = node.handle(found, story.now)
     assert kinds(orders, od.Unsuspend) == []
     assert node.airlock.holds[LOW].since == since
-    assert node.attempts[LOW].record.state == JobState.SUSPENDED
+    assert node.guests.attempts[LOW].record.state == JobState.SUSPENDED
     assert node.airlock.next_wake() is not None
 
 
@@ -420,4 +421,4 @@ def test_what_top_shows_of_it() -> None:
     (held,) = story.node.airlock.suspensions()
     assert (held.job, held.rung, held.bytes) == (LOW, "suspended", 403)
     assert held.until == held.since + SUSPEND_FOR
-    assert story.node.attempts[HIGH].phase == Phase.RUNNING
+    assert story.node.guests.attempts[HIGH].phase == Phase.RUNNING

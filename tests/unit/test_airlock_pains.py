@@ -158,7 +158,7 @@ def test_what_a_job_held_when_it_left_is_what_it_is_expected_to_need() -> None:
 
 def test_what_a_job_asked_for_and_has_not_taken_yet_is_kept_from_newcomers() -> None:
     story = Story()
-    attempt = story.node.attempts[HIGH]
+    attempt = story.node.guests.attempts[HIGH]
     spec = replace(attempt.record.spec, memory_bytes=700)
     attempt.record = replace(attempt.record, spec=spec)
     story.now += EXPECT_FOR

@@ -36,7 +36,7 @@ class Ear:
         with peer:
             while packet := peer.recv(1 << 16):
                 self.asked.append(json.loads(packet))
-                peer.send(b'{"ok": true}')
+                peer.send(b'{"ok": true, "terms": {"rate": null}}')
 
     def close(self) -> None:
         self._listener.close()
@@ -74,3 +74,16 @@ def test_a_job_that_goes_after_others_is_told_so_and_later_let_go(ear: Ear, tmp_
     guarded.close()
     heard = [(a["period"], a["slots"], a["level"]) for a in ear.asked if a["verb"] == "slots"]
     assert heard == [(0, [], 2), (9, [[1, 2]], 2), (0, [], 0)]
+
+
+def test_a_transfer_that_is_over_by_then_needs_no_other_pace(ear: Ear, tmp_path: Path) -> None:
+    guarded = Guarded(tmp_path / "guard.sock")
+    guarded.lane = True
+    ours, theirs = socket.socketpair()
+    ours.close()
+    done_otherwise: list[bool] = []
+    guarded.hold_to("t", 1000, [ours], otherwise=lambda: done_otherwise.append(True))
+    guarded.close()
+    theirs.close()
+    assert [asked["verb"] for asked in ear.asked] == ["status", "pace"]
+    assert not done_otherwise, "nothing was wrong with the guard"

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from reclaimnet.engine.conductor import Conductor
+from reclaimnet.engine.body import Body
+from reclaimnet.engine.conductor import CONDUCTOR, Conductor
 from reclaimnet.engine.convoy import TOLD_FOR, WITNESSES, Convoy
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood
-from reclaimnet.engine.node import CONDUCTOR, Body, Node
+from reclaimnet.engine.node import Node
 from reclaimnet.engine.outbound import ANSWERED_FOR, TRICKLE, Outbound, Stakes
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Offer, Terms
@@ -250,7 +251,7 @@ def test_a_node_conducts_its_own_uplink_and_says_so() -> None:
     assert not any(isinstance(order, Tell) for order in orders)
     # The node's GPUs are taken back: what it keeps for others has to leave in time.
     node.handle(ev.ReclaimAsked(request="r"), SECOND)
-    assert node.outbound.sending(SECOND)[0].deadline == 21 * SECOND
+    assert node.concert.outbound.sending(SECOND)[0].deadline == 21 * SECOND
     node.handle(ev.RoleLost(role=role), 2 * SECOND)
     assert node.card().conducts == ()
     assert node.handle(sent("j", 400 * MB), 9 * SECOND) is not None
@@ -272,7 +273,7 @@ def test_another_nodes_conductor_is_told_and_its_word_is_kept() -> None:
     assert answer.to == A
     assert isinstance(answer.event, ev.PacesTold)
     a.handle(answer.event, 0)
-    assert a.outbound.sending(0)[0].planned_by == B
+    assert a.concert.outbound.sending(0)[0].planned_by == B
     # Looks of one moment are told together, with the last of them.
     first = replace(sent("i", 300 * MB), more=True)
     assert not [o for o in a.handle(first, SECOND) if isinstance(o, Tell)]

@@ -78,7 +78,7 @@ def test_a_copy_elsewhere_does() -> None:
 def test_a_copy_that_arrives_after_the_last_save_is_what_the_job_goes_on_from() -> None:
     safe, under_way = checkpoint(10 * MINUTE, HERE, THERE), checkpoint(NOW - SECOND, HERE)
     attempt = running(under_way, safe)
-    attempt.copying = under_way.manifest
+    attempt.copies.pending = under_way.manifest
     taken = SnapshotTaken(
         job=attempt.job, epoch=1, manifest=ManifestId("last"), step=9, size=1, pause=1, final=True
     )
@@ -96,7 +96,7 @@ def test_a_copy_that_arrives_after_the_last_save_is_what_the_job_goes_on_from() 
 def test_what_cannot_be_saved_any_more_waits_for_the_copy_that_is_on_its_way() -> None:
     safe, under_way = checkpoint(10 * MINUTE, HERE, THERE), checkpoint(NOW - SECOND, HERE)
     attempt = running(under_way, safe)
-    attempt.copying = under_way.manifest
+    attempt.copies.pending = under_way.manifest
     orders = attempt.leave(notice_at(NOW + SECOND), NOW, shed="others have more to lose")
     assert not [order for order in orders if isinstance(order, End)]
     held = CopyHeld(job=attempt.job, manifest=under_way.manifest, node=THERE, rate_bps=1)

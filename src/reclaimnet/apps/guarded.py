@@ -136,8 +136,10 @@ class Guarded:
         def ask() -> None:
             try:
                 self._ask("pace", transfer=name, rate=self._allowed(rate))
-                if connections:
-                    self._ask("mark", transfer=name, sockets=connections)
+                # A small transfer may be over before it is its turn.
+                still = [one for one in connections if one.fileno() >= 0]
+                if still:
+                    self._ask("mark", transfer=name, sockets=still)
                 self._paced.add(name)
             except (ReclaimNetError, OSError, ValueError) as error:
                 _log.info("%s is paced without the guard: %s", transfer, error)

@@ -188,7 +188,7 @@ def _plots(scenario: Scenario, result: Run, accounts: dict[str, dict[str, Any]])
     save(figure, "lost")
 
     minds = [m.mind for m in result.world.machines.values() if m.mind is not None]
-    pool = pooled(mind.experience.row() for mind in minds)
+    pool = pooled(mind.hazard.experience.row() for mind in minds)
     forecast = learn(Experience(), pool).outlooks[3]
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
     edges = [0.0, *(edge / HOUR for edge in AGE_EDGES)]

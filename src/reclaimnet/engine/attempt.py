@@ -9,17 +9,25 @@ A job that waits in the queue is claimed first and fetched then. A job that move
 while its source still could hand it to somebody else, and claimed then.
 
 Whatever ends a loan arrives as a notice with a deadline, and `leave` is the one way out: find a
-place, take the last state, hand over. Departure is in engine/departure.py.
+place, take the last state, hand over.
+
+Its parts, in the rank in which it needs them: booking.py keeps the place until the state comes,
+fetch.py says from whom that comes, pen.py claims and writes the record, copies.py sees to it that
+what was saved is elsewhere too, and departure.py is how it leaves. What becomes of a phase, a
+process and a record when one of them has an answer is decided here.
 """
 
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
+from reclaimnet.engine.booking import Booking
+from reclaimnet.engine.copies import Copies, entered
 from reclaimnet.engine.departure import Departure
+from reclaimnet.engine.fetch import Fetch
 from reclaimnet.engine.neighbourhood import Neighbourhood
+from reclaimnet.engine.pen import Pen, claimed, may_claim
 from reclaimnet.model.events import (
-    CopyAsked,
     CopyHeld,
     CopyRefused,
     HandoverDone,
@@ -38,7 +46,6 @@ from reclaimnet.model.market import GpuId, NodeId, Notice, Progress
 from reclaimnet.model.orders import (
     End,
     Explain,
-    Forget,
     Limit,
     Order,
     Pull,
@@ -48,12 +55,10 @@ from reclaimnet.model.orders import (
     Tell,
     WarmUp,
     Warn,
-    Write,
 )
 from reclaimnet.model.talk import Talk
-from reclaimnet.model.units import MINUTE, SECOND
+from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import (
-    KEPT_CHECKPOINTS,
     REQUEUE_EXIT_CODE,
     Checkpoint,
     Decision,
@@ -61,27 +66,14 @@ from reclaimnet.model.work import (
     JobState,
     ManifestId,
     Saving,
-    Writer,
-    shape_of,
 )
 from reclaimnet.policy.cadence import Savable
-from reclaimnet.policy.place import Need, worth_waiting
+from reclaimnet.policy.place import worth_waiting
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.triage import Evacuee
 
-WRITE_AGAIN: Final = SECOND
-"""Pause before a write is repeated that the store did not answer."""
-BOOKED_PATIENCE: Final = 2 * MINUTE
-"""A destination keeps its GPUs for a job on its way for this long after it last heard of it."""
-LOOK_AGAIN: Final = SECOND
-"""A destination checks no more often than this that the source still lives."""
-OFFERED_PATIENCE: Final = 30 * MINUTE
-"""Once the state is on its way the pull itself says when it fails; this is for one that hangs."""
 FINISH_PATIENCE: Final = 30 * SECOND
 """How long a completed job waits for a second copy of its output."""
-FETCH_ROUNDS: Final = 3
-"""How often all holders of all checkpoints are tried before the job goes back into the queue."""
-FETCH_AGAIN: Final = 2 * SECOND
 SAVE_AGAIN: Final = 30 * SECOND
 """Pause after a save that failed, for example because the disk is full."""
 SHOWN_PAUSE: Final = 5 * SECOND
@@ -89,10 +81,6 @@ SHOWN_PAUSE: Final = 5 * SECOND
 BASE_SHARE: Final = 0.5
 """If more than this share of a state is new each time, an older one is no help to whoever waits for
 the newest."""
-COPY_PATIENCE: Final = 15 * MINUTE
-"""The next save waits for the last one's copy, but not longer than this."""
-COPY_TRIES: Final = 3
-"""Nodes asked to keep a copy of one checkpoint."""
 
 
 class Phase(StrEnum):
@@ -123,75 +111,54 @@ class Attempt:
         self.node = node
         self.job = record.id
         self.record = record
+        self.epoch = record.epoch + 1
         self.gpus = gpus
-        self._shape = shape_of(record.spec)
         self.source = source
         self.suite = suite
         self.around = around
         self.phase = Phase.CLAIMING if source is None else Phase.BOOKED
-        self.epoch = record.epoch + 1
-        self.notice: Notice | None = None
+        self._pen = Pen()
+        self._booking: Booking | None = None
+        self._fetch = Fetch(node=node, job=record.id, source=source, around=around)
+        self.copies = Copies(node=node, spec=record.spec, place=suite.place, around=around)
         self.departure: Departure | None = None
+        self.notice: Notice | None = None
+        self._loads_ahead = False
+        self._start_at = 0
+        self._restored: ManifestId | None = None
+        self._first_step_seen = False
+        self.due_at: int | None = None
+        """When the cadence wants it saved."""
         self.saved_at = 0
         self.save_cost = record.save_pause
-        self._start_at = 0
-        self._loads_ahead = False
-        self._spares = False
-        """Somebody who leaves was not asked for its copy."""
-        self.due_at: int | None = None
+        self._saving = False
         self._save_after = 0
         """Not before then, after a save that failed."""
-        self._verdict: JobState | None = None
-        """What the job becomes when its process is gone, if we are the ones who end it."""
         self.suspended = False
         """The airlock holds it."""
         self._suspended_for = ""
         self._releasing = ""
         """Why it is to be saved and put back into the queue; empty if it is not."""
-        self.trusted = True
-        """The store has confirmed our epoch since the lease last lapsed."""
-        self._proving = False
-        self._writing = False
-        self._dirty = False
-        self._sent: JobRecord | None = None
-        """What was last sent to the store, until it has answered."""
-        self._write_at: int | None = None
-        self._booked_until = 0
-        self._look_at = 0
-        self._finish_by = 0
-        self._offered: ManifestId | None = None
-        self._fetching = 0
-        self._fetch_round = 0
-        self._fetch_at: int | None = None
-        self._restored: ManifestId | None = None
-        self._first_step_seen = False
-        self._saving = False
         self._resume_when_written = False
-        self._copy_avoid: tuple[NodeId, ...] = ()
-        self.copying: ManifestId | None = None
-        """What the standby is fetching: it must not vanish meanwhile, however often we save."""
-        self._copy_by = 0
-        self._kept: tuple[ManifestId, ...] = ()
+        self._verdict: JobState | None = None
+        """What the job becomes when its process is gone, if we are the ones who end it."""
+        self._finish_by = 0
 
     # --- the beginning ---------------------------------------------------------------------
 
     def begin(self, now: int) -> list[Order]:
         if self.source is None:
-            return self._claim(now)
-        self._booked_until = now + BOOKED_PATIENCE
-        self._look_at = self._look_next(now)
+            return self._claim()
+        self._booking = Booking(self.source, self.around, now)
         newest = self.record.newest
         if newest is None or not self.suite.prepare.warm:
             # Only a job that was saved once is known to wait for its state when started ahead;
             # another might begin to work, beside the one that still runs.
             return []
-        self._loads_ahead = True
-        orders: list[Order] = [
-            WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
-        ]
+        orders = self._load_ahead()
         if self.record.changed is not None and self.record.changed < BASE_SHARE:
             # What is here already need not come with the last state.
-            sources = self._sources(newest, now)
+            sources = self._fetch.sources(newest, now)
             orders.append(Pull(job=self.job, manifest=newest.manifest, sources=sources))
         return orders
 
@@ -201,16 +168,34 @@ class Attempt:
         self.phase = Phase.RUNNING
         self.saved_at = now
         self._first_step_seen = True
-        return self._change(now, state=JobState.RUNNING, reason="", handover_to=None)
+        return self.change(state=JobState.RUNNING, reason="", handover_to=None)
+
+    def _load_ahead(self) -> list[Order]:
+        """Start the process while its state is on the way: it waits for that."""
+        if not self.suite.prepare.warm:
+            return []
+        self._loads_ahead = True
+        warm_up = WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
+        if self.notice is None:
+            return [warm_up]
+        return [warm_up, Limit(job=self.job, epoch=self.epoch, at=self.notice.deadline)]
+
+    def _waits(self) -> bool:
+        """Whether a process was started ahead and waits for its state."""
+        ahead = (Phase.BOOKED, Phase.CLAIMING, Phase.FETCHING)
+        return self._loads_ahead and self.phase in ahead
 
     def handover_offered(self, event: HandoverOffered, now: int) -> list[Order]:
-        if self.phase != Phase.BOOKED:
+        if self.phase != Phase.BOOKED or self._booking is None:
             return []
+        self._booking.offer(event.manifest, now)
         self.record = event.record
         self.epoch = event.record.epoch + 1
-        self._offered = event.manifest
-        self._booked_until = now + OFFERED_PATIENCE
         return [Pull(job=self.job, manifest=event.manifest, sources=(event.source,))]
+
+    @property
+    def _offered(self) -> ManifestId | None:
+        return self._booking.offered if self._booking is not None else None
 
     def handover_withdrawn(self, now: int) -> list[Order]:
         """The source keeps the job, or gives it to another: nothing was claimed here yet."""
@@ -219,86 +204,46 @@ class Attempt:
         self.phase = Phase.GONE
         return [End(job=self.job, epoch=self.epoch)]
 
-    def pulled(self, event: Pulled, now: int) -> list[Order]:
-        if self.phase == Phase.BOOKED and event.manifest == self._offered:
-            return self._claim(now)
-        if self.phase == Phase.FETCHING and event.manifest == self._fetched().manifest:
-            return self._start(self._fetched(), now)
-        return []
-
-    def pull_failed(self, event: PullFailed, now: int) -> list[Order]:
-        if self.phase == Phase.BOOKED and event.manifest == self._offered:
-            return self._decline(f"could not fetch the state: {event.reason}")
-        if self.phase == Phase.STARTING and event.manifest == self._restored:
-            return self._fetch_again(event, now)
-        if self.phase != Phase.FETCHING or event.manifest != self._fetched().manifest:
-            return []
-        checkpoint = self._fetched()
-        if self._spares:
-            self._spares = False
-            sources = self._sources(checkpoint, now)
-            return [Pull(job=self.job, manifest=checkpoint.manifest, sources=sources)]
-        orders: list[Order] = [
-            self._explain(
-                "which checkpoint?",
-                f"not the one of step {checkpoint.step}",
-                ("damaged: " if event.damaged else "") + event.reason,
-            )
-        ]
-        self._fetching += 1
-        if self._fetching < len(self.record.checkpoints):
-            return orders + self._fetch(now)
-        self._fetching = 0
-        self._fetch_round += 1
-        if self._fetch_round >= FETCH_ROUNDS:
-            if not worth_waiting(self.record, None, now):
-                why = "nobody who holds a checkpoint came back in the time it takes to do it again"
-                orders.append(self._explain("wait for its state?", "no longer", why))
-                self.record = replace(self.record, checkpoints=())
-                return orders + self._start(None, now)
-            reason = f"no holder of a checkpoint answers ({event.reason})"
-            return orders + self._close(JobState.PENDING, reason, now)
-        self._fetch_at = now + FETCH_AGAIN
-        return orders
-
-    def _fetch_again(self, event: PullFailed, now: int) -> list[Order]:
-        """What was thought to be here turned out damaged when it was laid out: others may have it
-        whole, and otherwise the one before it will do."""
-        self._fetching = next(
-            index
-            for index, checkpoint in enumerate(self.record.checkpoints)
-            if checkpoint.manifest == event.manifest
-        )
-        self.phase = Phase.FETCHING
-        self._fetch_round += 1
-        if self._fetch_round >= FETCH_ROUNDS:
-            return self.pull_failed(event, now)
-        return [
-            self._explain(
-                "which checkpoint?",
-                f"the one of step {self._fetched().step}, from another node",
-                f"damaged here: {event.reason}",
-            ),
-            *self._fetch(now),
-        ]
-
     def _decline(self, reason: str) -> list[Order]:
         assert self.source is not None, "only a job on its way can be declined"
         self.phase = Phase.GONE
         failed = HandoverFailed(job=self.job, node=self.node, reason=reason)
         return [End(job=self.job, epoch=self.epoch), Tell(to=self.source, event=failed)]
 
-    def _waits(self) -> bool:
-        """Whether a process was started ahead and waits for its state."""
-        ahead = (Phase.BOOKED, Phase.CLAIMING, Phase.FETCHING)
-        return self._loads_ahead and self.phase in ahead
+    def pulled(self, event: Pulled, now: int) -> list[Order]:
+        if self.phase == Phase.BOOKED and event.manifest == self._offered:
+            return self._claim()
+        if self._wants(event.manifest):
+            return self._start(self._fetch.wanted(self.record), now)
+        return []
 
-    def _look_next(self, now: int) -> int:
-        return max(self.around.silent_at(self.source or self.node, now), now + LOOK_AGAIN)
+    def pull_failed(self, event: PullFailed, now: int) -> list[Order]:
+        if self.phase == Phase.BOOKED and event.manifest == self._offered:
+            return self._decline(f"could not fetch the state: {event.reason}")
+        if self.phase == Phase.STARTING and event.manifest == self._restored:
+            self.phase = Phase.FETCHING
+            orders = self._fetch.damaged(self.record, event, now)
+        elif self._wants(event.manifest):
+            orders = self._fetch.failed(self.record, event, now)
+        else:
+            return []
+        if not self._fetch.exhausted:
+            return orders
+        if not worth_waiting(self.record, None, now):
+            why = "nobody who holds a checkpoint came back in the time it takes to do it again"
+            orders.append(self._explain("wait for its state?", "no longer", why))
+            self.record = replace(self.record, checkpoints=())
+            return orders + self._start(None, now)
+        reason = f"no holder of a checkpoint answers ({event.reason})"
+        return orders + self._close(JobState.PENDING, reason, now)
 
-    def _claim(self, now: int) -> list[Order]:
+    def _wants(self, manifest: ManifestId) -> bool:
+        fetches = self.phase == Phase.FETCHING
+        return fetches and manifest == self._fetch.wanted(self.record).manifest
+
+    def _claim(self) -> list[Order]:
         self.phase = Phase.CLAIMING
-        return self._store(claimed(self.record, self.node), now)
+        return self._store(claimed(self.record, self.node))
 
     def _won(self, now: int) -> list[Order]:
         """The epoch is ours: nobody else's progress counts from here on."""
@@ -316,51 +261,10 @@ class Attempt:
             offered = next(c for c in self.record.checkpoints if c.manifest == self._offered)
             return orders + self._start(offered, now)
         if self.record.checkpoints:
-            return orders + self._pick(now) + self._fetch(now, first=True)
+            self.phase = Phase.FETCHING
+            orders += self._fetch.choose(self.record, now)
+            return orders + self._load_ahead() + self._fetch.ask(self.record, now)
         return orders + self._start(None, now)
-
-    def _pick(self, now: int) -> list[Order]:
-        """Begin with the newest that can be here before those who keep it fall silent: to wait for
-        another one in vain may cost the one that could still be had."""
-        known = self.record.checkpoints
-        reach = (index for index, it in enumerate(known) if self.around.in_reach(it, now))
-        self._fetching = next(reach, 0)
-        if self._fetching == 0:
-            return []
-        why = f"that of step {known[0].step} cannot be here before those who keep it are gone"
-        return [self._explain("which checkpoint?", f"the one of step {self._fetched().step}", why)]
-
-    def _fetch(self, now: int, *, first: bool = False) -> list[Order]:
-        self.phase = Phase.FETCHING
-        checkpoint = self._fetched()
-        orders: list[Order] = []
-        if first and self.suite.prepare.warm:
-            # It loads while its state is on the way.
-            self._loads_ahead = True
-            orders.append(
-                WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
-            )
-            if self.notice is not None:
-                orders.append(Limit(job=self.job, epoch=self.epoch, at=self.notice.deadline))
-        sources = self._sources(checkpoint, now)
-        staying = tuple(source for source in sources if not self.around.leaves(source))
-        # Who leaves needs its uplink for what is nowhere else.
-        self._spares = 0 < len(staying) < len(sources)
-        sources = staying if self._spares else sources
-        orders.append(Pull(job=self.job, manifest=checkpoint.manifest, sources=sources))
-        return orders
-
-    def _fetched(self) -> Checkpoint:
-        return self.record.checkpoints[self._fetching]
-
-    def _sources(self, checkpoint: Checkpoint, now: int) -> tuple[NodeId, ...]:
-        def rank(holder: NodeId) -> tuple[bool, bool, int, NodeId]:
-            around = self.around
-            too_late = not around.lasts(holder, checkpoint.size, now)
-            return around.leaves(holder), too_late, -around.rate(holder), holder
-
-        others = tuple(sorted((h for h in checkpoint.holders if h != self.node), key=rank))
-        return others if self.source is None else tuple(dict.fromkeys((self.source, *others)))
 
     def _start(self, checkpoint: Checkpoint | None, now: int) -> list[Order]:
         self.phase = Phase.STARTING
@@ -376,8 +280,8 @@ class Attempt:
             kept = (held, *kept[1:])
         orders: list[Order] = []
         if kept != self.record.checkpoints or step != self.record.step:
-            orders += self._change(
-                now, checkpoints=kept, step=step, steps_lost=self.record.steps_lost + lost
+            orders += self.change(
+                checkpoints=kept, step=step, steps_lost=self.record.steps_lost + lost
             )
         orders.append(
             self._explain(
@@ -400,16 +304,13 @@ class Attempt:
             orders.append(Limit(job=self.job, epoch=self.epoch, at=self.notice.deadline))
         return orders
 
-    # --- the running process ---------------------------------------------------------------
-
     def started(self, now: int) -> list[Order]:
         if self.phase != Phase.STARTING:
             return []
         self.phase = Phase.RUNNING
         self.saved_at = now
         cold = self.source is None
-        orders = self._change(
-            now,
+        orders = self.change(
             state=JobState.RUNNING,
             reason="",
             load_time=now - self._start_at if cold else self.record.load_time,
@@ -434,6 +335,8 @@ class Attempt:
             return []
         return self._ask_copy(newest, now)
 
+    # --- the running process ---------------------------------------------------------------
+
     def stepped(self, event: StepDone, now: int) -> list[Order]:
         if self.phase != Phase.RUNNING or event.epoch != self.epoch:
             return []
@@ -454,23 +357,9 @@ class Attempt:
         """How it uses the network was listened to: wherever it goes next can know that."""
         before = self.record.talk
         same = before is talk or (before is not None and talk is not None and before.alike(talk))
-        return [] if same or self.phase != Phase.RUNNING else self._change(now, talk=talk)
+        return [] if same or self.phase != Phase.RUNNING else self.change(talk=talk)
 
-    @property
-    def leaves_state(self) -> bool:
-        """Whether something of it may be in this node's vault."""
-        return bool(self.record.checkpoints or self.record.output or self._saving)
-
-    def progress(self) -> Progress | None:
-        if self.phase != Phase.RUNNING:
-            return None
-        return Progress(
-            job=self.job,
-            epoch=self.epoch,
-            step=self.record.step,
-            at=self.record.last_step_at,
-            gpus=self.gpus,
-        )
+    # --- saves and their copies ------------------------------------------------------------
 
     def snapshot_taken(self, event: SnapshotTaken, now: int) -> list[Order]:
         if self.phase != Phase.RUNNING or event.epoch != self.epoch:
@@ -478,7 +367,7 @@ class Attempt:
         self._saving = False
         self.saved_at = now
         self.save_cost = event.pause
-        self._copy_avoid = ()
+        self.copies.begin()
         checkpoint = Checkpoint(
             manifest=event.manifest,
             epoch=self.epoch,
@@ -488,7 +377,7 @@ class Attempt:
             holders=(self.node,),
         )
         changes: dict[str, Any] = {
-            "checkpoints": (checkpoint, *self._still_kept(event.manifest)),
+            "checkpoints": (checkpoint, *self.copies.still_named(self.record, event.manifest)),
             "step": max(event.step, self.record.step),
             "save_pause": event.pause,
             "last_step_at": now,
@@ -497,25 +386,17 @@ class Attempt:
             self.record = replace(self.record, **changes)
             return self.departure.snapshot_taken(event, now)
         if event.final and self._releasing:
-            orders = self._change(now, **changes) + self._ask_copy(checkpoint, now)
+            orders = self.change(**changes) + self._ask_copy(checkpoint, now)
             return orders + self.end_for(self._releasing, now)
         if not event.final and self._may_write_later():
             # The copy's arrival is written down soon, and this with it.
             self.record = self.record.but(**changes)
             asked = self._ask_copy(checkpoint, now)
-            return asked if self.copying == event.manifest else asked + self._change(now)
-        orders = self._change(now, **self._as_is(), **changes)
+            return asked if self.copies.pending == event.manifest else asked + self.change()
+        orders = self.change(**self._as_is(), **changes)
         if event.final:
             orders.append(Resume(job=self.job, epoch=self.epoch))
         return orders + (self._ask_copy(checkpoint, now) if self.suite.prepare.copies else [])
-
-    def _still_kept(self, newest: ManifestId) -> list[Checkpoint]:
-        """What nobody else holds goes with this node: of the older checkpoints, one that is safe
-        stays, and the one whose copy is on its way, which may be what is left of this attempt."""
-        older = [c for c in self.record.checkpoints if c.manifest != newest]
-        ranked = sorted(older, key=lambda c: not any(holder != self.node for holder in c.holders))
-        kept = [c.manifest for c in ranked[: KEPT_CHECKPOINTS - 1]]
-        return [c for c in older if c.manifest in kept or c.manifest == self.copying]
 
     def _may_write_later(self) -> bool:
         """Whether nobody would miss the newest checkpoint's entry until its copy has arrived: the
@@ -523,7 +404,7 @@ class Attempt:
         newest = self.record.newest
         if newest is None or not self.suite.prepare.copies or self.suspended:
             return False
-        safe = any(holder != self.node for holder in newest.holders)
+        safe = newest.outlives(self.node)
         return safe and self.record.state == JobState.RUNNING and not self.record.reason
 
     def save_failed(self, event: SaveFailed, now: int) -> list[Order]:
@@ -539,8 +420,145 @@ class Attempt:
             return []  # A job that saves often fails often: that is said and written down once.
         return [
             self._explain("is it saved?", "no", event.reason),
-            *self._change(now, **failed),
+            *self.change(**failed),
         ]
+
+    def _ask_copy(self, newest: Checkpoint, now: int) -> list[Order]:
+        keeper, orders = self.copies.ask(self.record, newest, now)
+        if keeper is None:
+            return orders + (self._finished(now) if self.phase == Phase.FINISHING else [])
+        return orders + (self.change(standby=keeper) if keeper != self.record.standby else [])
+
+    def copy_held(self, event: CopyHeld, now: int) -> list[Order]:
+        self.copies.settled(event.manifest)
+        output = self.record.output
+        if self.phase == Phase.FINISHING:
+            if output is None or event.manifest != output.manifest:
+                return []
+            self.record = replace(self.record, output=output.held_by(event.node))
+            return self._finished(now)
+        orders: list[Order] = []
+        if self.phase == Phase.RUNNING:
+            record = entered(self.record, event)
+            orders = self._store(record) if record is not self.record else []
+        if self.departure is not None:
+            orders += self.departure.copy_held(event, now)
+        return orders
+
+    def copy_refused(self, event: CopyRefused, now: int) -> list[Order]:
+        self.copies.settled(event.manifest)
+        if self.departure is not None:
+            return self.departure.copy_refused(event, now)
+        finishing = self.phase == Phase.FINISHING
+        newest = self.record.output if finishing else self.record.newest
+        if self.phase not in (Phase.RUNNING, Phase.FINISHING):
+            return []
+        if newest is None or newest.manifest != event.manifest:
+            return []
+        if self.copies.refused(event.node):
+            return self._ask_copy(newest, now)
+        why = f"{event.node} refused: {event.reason}"
+        told: list[Order] = [self._explain("who keeps a copy?", "nobody but this node", why)]
+        return told + (self._finished(now) if finishing else self.change())
+
+    # --- the airlock -----------------------------------------------------------------------
+
+    def suspend(self, why: str, now: int) -> list[Order]:
+        """It stands still for want of memory."""
+        self.suspended = True
+        self._suspended_for = why
+        return self.change(**self._as_is())
+
+    def unsuspend(self, now: int) -> list[Order]:
+        self.suspended = False
+        return self.change(**self._as_is())
+
+    def _as_is(self) -> dict[str, Any]:
+        if self.suspended:
+            return {"state": JobState.SUSPENDED, "reason": self._suspended_for}
+        return {"state": JobState.RUNNING, "reason": ""}
+
+    def release(self, why: str, deadline: int, now: int) -> list[Order]:
+        """Save, end, and go back into the queue: the node needs the memory by the deadline."""
+        if self.record.spec.saving == Saving.NONE:
+            return self.end_for(why, now)
+        self._releasing = why
+        return [
+            Limit(job=self.job, epoch=self.epoch, at=deadline),
+            Save(job=self.job, epoch=self.epoch, final=True),
+            *self.change(state=JobState.CHECKPOINTING, reason=f"to be released: {why}"),
+        ]
+
+    def end_for(self, why: str, now: int) -> list[Order]:
+        """End at once; the job goes on elsewhere or later from its last checkpoint."""
+        if self._verdict is not None:
+            return []
+        self._verdict = JobState.PENDING
+        self.record = replace(self.record, reason=f"Released: {why}")
+        return [End(job=self.job, epoch=self.epoch)]
+
+    # --- the way out -----------------------------------------------------------------------
+
+    def leave(
+        self,
+        notice: Notice,
+        now: int,
+        *,
+        shed: str = "",
+        turn: int = 0,
+        slowest: float | None = None,
+    ) -> list[Order]:
+        """The loan ends by the notice's deadline, for whatever cause. If there is a reason to
+        `shed` it, it goes on from its last copy and leaves the uplink to others, who need it until
+        its `turn` comes. A place where its rhythm makes it as slow as `slowest` is none."""
+        before = self.notice
+        other = before is not None and before.id != notice.id and before.binding
+        if before is not None and other and before.deadline <= notice.deadline:
+            return []
+        self.notice = notice
+        if self.phase == Phase.BOOKED:
+            return self._decline(f"{self.node} is being reclaimed itself")
+        if self.phase == Phase.STARTING or self._waits():
+            return [Limit(job=self.job, epoch=self.epoch, at=notice.deadline)]
+        if self.phase == Phase.RUNNING:
+            if self.departure is not None:
+                return self.departure.changed(notice, now)
+            return self._depart(now, shed=shed, turn=turn, slowest=slowest)
+        return []
+
+    def _depart(
+        self, now: int, *, shed: str = "", turn: int = 0, slowest: float | None = None
+    ) -> list[Order]:
+        assert self.notice is not None, "nobody asked this job to leave"
+        self.departure = Departure(self, self.notice, turn=turn, slowest=slowest)
+        return self.departure.begin(now, shed=shed)
+
+    def stay(self, now: int) -> list[Order]:
+        """The notice was withdrawn: the loan goes on."""
+        self.notice = None
+        if self.phase not in (Phase.STARTING, Phase.RUNNING) and not self._waits():
+            return []
+        orders: list[Order] = [Limit(job=self.job, epoch=self.epoch, at=None)]
+        if self.departure is None:
+            return orders
+        orders.append(Warn(job=self.job, epoch=self.epoch, notice=None))
+        departure, self.departure = self.departure, None
+        orders += departure.called_off()
+        orders += self.change(state=JobState.RUNNING, reason="", handover_to=None)
+        if departure.stopped:
+            # The process may only go on once nobody else may take the job over.
+            self._resume_when_written = True
+        return orders
+
+    def handover_done(self, event: HandoverDone) -> list[Order]:
+        """The job lives elsewhere."""
+        assert self.departure is not None, "a job that does not leave is not handed over"
+        orders = self.departure.handover_done(event)
+        self.phase = Phase.FENCED
+        self.departure = None
+        return orders
+
+    # --- the end ---------------------------------------------------------------------------
 
     def exited(self, event: ProcessExited, now: int) -> list[Order]:
         if event.epoch != self.epoch:
@@ -588,6 +606,204 @@ class Attempt:
             return self._close(JobState.CANCELLED, "cancelled by its user", now)
         return []
 
+    def _finish(self, output: ManifestId, size: int, now: int) -> list[Order]:
+        """The work is done and the GPUs are free; the output should not be here alone."""
+        self.phase = Phase.FINISHING
+        self.departure = None
+        self._finish_by = now + FINISH_PATIENCE
+        self.copies.begin()
+        kept = Checkpoint(
+            manifest=output,
+            epoch=self.epoch,
+            step=self.record.step,
+            size=size,
+            taken_at=now,
+            holders=(self.node,),
+        )
+        orders = self.change(state=JobState.COMPLETING, reason="", output=kept)
+        return orders + self._ask_copy(kept, now)
+
+    def _finished(self, now: int) -> list[Order]:
+        return self._close(JobState.COMPLETED, "", now, exit_code=0)
+
+    def _close(self, state: JobState, reason: str, now: int, **changes: Any) -> list[Order]:
+        ended: list[Order] = []
+        if self._waits():
+            ended.append(End(job=self.job, epoch=self.epoch))
+        self.phase = Phase.CLOSING
+        self.departure = None
+        return ended + self.change(
+            state=state,
+            reason=reason,
+            holder=None,
+            handover_to=None,
+            ended_at=now if state.terminal else None,
+            **changes,
+        )
+
+    # --- the record ------------------------------------------------------------------------
+
+    def change(self, **changes: Any) -> list[Order]:
+        return self._store(self.record.but(**changes))
+
+    def _store(self, record: JobRecord) -> list[Order]:
+        self.record = record
+        return self._pen.write(record)
+
+    def written(self, event: Written, now: int) -> list[Order]:
+        self.record = self._pen.written(self.record, event.record)
+        if self.phase == Phase.CLAIMING:
+            return self._won(now)
+        orders: list[Order] = []
+        if self.phase == Phase.RUNNING:
+            orders = self.copies.forget_older(event.record, self.record)
+        if self._pen.behind:
+            return orders + self._pen.write(self.record)
+        if self.phase == Phase.CLOSING:
+            self.phase = Phase.GONE
+            return orders
+        if self._resume_when_written:
+            self._resume_when_written = False
+            return [*orders, Resume(job=self.job, epoch=self.epoch)]
+        if self.departure is not None:
+            return orders + self.departure.written(event.record, now)
+        return orders
+
+    def write_refused(self, event: WriteRefused, now: int) -> list[Order]:
+        self._pen.refused()
+        current = event.current
+        if current is not None and self._ours(current):
+            # Our own write whose answer was lost, or a request of the user's: take it in.
+            cancel = current.cancel and not self.record.cancel
+            self.record = replace(self.record, revision=current.revision)
+            if self.phase == Phase.CLAIMING:
+                self.record = replace(self.record, cancel=current.cancel)
+                return self._won(now)
+            orders = self.cancel(now) if cancel else []
+            return orders + (self._pen.write(self.record) if not self._pen.writing else [])
+        if self.phase == Phase.CLAIMING and current is not None and may_claim(current, self.node):
+            return self._store(claimed(current, self.node))
+        return self._fenced(current)
+
+    def _ours(self, current: JobRecord) -> bool:
+        return current.epoch == self.record.epoch and current.holder == self.node
+
+    def _fenced(self, current: JobRecord | None) -> list[Order]:
+        """Someone else decides about this job now: stop, write nothing, and leave no trace."""
+        who = f"epoch {current.epoch} held by {current.holder}" if current else "no such job"
+        had_process = self.phase in (Phase.STARTING, Phase.RUNNING)
+        waits = self._waits()
+        self.phase = Phase.FENCED if had_process else Phase.GONE
+        self.departure = None
+        orders: list[Order] = [self._explain("may this attempt go on?", "no", who)]
+        if had_process or waits:
+            orders.append(End(job=self.job, epoch=self.epoch))
+        return orders
+
+    def write_failed(self, now: int) -> list[Order]:
+        self._pen.failed(now)
+        return []
+
+    def doubt(self, now: int) -> list[Order]:
+        """The lease has lapsed: somebody may hold the next epoch. The process stands still until
+        a write of ours has succeeded, which nobody else's older write can then undo."""
+        if self.phase not in (Phase.STARTING, Phase.RUNNING):
+            return []
+        return self._pen.doubt(self.record)
+
+    @property
+    def trusted(self) -> bool:
+        """The store has confirmed our epoch since the lease last lapsed."""
+        return self._pen.trusted
+
+    # --- time ------------------------------------------------------------------------------
+
+    def next_wake(self) -> int | None:
+        if (
+            self.phase is Phase.RUNNING
+            and self.departure is None
+            and self._pen.again_at is None
+            and not self.copies.pending
+        ):
+            # Nearly always, and this is asked after every event.
+            if self.due_at is None or not self._may_save():
+                return None
+            return self.due_at if self.due_at > self._save_after else self._save_after
+        times: list[int] = []
+        if self._pen.again_at is not None:
+            times.append(self._pen.again_at)
+        if self._fetch.again_at is not None and self.phase == Phase.FETCHING:
+            # A job that was cancelled while it waited to ask again asks no more.
+            times.append(self._fetch.again_at)
+        if self.phase == Phase.RUNNING:
+            if self.due_at is not None and self._may_save():
+                # A state that could not leave the node is worth little: one copy at a time.
+                due_at = max(self.due_at, self._save_after)
+                due_at = max(due_at, self.copies.wait_until) if self.copies.pending else due_at
+                times.append(due_at)
+        elif self.phase == Phase.BOOKED and self._booking is not None:
+            times.append(self._booking.next_wake())
+        elif self.phase == Phase.FINISHING:
+            times.append(self._finish_by)
+        elif self.notice is not None and self.phase == Phase.FETCHING:
+            times.append(self.notice.deadline)
+        if self.departure is not None and (wake := self.departure.next_wake()) is not None:
+            times.append(wake)
+        return min(times, default=None)
+
+    def woke(self, now: int) -> list[Order]:
+        if self.phase == Phase.BOOKED and self._booking is not None:
+            why = self._booking.lapsed(now)
+            return self._decline(why) if why else []
+        if self.phase == Phase.FINISHING and now >= self._finish_by:
+            return self._finished(now)
+        if self.phase == Phase.FETCHING:
+            if self.notice is not None and now >= self.notice.deadline:
+                return self._close(JobState.PENDING, f"Reclaimed: {self.notice.cause}", now)
+            if self._fetch.again_at is not None and now >= self._fetch.again_at:
+                return self._fetch.ask_again(self.record, now)
+        orders: list[Order] = []
+        if self._pen.again_at is not None and now >= self._pen.again_at:
+            orders += self._pen.write(self.record)
+        if self.departure is not None:
+            orders += self.departure.woke(now)
+        if self._save_is_due(now):
+            # Perhaps since a moment ago: a job that stays after all is saved as if never asked.
+            if self.copies.pending is not None and now < self.copies.wait_until:
+                return orders
+            self.copies.pending = None
+            self._saving = True
+            if self.save_cost is None or self.save_cost >= SHOWN_PAUSE:
+                orders += self.change(state=JobState.CHECKPOINTING)
+            orders.append(Save(job=self.job, epoch=self.epoch, final=False))
+        return orders
+
+    def _save_is_due(self, now: int) -> bool:
+        due = self.due_at is not None and now >= max(self.due_at, self._save_after)
+        return due and self._may_save()
+
+    def _may_save(self) -> bool:
+        return (
+            self.phase == Phase.RUNNING
+            and self.departure is None
+            and not self._saving
+            and self._verdict is None
+            and not self.suspended
+        )
+
+    # --- how others see it -----------------------------------------------------------------
+
+    def progress(self) -> Progress | None:
+        if self.phase != Phase.RUNNING:
+            return None
+        return Progress(
+            job=self.job,
+            epoch=self.epoch,
+            step=self.record.step,
+            at=self.record.last_step_at,
+            gpus=self.gpus,
+        )
+
     def savable(self) -> Savable | None:
         """How the cadence sees this attempt; None while it cannot be saved."""
         if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE or self.suspended:
@@ -622,400 +838,19 @@ class Attempt:
     def at_stake(self, now: int) -> int:
         """How long it has worked since the last state that somebody else holds: one that was taken
         and has not arrived anywhere yet goes with this node."""
-        safe = [
-            checkpoint.taken_at
-            for checkpoint in self.record.checkpoints
-            if any(holder != self.node for holder in checkpoint.holders)
-        ]
+        safe = [c.taken_at for c in self.record.checkpoints if c.outlives(self.node)]
         began = self.record.started_at or self.record.submitted_at
         return max(now - max(safe, default=began), 0)
 
-    # --- the output ------------------------------------------------------------------------
+    @property
+    def pieces(self) -> tuple[ManifestId, ...]:
+        """What of the job's state must not be dropped from this node's vault."""
+        return tuple(checkpoint.manifest for checkpoint in self.record.checkpoints)
 
-    def _finish(self, output: ManifestId, size: int, now: int) -> list[Order]:
-        """The work is done and the GPUs are free; the output should not be here alone."""
-        self.phase = Phase.FINISHING
-        self.departure = None
-        self._finish_by = now + FINISH_PATIENCE
-        self._copy_avoid = ()
-        kept = Checkpoint(
-            manifest=output,
-            epoch=self.epoch,
-            step=self.record.step,
-            size=size,
-            taken_at=now,
-            holders=(self.node,),
-        )
-        orders = self._change(now, state=JobState.COMPLETING, reason="", output=kept)
-        return orders + self._ask_copy(kept, now)
-
-    def _finished(self, now: int) -> list[Order]:
-        return self._close(JobState.COMPLETED, "", now, exit_code=0)
-
-    # --- copies ----------------------------------------------------------------------------
-
-    def _ask_copy(self, newest: Checkpoint, now: int) -> list[Order]:
-        need = Need(
-            job=self.job,
-            shape=self._shape,
-            state_bytes=newest.size,
-            vacant_now=False,
-            avoid=self._copy_avoid,
-        )
-        # Who keeps the copies now goes on to, while it can: what it has need not be sent again.
-        standby = self.record.standby
-        kept = self.around.candidates(self.record, now, only=standby) if standby else []
-        ranked = self.suite.place(need, kept, now)
-        if not ranked.nodes:
-            ranked = self.suite.place(need, self.around.candidates(self.record, now), now)
-        if not ranked.nodes:
-            explained: list[Order] = [Explain(job=self.job, decision=ranked.decision)]
-            return explained + (self._finished(now) if self.phase == Phase.FINISHING else [])
-        chosen = ranked.nodes[0]
-        asked = CopyAsked(job=self.job, manifest=newest.manifest, source=self.node)
-        self.copying, self._copy_by = newest.manifest, now + COPY_PATIENCE
-        orders: list[Order] = [Tell(to=chosen, event=asked)]
-        if chosen != self.record.standby:
-            orders.append(Explain(job=self.job, decision=ranked.decision))
-            orders += self._change(now, standby=chosen)
-        return orders
-
-    def copy_held(self, event: CopyHeld, now: int) -> list[Order]:
-        if event.manifest == self.copying:
-            self.copying = None
-        output = self.record.output
-        if self.phase == Phase.FINISHING:
-            if output is None or event.manifest != output.manifest:
-                return []
-            held = output.held_by(event.node)
-            self.record = replace(self.record, output=held)
-            return self._finished(now)
-        checkpoints = tuple(
-            c.held_by(event.node) if c.manifest == event.manifest else c
-            for c in self.record.checkpoints
-        )
-        orders: list[Order] = []
-        if checkpoints != self.record.checkpoints and self.phase == Phase.RUNNING:
-            orders = self._change(now, checkpoints=checkpoints, changed=self._changed(event))
-        if self.departure is not None:
-            orders += self.departure.copy_held(event, now)
-        return orders
-
-    def _changed(self, event: CopyHeld) -> float | None:
-        """Only who held the copy before can say how much of this one was new."""
-        held = next((c for c in self.record.checkpoints if c.manifest == event.manifest), None)
-        before = [c for c in self.record.checkpoints if held and c.taken_at < held.taken_at]
-        if held is None or event.moved_bytes is None or held.size == 0:
-            return self.record.changed
-        if not any(event.node in c.holders for c in before):
-            return self.record.changed
-        return min(event.moved_bytes / held.size, 1.0)
-
-    def copy_refused(self, event: CopyRefused, now: int) -> list[Order]:
-        if event.manifest == self.copying:
-            self.copying = None
-        if self.departure is not None:
-            return self.departure.copy_refused(event, now)
-        finishing = self.phase == Phase.FINISHING
-        newest = self.record.output if finishing else self.record.newest
-        if self.phase not in (Phase.RUNNING, Phase.FINISHING):
-            return []
-        if newest is None or newest.manifest != event.manifest:
-            return []
-        self._copy_avoid = (*self._copy_avoid, event.node)
-        if len(self._copy_avoid) >= COPY_TRIES:
-            why = f"{event.node} refused: {event.reason}"
-            told: list[Order] = [self._explain("who keeps a copy?", "nobody but this node", why)]
-            return told + (self._finished(now) if finishing else self._change(now))
-        return self._ask_copy(newest, now)
-
-    # --- the airlock -----------------------------------------------------------------------
-
-    def suspend(self, why: str, now: int) -> list[Order]:
-        """It stands still for want of memory."""
-        self.suspended = True
-        self._suspended_for = why
-        return self._change(now, **self._as_is())
-
-    def unsuspend(self, now: int) -> list[Order]:
-        self.suspended = False
-        return self._change(now, **self._as_is())
-
-    def release(self, why: str, deadline: int, now: int) -> list[Order]:
-        """Save, end, and go back into the queue: the node needs the memory by the deadline."""
-        if self.record.spec.saving == Saving.NONE:
-            return self.end_for(why, now)
-        self._releasing = why
-        return [
-            Limit(job=self.job, epoch=self.epoch, at=deadline),
-            Save(job=self.job, epoch=self.epoch, final=True),
-            *self._change(now, state=JobState.CHECKPOINTING, reason=f"to be released: {why}"),
-        ]
-
-    def end_for(self, why: str, now: int) -> list[Order]:
-        """End at once; the job goes on elsewhere or later from its last checkpoint."""
-        if self._verdict is not None:
-            return []
-        self._verdict = JobState.PENDING
-        self.record = replace(self.record, reason=f"Released: {why}")
-        return [End(job=self.job, epoch=self.epoch)]
-
-    def _as_is(self) -> dict[str, Any]:
-        if self.suspended:
-            return {"state": JobState.SUSPENDED, "reason": self._suspended_for}
-        return {"state": JobState.RUNNING, "reason": ""}
-
-    # --- the way out -----------------------------------------------------------------------
-
-    def leave(
-        self,
-        notice: Notice,
-        now: int,
-        *,
-        shed: str = "",
-        turn: int = 0,
-        slowest: float | None = None,
-    ) -> list[Order]:
-        """The loan ends by the notice's deadline, for whatever cause. If there is a reason to
-        `shed` it, it goes on from its last copy and leaves the uplink to others, who need it until
-        its `turn` comes. A place where its rhythm makes it as slow as `slowest` is none."""
-        before = self.notice
-        other = before is not None and before.id != notice.id and before.binding
-        if before is not None and other and before.deadline <= notice.deadline:
-            return []
-        self.notice = notice
-        if self.phase == Phase.BOOKED:
-            return self._decline(f"{self.node} is being reclaimed itself")
-        if self.phase == Phase.STARTING or self._waits():
-            return [Limit(job=self.job, epoch=self.epoch, at=notice.deadline)]
-        if self.phase == Phase.RUNNING:
-            if self.departure is not None:
-                return self.departure.changed(notice, now)
-            return self._depart(now, shed=shed, turn=turn, slowest=slowest)
-        return []
-
-    def stay(self, now: int) -> list[Order]:
-        """The notice was withdrawn: the loan goes on."""
-        self.notice = None
-        if self.phase not in (Phase.STARTING, Phase.RUNNING) and not self._waits():
-            return []
-        orders: list[Order] = [Limit(job=self.job, epoch=self.epoch, at=None)]
-        if self.departure is None:
-            return orders
-        orders.append(Warn(job=self.job, epoch=self.epoch, notice=None))
-        departure, self.departure = self.departure, None
-        orders += departure.called_off()
-        orders += self._change(now, state=JobState.RUNNING, reason="", handover_to=None)
-        if departure.stopped:
-            # The process may only go on once nobody else may take the job over.
-            self._resume_when_written = True
-        return orders
-
-    def _depart(
-        self, now: int, *, shed: str = "", turn: int = 0, slowest: float | None = None
-    ) -> list[Order]:
-        assert self.notice is not None, "nobody asked this job to leave"
-        self.departure = Departure(self, self.notice, turn=turn, slowest=slowest)
-        return self.departure.begin(now, shed=shed)
-
-    def doubt(self, now: int) -> list[Order]:
-        """The lease has lapsed: somebody may hold the next epoch. The process stands still until
-        a write of ours has succeeded, which nobody else's older write can then undo."""
-        if self.phase not in (Phase.STARTING, Phase.RUNNING):
-            return []
-        self.trusted = False
-        return self._store(self.record, now)
-
-    # --- the record ------------------------------------------------------------------------
-
-    def change(self, now: int, **changes: Any) -> list[Order]:
-        """For the departure, which writes the same record."""
-        return self._change(now, **changes)
-
-    def _change(self, now: int, **changes: Any) -> list[Order]:
-        return self._store(self.record.but(**changes), now)
-
-    def _store(self, record: JobRecord, now: int) -> list[Order]:
-        self.record = record
-        if self._writing:
-            self._dirty = True
-            return []
-        self._writing = True
-        self._write_at = None
-        self._proving = not self.trusted
-        self._sent = record
-        return [Write(record=record, writer=Writer.ATTEMPT)]
-
-    def _close(self, state: JobState, reason: str, now: int, **changes: Any) -> list[Order]:
-        ended: list[Order] = []
-        if self._waits():
-            ended.append(End(job=self.job, epoch=self.epoch))
-        self.phase = Phase.CLOSING
-        self.departure = None
-        return ended + self._change(
-            now,
-            state=state,
-            reason=reason,
-            holder=None,
-            handover_to=None,
-            ended_at=now if state.terminal else None,
-            **changes,
-        )
-
-    def written(self, event: Written, now: int) -> list[Order]:
-        self._writing = False
-        self.trusted = self.trusted or self._proving
-        if self.record is self._sent:
-            self.record = event.record
-        else:
-            self.record = self.record.but(revision=event.record.revision)
-        self._sent = None
-        if self.phase == Phase.CLAIMING:
-            return self._won(now)
-        orders = self._forget_older(event.record)
-        if self._dirty:
-            self._dirty = False
-            return orders + self._store(self.record, now)
-        if self.phase == Phase.CLOSING:
-            self.phase = Phase.GONE
-            return orders
-        if self._resume_when_written:
-            self._resume_when_written = False
-            return [*orders, Resume(job=self.job, epoch=self.epoch)]
-        if self.departure is not None:
-            return orders + self.departure.written(event.record, now)
-        return orders
-
-    def _forget_older(self, stored: JobRecord) -> list[Order]:
-        """What the store has ceased to name, nobody will ask for again."""
-        checkpoints = (*stored.checkpoints, *self.record.checkpoints)
-        if self.phase != Phase.RUNNING or not checkpoints:
-            return []
-        keep = dict.fromkeys([checkpoint.manifest for checkpoint in checkpoints])
-        if self.copying is not None:
-            keep[self.copying] = None
-        if tuple(keep) == self._kept:
-            return []
-        self._kept = tuple(keep)
-        return [Forget(job=self.job, keep=self._kept)]
-
-    def write_refused(self, event: WriteRefused, now: int) -> list[Order]:
-        self._writing = False
-        current = event.current
-        if current is not None and self._ours(current):
-            # Our own write whose answer was lost, or a request of the user's: take it in.
-            self._dirty = False
-            cancel = current.cancel and not self.record.cancel
-            self.record = replace(self.record, revision=current.revision)
-            if self.phase == Phase.CLAIMING:
-                self.record = replace(self.record, cancel=current.cancel)
-                return self._won(now)
-            orders = self.cancel(now) if cancel else []
-            return orders + (self._store(self.record, now) if not self._writing else [])
-        if self.phase == Phase.CLAIMING and current is not None and may_claim(current, self.node):
-            self._dirty = False
-            return self._store(claimed(current, self.node), now)
-        return self._fenced(current, now)
-
-    def write_failed(self, now: int) -> list[Order]:
-        self._writing = False
-        self._dirty = False
-        self._write_at = now + WRITE_AGAIN
-        return []
-
-    def _ours(self, current: JobRecord) -> bool:
-        return current.epoch == self.record.epoch and current.holder == self.node
-
-    def _fenced(self, current: JobRecord | None, now: int) -> list[Order]:
-        """Someone else decides about this job now: stop, write nothing, and leave no trace."""
-        who = f"epoch {current.epoch} held by {current.holder}" if current else "no such job"
-        had_process = self.phase in (Phase.STARTING, Phase.RUNNING)
-        waits = self._waits()
-        self.phase = Phase.FENCED if had_process else Phase.GONE
-        self.departure = None
-        orders: list[Order] = [self._explain("may this attempt go on?", "no", who)]
-        if had_process or waits:
-            orders.append(End(job=self.job, epoch=self.epoch))
-        return orders
-
-    # --- time ------------------------------------------------------------------------------
-
-    def next_wake(self) -> int | None:
-        if (
-            self.phase is Phase.RUNNING
-            and self.departure is None
-            and self._write_at is None
-            and not self.copying
-        ):
-            # Nearly always, and this is asked after every event.
-            if self.due_at is None or not self._may_save():
-                return None
-            return self.due_at if self.due_at > self._save_after else self._save_after
-        times: list[int] = []
-        if self._write_at is not None:
-            times.append(self._write_at)
-        if self._fetch_at is not None and self.phase == Phase.FETCHING:
-            # A job that was cancelled while it waited to ask again asks no more.
-            times.append(self._fetch_at)
-        if self.phase == Phase.RUNNING:
-            if self.due_at is not None and self._may_save():
-                # A state that could not leave the node is worth little: one copy at a time.
-                due_at = max(self.due_at, self._save_after)
-                due_at = max(due_at, self._copy_by) if self.copying else due_at
-                times.append(due_at)
-        elif self.phase == Phase.BOOKED:
-            times.append(min(self._booked_until, self._look_at))
-        elif self.phase == Phase.FINISHING:
-            times.append(self._finish_by)
-        elif self.notice is not None and self.phase == Phase.FETCHING:
-            times.append(self.notice.deadline)
-        if self.departure is not None and (wake := self.departure.next_wake()) is not None:
-            times.append(wake)
-        return min(times, default=None)
-
-    def woke(self, now: int) -> list[Order]:
-        if self.phase == Phase.BOOKED and now >= self._booked_until:
-            return self._decline("waited too long for the state")
-        if self.phase == Phase.BOOKED and now >= self._look_at:
-            self._look_at = self._look_next(now)
-            if self.source is not None and not self.around.alive(self.source, now):
-                return self._decline(f"{self.source} is silent")
-        if self.phase == Phase.FINISHING and now >= self._finish_by:
-            return self._finished(now)
-        if self.phase == Phase.FETCHING:
-            if self.notice is not None and now >= self.notice.deadline:
-                return self._close(JobState.PENDING, f"Reclaimed: {self.notice.cause}", now)
-            if self._fetch_at is not None and now >= self._fetch_at:
-                self._fetch_at = None
-                return self._fetch(now)
-        orders: list[Order] = []
-        if self._write_at is not None and now >= self._write_at:
-            orders += self._store(self.record, now)
-        if self.departure is not None:
-            orders += self.departure.woke(now)
-        if self._save_is_due(now):
-            # Perhaps since a moment ago: a job that stays after all is saved as if never asked.
-            if self.copying is not None and now < self._copy_by:
-                return orders
-            self.copying = None
-            self._saving = True
-            if self.save_cost is None or self.save_cost >= SHOWN_PAUSE:
-                orders += self._change(now, state=JobState.CHECKPOINTING)
-            orders.append(Save(job=self.job, epoch=self.epoch, final=False))
-        return orders
-
-    def _save_is_due(self, now: int) -> bool:
-        due = self.due_at is not None and now >= max(self.due_at, self._save_after)
-        return due and self._may_save()
-
-    def _may_save(self) -> bool:
-        return (
-            self.phase == Phase.RUNNING
-            and self.departure is None
-            and not self._saving
-            and self._verdict is None
-            and not self.suspended
-        )
+    @property
+    def leaves_state(self) -> bool:
+        """Whether something of it may be in this node's vault."""
+        return bool(self.record.checkpoints or self.record.output or self._saving)
 
     def _explain(self, question: str, chosen: str, reason: str) -> Explain:
         return Explain(
@@ -1032,24 +867,3 @@ def _loss(steps: int, *, begun: bool, saved: bool) -> str:
     if not saved:
         return "it was never saved, so all it had done is lost"
     return f"{steps} steps are lost" if steps else "nothing is lost"
-
-
-def may_claim(record: JobRecord, node: NodeId) -> bool:
-    """A job may be taken if nobody holds it, or if its holder hands it to this node."""
-    if record.state.terminal:
-        return False
-    return record.holder is None or record.handover_to == node
-
-
-def claimed(record: JobRecord, node: NodeId) -> JobRecord:
-    """The record of the next epoch, held by the node."""
-    moved = record.epoch > 0
-    return replace(
-        record,
-        epoch=record.epoch + 1,
-        holder=node,
-        handover_to=None,
-        state=JobState.CONFIGURING,
-        reason=f"starts on {node}",
-        moves=record.moves + moved,
-    )

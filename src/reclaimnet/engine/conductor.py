@@ -47,6 +47,8 @@ from reclaimnet.policy.precede import bound
 from reclaimnet.policy.rotate import rotate
 from reclaimnet.policy.view import view
 
+CONDUCTOR: Final = "conductor "
+"""The role's name, followed by the stretch that is conducted."""
 NOBODY: Final = NodeId("")
 
 SETTLE: Final = 20 * MILLISECOND

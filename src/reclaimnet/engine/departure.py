@@ -89,7 +89,6 @@ class Departure:
             orders.append(self._explain("must the job leave?", f"if a place is better: {why}"))
         orders.append(Warn(job=job, epoch=epoch, notice=self.notice))
         orders += self.attempt.change(
-            now,
             state=JobState.MIGRATING,
             reason=f"{self.notice.cause}{because}",
             leave_by=self.notice.deadline if self.notice.binding else None,
@@ -113,7 +112,7 @@ class Departure:
         orders: list[Order] = [
             Limit(job=job, epoch=epoch, at=notice.deadline),
             Warn(job=job, epoch=epoch, notice=notice),
-            *self.attempt.change(now, leave_by=notice.deadline, reason=reason),
+            *self.attempt.change(leave_by=notice.deadline, reason=reason),
         ]
         if not self.stopped and not self._lost_hope:
             orders += self._plan(now)
@@ -246,7 +245,7 @@ class Departure:
         the newer one that is on its way, once that has arrived."""
         self._lost_hope = True
         self._stop_at = self._seek_at = self._look_at = None
-        self._last_copy = self.attempt.copying
+        self._last_copy = self.attempt.copies.pending
         return [*self._withdraw(), *([] if self._last_copy else self._end())]
 
     def _end(self) -> list[Order]:
@@ -278,7 +277,7 @@ class Departure:
     def snapshot_taken(self, event: SnapshotTaken, now: int) -> list[Order]:
         """The attempt has entered the checkpoint into its record already."""
         if not event.final:
-            orders = self.attempt.change(now)
+            orders = self.attempt.change()
             if self._precopying and self.destination is not None:
                 self._precopy = event.manifest
                 asked = CopyAsked(job=event.job, manifest=event.manifest, source=self.attempt.node)
@@ -288,7 +287,7 @@ class Departure:
         if self.destination is not None:
             return self._offer(now)
         if self._prober is not None:
-            return self.attempt.change(now)
+            return self.attempt.change()
         return self._shelve(now)
 
     def save_failed(self, event: SaveFailed, now: int) -> list[Order]:
@@ -302,7 +301,7 @@ class Departure:
         self._stop_at = self._seek_at = self._look_at = None
         orders = self._withdraw()
         orders.append(self._explain("is it saved?", "no", event.reason))
-        return orders + self.attempt.change(now, reason=f"could not be saved: {event.reason}")
+        return orders + self.attempt.change(reason=f"could not be saved: {event.reason}")
 
     # --- handing over ----------------------------------------------------------------------
 
@@ -310,7 +309,7 @@ class Departure:
         """First the record names the destination, so that it and nobody else may claim; only then
         is it told."""
         self._offered = False
-        return self.attempt.change(now, handover_to=self.destination)
+        return self.attempt.change(handover_to=self.destination)
 
     def written(self, stored: JobRecord, now: int) -> list[Order]:
         if self._offered or self._final is None or self.destination is None:
@@ -346,7 +345,7 @@ class Departure:
         self._precopying = False
         self._offered = False
         if self.attempt.record.handover_to is not None:
-            orders += self.attempt.change(now, handover_to=None)
+            orders += self.attempt.change(handover_to=None)
         if len(self._failed) < MAX_DESTINATIONS:
             return orders + self._seek(now)
         if not self.notice.binding:
@@ -390,7 +389,7 @@ class Departure:
         self._look_at = self._look_next(now)
         asked = CopyAsked(job=attempt.job, manifest=newest.manifest, source=attempt.node)
         orders.append(Tell(to=self._shelf, event=asked))
-        return orders + attempt.change(now, standby=self._shelf)
+        return orders + attempt.change(standby=self._shelf)
 
     def copy_held(self, event: CopyHeld, now: int) -> list[Order]:
         if self._precopying and event.manifest == self._precopy:

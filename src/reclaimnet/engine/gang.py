@@ -18,8 +18,8 @@ from typing import Final
 from zlib import crc32
 
 from reclaimnet.engine.neighbourhood import Neighbourhood
-from reclaimnet.engine.pen import Pen
-from reclaimnet.model.events import SeatGranted, SeatTaken, SeatTold, WriteRefused
+from reclaimnet.engine.pen import Pen, claimed
+from reclaimnet.model.events import SeatGranted, SeatTaken, SeatTold, WriteRefused, Written
 from reclaimnet.model.market import JobId, NodeId, Progress
 from reclaimnet.model.orders import Explain, Order, Tell
 from reclaimnet.model.probing import Ticket
@@ -133,14 +133,7 @@ class Gang:
     def begin(self, now: int) -> list[Order]:
         seats = tuple(member.node for member in self._members)
         self.record = replace(
-            self.record,
-            epoch=self.record.epoch + 1,
-            holder=self.node,
-            seats=seats,
-            handover_to=None,
-            state=JobState.CONFIGURING,
-            reason=f"starts on {', '.join(seats)}",
-            moves=self.record.moves + (self.record.epoch > 0),
+            claimed(self.record, self.node), seats=seats, reason=f"starts on {', '.join(seats)}"
         )
         return self._pen.write(self.record)
 
@@ -490,12 +483,11 @@ class Gang:
         self.record = replace(self.record, **changes)  # type: ignore[arg-type]
         return self._pen.write(self.record)
 
-    def written(self, revision: int, now: int) -> list[Order]:
-        stored = self._pen.written()
-        self.record = replace(self.record, revision=revision)
+    def written(self, event: Written, now: int) -> list[Order]:
+        self.record = self._pen.written(self.record, event.record)
         if self.phase == GangPhase.CLAIMING:
             return self._won(now)
-        if not stored:
+        if self._pen.behind:
             return self._pen.write(self.record)
         if self.phase == GangPhase.CLOSING and self.record.holder is None:
             self.phase = GangPhase.GONE

@@ -85,6 +85,12 @@ class Provider:
             return self.served_until
         return self.deadline() if len(self.leaving()) == len(self.offer.gpus) else None
 
+    def is_leaving(self) -> bool:
+        """Whether nothing may be fetched from this node soon, or already."""
+        if self.offer is not None and not self.notices:
+            return False
+        return not {gpu.id for gpu in self._lent()} - self.leaving()
+
     def notice_for(self, job: JobId) -> Notice | None:
         """The most pressing notice on any GPU of the job."""
         contract = self.contracts.get(job)

@@ -146,6 +146,11 @@ class Notice:
         and it stays if no better place is found by then."""
         return self.cause is not Cause.LINK
 
+    @property
+    def withdrawable(self) -> bool:
+        """Whether the provider can withdraw it: memory and links are not its to give back."""
+        return self.cause not in (Cause.PRESSURE, Cause.LINK)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:

@@ -195,6 +195,10 @@ class Checkpoint:
         whole = Shard(manifest=self.manifest, size=self.size, holders=self.holders)
         return self.shards or (whole,)
 
+    def outlives(self, node: NodeId) -> bool:
+        """Whether somebody else holds it, too."""
+        return any(holder != node for holder in self.holders)
+
     def held_by(self, node: NodeId) -> "Checkpoint":
         """The same, once the node has it too."""
         return self if node in self.holders else replace(self, holders=(*self.holders, node))

@@ -367,7 +367,7 @@ async def _stored(campus: Campus) -> Stored:
     current = asyncio.Event()
 
     async def collect() -> None:
-        async with contextlib.aclosing(campus.watch_records(current.set)) as records:
+        async with contextlib.aclosing(campus.records.watch(current.set)) as records:
             async for record in records:
                 if current.is_set():
                     return
@@ -500,7 +500,7 @@ def _losses(place: Site, counts: list[Count], stored: Stored) -> dict[str, Any]:
         "double_lives": sum(times > 1 for times in lived.values()),
         "jobs_failed": sum(record.state is JobState.FAILED for record in stored.records.values()),
         "submissions_refused": place.refused,
-        "beats_unacknowledged": sum(count.beats - count.beats_acked for count in counts),
+        "beats_lost": sum(count.beats_lost for count in counts),
         "journal_lines_lost": missing_lines,
         "journal_lines_dropped": sum(count.dropped for count in counts),
         "not_understood": sum(count.bad for count in counts),
@@ -567,6 +567,7 @@ LOSSES: Final = (
     "double_lives",
     "jobs_failed",
     "submissions_refused",
+    "beats_lost",
     "journal_lines_lost",
     "journal_lines_dropped",
     "not_understood",

@@ -8,6 +8,7 @@ that dispatching is left to the real agents, which are what is measured.
 
 import asyncio
 import contextlib
+import logging
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -20,6 +21,7 @@ from reclaimnet.adapters.nats.seals import Seal
 from reclaimnet.adapters.nats.witness import Witness
 from reclaimnet.adapters.tls import ca
 from reclaimnet.apps.bench.place_live import BenchAgent
+from reclaimnet.errors import Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import NodeId, Offer, Terms
@@ -36,7 +38,8 @@ class Count:
     """What the minds of a process did, and what came of it."""
 
     beats: int = 0
-    beats_acked: int = 0
+    beats_lost: int = 0
+    """The server did not say in time that it has them."""
     probes: int = 0
     journalled: dict[str, int] = field(default_factory=dict)
     """Lines, by node."""
@@ -63,14 +66,15 @@ class LoadAgent(BenchAgent):
     def deliver(self, event: ev.Event) -> None:
         if isinstance(event, ev.ProbeArrived):
             self._count.probes += 1
-        elif isinstance(event, ev.BeatAcked):
-            self._count.beats_acked += 1
         super().deliver(event)
 
-    def _carry_out(self, order: od.Order) -> None:
-        if isinstance(order, od.Beat):
-            self._count.beats += 1
-        super()._carry_out(order)
+    async def _beat(self, order: od.Beat) -> None:
+        self._count.beats += 1
+        try:
+            await super()._beat(order)
+        except Unavailable:
+            self._count.beats_lost += 1
+            raise
 
     def _start(self, order: od.Start) -> None:
         self._count.started.append((order.job, order.epoch))
@@ -85,6 +89,7 @@ class LoadAgent(BenchAgent):
 
 def work(url: str, authority: str, keys: list[Key], pipe: Connection) -> None:
     """Entry point of a process: live, and answer the parent's questions."""
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     asyncio.run(_work(url, authority, keys, pipe))
 
 
@@ -116,7 +121,7 @@ async def _work(url: str, authority: str, keys: list[Key], pipe: Connection) -> 
                     tries -= 1
                 count.journalled[agent.mind.body.node] = agent.campus.journal_added
             count.dropped = sum(agent.campus.journal_dropped for agent in agents)
-            count.bad = sum(agent.campus.bad_messages for agent in agents)
+            count.bad = sum(agent.campus.store.bad_messages for agent in agents)
             count.cpu_s = time.process_time()
             pipe.send(count)
     finally:

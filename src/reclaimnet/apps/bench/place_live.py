@@ -27,8 +27,10 @@ from reclaimnet import journal
 from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.server import start_server, stop_server
-from reclaimnet.apps.world import written
-from reclaimnet.engine.node import DISPATCHER, Body, Node
+from reclaimnet.apps.live.world import written
+from reclaimnet.engine.body import Body
+from reclaimnet.engine.dispatcher import DISPATCHER
+from reclaimnet.engine.node import Node
 from reclaimnet.errors import Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
@@ -108,7 +110,7 @@ class BenchAgent:
         if isinstance(event, ev.TicketRedeemed):
             self._submitted[event.record.id] = event.record.submitted_at
         orders = self.mind.handle(event, now)
-        if isinstance(event, ev.TicketRedeemed) and event.record.id in self.mind.attempts:
+        if isinstance(event, ev.TicketRedeemed) and event.record.id in self.mind.guests.attempts:
             self._taken[event.record.id] = (time.time_ns() - event.record.submitted_at) / 1e6
         for entry in journal.entries(now, self.mind.body.node, event, orders):
             self.campus.journal(entry)
@@ -163,7 +165,7 @@ class BenchAgent:
         self.deliver(await written(self.campus, order))
 
     async def _read(self, job: JobId) -> None:
-        self.deliver(ev.RecordSeen(job=job, record=await self.campus.read(job)))
+        self.deliver(ev.RecordSeen(job=job, record=await self.campus.records.read(job)))
 
     async def _beat(self, order: od.Beat) -> None:
         sent_at = time.time_ns()
@@ -188,7 +190,7 @@ class BenchAgent:
             self._watching = self._spawn(self._watch())
 
     async def _watch(self) -> None:
-        async with contextlib.aclosing(self.campus.watch_records()) as records:
+        async with contextlib.aclosing(self.campus.records.watch()) as records:
             async for record in records:
                 self.deliver(ev.RecordSeen(job=record.id, record=record))
 
@@ -319,7 +321,7 @@ class Submitter:
         self._ends = asyncio.Event()
 
     async def watch(self) -> None:
-        async with contextlib.aclosing(self.campus.watch_records()) as records:
+        async with contextlib.aclosing(self.campus.records.watch()) as records:
             async for record in records:
                 if record.state.terminal:
                     self.ended.add(record.id)
@@ -334,7 +336,7 @@ class Submitter:
             saving=Saving.NONE,
             lasts=SECOND,
         )
-        await self.campus.write(JobRecord(id=job, spec=spec, submitted_at=time.time_ns()))
+        await self.campus.records.write(JobRecord(id=job, spec=spec, submitted_at=time.time_ns()))
         return job
 
     async def all_ended(self, jobs: set[JobId]) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import json as jsonlib
+import logging
 import pkgutil
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,8 @@ def run(
             f"this bench needs the package {error.name}, which is not installed; run it as ./rn "
             "in a checkout, which installs it"
         ) from error
+    # It warns of every TLS connection that ends.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     given = {key: value for key, value in more.items() if value}
     measure: Callable[..., dict[str, Any]] = module.run
     try:

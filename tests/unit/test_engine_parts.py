@@ -1,0 +1,202 @@
+"""The small parts of a mind, each alone: what they promise to whoever joins them."""
+
+from dataclasses import replace
+
+from reclaimnet.engine.attempt import Attempt
+from reclaimnet.engine.booking import BOOKED_PATIENCE, OFFERED_PATIENCE, Booking
+from reclaimnet.engine.copies import COPY_TRIES, Copies
+from reclaimnet.engine.fetch import FETCH_ROUNDS, Fetch
+from reclaimnet.engine.lease import Lease
+from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood
+from reclaimnet.engine.pen import Pen
+from reclaimnet.engine.strays import LOOK_AGAIN, Strays
+from reclaimnet.model.events import PullFailed, RecordSeen, Written
+from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
+from reclaimnet.model.orders import HoldLease, Order, Pull, Read, Tell, Write
+from reclaimnet.model.units import SECOND
+from reclaimnet.model.work import (
+    Checkpoint,
+    JobRecord,
+    JobSpec,
+    JobState,
+    ManifestId,
+    Writer,
+)
+from reclaimnet.policy.suite import Suite
+
+HERE, THERE, NEXT = NodeId("here"), NodeId("there"), NodeId("next")
+JOB = JobId("j")
+NEW, OLD = (
+    Checkpoint(
+        manifest=ManifestId(name), epoch=1, step=step, size=1 << 20, taken_at=step, holders=(THERE,)
+    )
+    for name, step in (("new", 2), ("old", 1))
+)
+RECORD = JobRecord(
+    id=JOB,
+    spec=JobSpec(name="j", user="ada", command=("train",)),
+    submitted_at=0,
+    revision=1,
+    epoch=1,
+    state=JobState.RUNNING,
+    holder=HERE,
+    checkpoints=(NEW, OLD),
+)
+
+
+def neighbourhood(*nodes: NodeId, at: int = 0) -> Neighbourhood:
+    around = Neighbourhood(HERE, LIVELY)
+    gpu = Gpu(id=GpuId("g"), index=0)
+    for node in nodes:
+        around.heard(Card(node=node, beat=at, gpus=(gpu,), shelf_bytes=1 << 30), at)
+    return around
+
+
+def pulled(orders: list[Order]) -> list[str]:
+    return [order.manifest for order in orders if isinstance(order, Pull)]
+
+
+# --- the pen -------------------------------------------------------------------------------
+
+
+def test_a_write_that_was_under_way_when_doubt_came_proves_nothing() -> None:
+    pen = Pen()
+    assert pen.write(RECORD)
+    assert pen.doubt(RECORD) == []
+    stored = pen.written(RECORD, replace(RECORD, revision=2))
+    assert not pen.trusted
+    assert pen.behind
+    (again,) = pen.write(stored)
+    assert isinstance(again, Write)
+    pen.written(stored, replace(stored, revision=3))
+    assert pen.trusted
+    assert not pen.behind
+
+
+def test_what_is_wanted_while_a_write_is_under_way_is_not_undone_by_its_answer() -> None:
+    pen = Pen()
+    pen.write(RECORD)
+    wanted = RECORD.but(step=7)
+    assert pen.write(wanted) == []
+    after = pen.written(wanted, replace(RECORD, revision=2))
+    assert (after.step, after.revision, pen.behind) == (7, 2, True)
+
+
+# --- the lease -----------------------------------------------------------------------------
+
+
+def test_a_process_whose_epoch_is_in_doubt_is_not_told_to_go_on() -> None:
+    lease = Lease(10 * SECOND)
+    attempt = Attempt(
+        node=HERE, record=RECORD, gpus=(), source=None, suite=Suite(), around=neighbourhood()
+    )
+    (adopted,) = [order for order in attempt.adopt(0) if isinstance(order, Write)]
+    attempt.written(Written(record=adopted.record, writer=Writer.ATTEMPT), 0)
+    attempts = {JOB: attempt}
+    assert lease.acked(0, 0)
+    assert lease.hold(attempts) == [HoldLease(until=10 * SECOND, jobs=(JOB,))]
+    assert lease.hold(attempts) == []
+    assert not lease.acked(2 * SECOND, 3 * SECOND)
+    assert lease.hold(attempts) == [HoldLease(until=12 * SECOND, jobs=(JOB,))]
+    assert lease.acked(20 * SECOND, 20 * SECOND)
+    (proof,) = [order for order in attempt.doubt(20 * SECOND) if isinstance(order, Write)]
+    assert lease.hold(attempts) == []
+    assert not lease.told(JOB)
+    attempt.written(Written(record=proof.record, writer=Writer.ATTEMPT), 20 * SECOND)
+    assert lease.hold(attempts) == [HoldLease(until=30 * SECOND, jobs=(JOB,))]
+    assert lease.told(JOB)
+
+
+# --- strays --------------------------------------------------------------------------------
+
+
+def test_a_record_that_names_this_node_by_mistake_is_looked_at_until_it_is_mended() -> None:
+    strays = Strays(HERE)
+    assert strays.next_wake() is None
+    (write,) = strays.record_seen(RecordSeen(job=JOB, record=RECORD), 0)
+    assert isinstance(write, Write)
+    assert (write.record.state, write.record.holder) == (JobState.PENDING, None)
+    assert strays.next_wake() == LOOK_AGAIN
+    assert strays.woke(LOOK_AGAIN - 1) == []
+    assert strays.woke(LOOK_AGAIN) == [Read(job=JOB)]
+    assert strays.next_wake() == 2 * LOOK_AGAIN
+    assert strays.record_seen(RecordSeen(job=JOB, record=write.record), LOOK_AGAIN) == []
+    assert strays.next_wake() is None
+
+
+# --- the booking ---------------------------------------------------------------------------
+
+
+def test_a_place_is_kept_for_as_long_as_somebody_may_send_the_job() -> None:
+    around = neighbourhood(THERE)
+    booking = Booking(THERE, around, 0)
+    assert booking.next_wake() == LIVELY.given_up_after
+    around.heard(Card(node=THERE, beat=1), LIVELY.given_up_after)
+    assert booking.lapsed(booking.next_wake()) == ""
+    silent = booking.next_wake()
+    assert silent == 2 * LIVELY.given_up_after
+    assert booking.lapsed(silent) == f"{THERE} is silent"
+
+
+def test_a_state_on_its_way_is_waited_for_longer() -> None:
+    around = neighbourhood(THERE, at=OFFERED_PATIENCE)
+    booking = Booking(THERE, around, 0)
+    assert booking.lapsed(BOOKED_PATIENCE) == "waited too long for the state"
+    booking = Booking(THERE, around, 0)
+    booking.offer(NEW.manifest, 1)
+    assert booking.offered == NEW.manifest
+    assert booking.lapsed(BOOKED_PATIENCE) == ""
+    assert booking.lapsed(OFFERED_PATIENCE + 1) == "waited too long for the state"
+
+
+# --- the fetch -----------------------------------------------------------------------------
+
+
+def failed(checkpoint: Checkpoint, *, damaged: bool = False) -> PullFailed:
+    return PullFailed(job=JOB, manifest=checkpoint.manifest, reason="gone", damaged=damaged)
+
+
+def test_all_checkpoints_are_tried_so_many_times_and_then_no_more() -> None:
+    fetch = Fetch(node=HERE, job=JOB, source=None, around=neighbourhood(THERE))
+    assert fetch.choose(RECORD, 0) == []
+    assert pulled(fetch.ask(RECORD, 0)) == ["new"]
+    now = 0
+    for round_ in range(1, FETCH_ROUNDS + 1):
+        assert pulled(fetch.failed(RECORD, failed(NEW), now)) == ["old"]
+        assert pulled(fetch.failed(RECORD, failed(OLD), now)) == []
+        assert fetch.exhausted == (round_ == FETCH_ROUNDS)
+        if not fetch.exhausted:
+            assert fetch.again_at is not None
+            now = fetch.again_at
+            assert pulled(fetch.ask_again(RECORD, now)) == ["new"]
+
+
+def test_what_is_damaged_here_is_asked_of_others_before_the_one_before_it() -> None:
+    fetch = Fetch(node=HERE, job=JOB, source=None, around=neighbourhood(THERE))
+    assert pulled(fetch.damaged(RECORD, failed(NEW, damaged=True), 0)) == ["new"]
+    assert pulled(fetch.failed(RECORD, failed(NEW, damaged=True), 0)) == ["old"]
+
+
+# --- copies --------------------------------------------------------------------------------
+
+
+def test_who_refused_a_copy_is_not_asked_for_it_again_and_few_are_asked() -> None:
+    copies = Copies(
+        node=HERE, spec=RECORD.spec, place=Suite().place, around=neighbourhood(THERE, NEXT)
+    )
+    mine = replace(NEW, holders=(HERE,))
+    record = replace(RECORD, checkpoints=(mine,))
+    asked = set()
+    for _ in range(2):
+        keeper, orders = copies.ask(record, mine, 0)
+        assert keeper is not None
+        assert [order.to for order in orders if isinstance(order, Tell)] == [keeper]
+        assert copies.pending == mine.manifest
+        copies.settled(mine.manifest)
+        assert copies.refused(keeper)
+        asked.add(keeper)
+    assert asked == {THERE, NEXT}
+    assert copies.ask(record, mine, 0)[0] is None
+    assert not any(copies.refused(NodeId(f"n{n}")) for n in range(COPY_TRIES - len(asked)))
+    copies.begin()
+    assert copies.ask(record, mine, 0)[0] in asked

@@ -24,6 +24,7 @@ PRICE: Final = 3.0
 """A burst is let pass if it saves so many times what that costs the others; if that is a higher
 priority, more where more than its due has been lost already, and less where less."""
 STEEP: Final = 2.0
+"""With this power of what there should be over what there is, the price rises."""
 
 BEFORE: Final = 50 * MILLISECOND
 """So long before a burst it is decided whether others let it pass: late enough to see them coming,
@@ -117,8 +118,9 @@ def cede(
             continue
         begin = max(begin, now)
         left = sum(stop - max(start, begin) for start, stop in parts if stop > begin)
-        later = [began + one.start - BEFORE for one in rhythm.bursts[number + 1 :][:1]]
-        costs = _worth(rhythm, spans, begin, begin + left, saved=parts[-1][1] - begin - left)
+        through = parts[-1][1]
+        later = [max(through, began + b.start - BEFORE) for b in rhythm.bursts[number + 1 :][:1]]
+        costs = _worth(rhythm, spans, begin, begin + left, saved=through - begin - left)
         if costs:
             return Ceding(passes=True, again=min(later, default=None), costs=costs)
         # When it goes on by itself, only what keeps it waiting once more has to let it pass.

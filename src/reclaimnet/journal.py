@@ -22,6 +22,7 @@ _NO_NEWS: Final = (
     ev.RecordSeen,
     ev.PressureRead,
     ev.VacancyTold,
+    ev.JobMissed,
     ev.BytesSent,
     ev.Iterated,
     IterationSeen,

@@ -123,7 +123,8 @@ def _speaker(event: Told) -> str | None:
         case events.CancelAsked():
             return GATEWAY
         case (
-            events.WorkForwarded()
+            events.JobMissed()
+            | events.WorkForwarded()
             | events.TicketRedeemed()
             | events.TicketReturned()
             | events.SeatGranted()

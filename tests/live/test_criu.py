@@ -27,7 +27,8 @@ from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps.bench import airlock as bench
-from reclaimnet.apps.world import Clock, LiveWorld
+from reclaimnet.apps.live.clock import Clock
+from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.dispatcher import DISPATCHER
 from reclaimnet.engine.node import Node as Mind

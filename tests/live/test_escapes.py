@@ -31,7 +31,7 @@ from reclaimnet.adapters.linux.attempts.reports import (
 )
 from reclaimnet.adapters.linux.sandbox import Network, Sandbox
 from reclaimnet.adapters.vault.store import Vault
-from reclaimnet.apps.world import _parts
+from reclaimnet.apps.live.keeping import parts_of
 from reclaimnet.errors import UsageError
 from reclaimnet.model.market import GpuId, JobId
 from reclaimnet.model.page import FOREVER
@@ -192,8 +192,8 @@ def test_escape_having_the_owners_files_saved_as_a_checkpoint(machine, tmp_path)
     )
     saved = machine.wait(Snapshot)
     output = machine.runner.output_of(JOB, 1)
-    assert _parts(output, below=output) == []
-    parts = _parts(saved.path, below=saved.path.parent)
+    assert parts_of(output, below=output) == []
+    parts = parts_of(saved.path, below=saved.path.parent)
     with Vault(tmp_path / "vault", quota_bytes=MIB) as vault, pytest.raises(UsageError):
         vault.save(JOB, epoch=1, step=1, saving=Saving.SDK, taken_at=0, parts=parts)
 

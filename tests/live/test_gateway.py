@@ -85,7 +85,7 @@ async def submitted(running: Running, **fields) -> JobRecord:
     body = {"command": ["python", "train.py"], "user": "ada", **fields}
     answer = await running.http.post("/api/v1/jobs", json=body)
     assert answer.status_code == 201, answer.text
-    stored = await running.campus.read(JobId(answer.json()["id"]))
+    stored = await running.campus.records.read(JobId(answer.json()["id"]))
     assert stored is not None
     return stored
 
@@ -237,7 +237,7 @@ async def test_a_waiting_job_is_cancelled_at_once(running: Running) -> None:
     stored = await submitted(running)
     answer = await running.http.post(f"/api/v1/jobs/{stored.id}/cancel")
     assert answer.json()["state"] == "CANCELLED"
-    ended = await running.campus.read(stored.id)
+    ended = await running.campus.records.read(stored.id)
     assert ended is not None
     assert ended.state is JobState.CANCELLED
     assert ended.ended_at is not None
@@ -251,7 +251,7 @@ async def test_the_holder_of_a_running_job_is_asked_to_cancel_it(running: Runnin
     stored = await submitted(running)
     held = dataclasses.replace(stored, state=JobState.RUNNING, holder=LAB, epoch=1)
     # The gateway's view may not have seen this yet: compare-and-set must sort it out.
-    assert isinstance(await running.campus.write(held), JobRecord)
+    assert isinstance(await running.campus.records.write(held), JobRecord)
     answer = await running.http.post(f"/api/v1/jobs/{stored.id}/cancel")
     assert (answer.json()["state"], answer.json()["cancel"]) == ("RUNNING", True)
     await until(lambda: bool(heard), "the holder is told")

@@ -65,7 +65,7 @@ class Scene:
 
     def _records(self):
         async def follow(current: asyncio.Event) -> None:
-            async with contextlib.aclosing(self.gateway.watch_records(current.set)) as records:
+            async with contextlib.aclosing(self.gateway.records.watch(current.set)) as records:
                 async for record in records:
                     self.seen[record.id] = record
 
@@ -85,7 +85,7 @@ class Scene:
             await until(lambda c=campus: _cards(c, HONEST) >= self._beats, "it was heard")
 
     async def submitted(self) -> JobRecord:
-        record = await self.gateway.write(JobRecord(id=JOB, spec=SPEC, submitted_at=1))
+        record = await self.gateway.records.write(JobRecord(id=JOB, spec=SPEC, submitted_at=1))
         assert isinstance(record, JobRecord)
         return record
 
@@ -95,7 +95,7 @@ class Scene:
             {"holder": HONEST, "epoch": 1, "state": JobState.CONFIGURING},
             {"state": JobState.RUNNING},
         ):
-            record = await self.honest.write(dataclasses.replace(record, **changes))
+            record = await self.honest.records.write(dataclasses.replace(record, **changes))
             assert isinstance(record, JobRecord)
         await until(lambda: self.seen.get(JOB) == record, "the gateway has seen it")
         await self.beat(runs=1)
@@ -120,7 +120,7 @@ class Scene:
     async def stored(self) -> JobRecord | None:
         """By a node that knows nothing but what is signed."""
         fresh = await self.ward.join(HONEST, witness=self.ward.witness(HONEST))
-        return await fresh.read(JOB)
+        return await fresh.records.read(JOB)
 
     async def assert_put_right(self, right: JobRecord) -> None:
         """Whoever looks finds the job as it was, and its holder goes on."""
@@ -130,7 +130,7 @@ class Scene:
                 record, revision=right.revision
             ) == dataclasses.replace(right, seal=record.seal)
 
-        forged = await self.rogue._newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
+        forged = await self.rogue.store.newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
         newest = 0 if forged is None else forged.seq
         async with asyncio.timeout(20):
             while True:
@@ -190,7 +190,7 @@ async def test_a_node_cannot_submit_a_job_in_somebodys_name(scene: Scene) -> Non
     forged = JobRecord(id=JOB, spec=SPEC, submitted_at=1)
     await scene.forge(forged, held_by=None)
     with pytest.raises(Unavailable, match="seal"):
-        await scene.honest.read(JOB)
+        await scene.honest.records.read(JOB)
     assert JOB not in scene.seen
 
 
@@ -214,7 +214,7 @@ async def test_a_node_cannot_have_another_take_a_job_that_runs_elsewhere(scene: 
     running = await scene.running()
     newcomer = await scene.ward.join(ROGUE, witness=scene.ward.witness(ROGUE))
     lie = dataclasses.replace(running, holder=ROGUE, epoch=2, state=JobState.CONFIGURING)
-    refused = await newcomer.write(lie)
+    refused = await newcomer.records.write(lie)
     assert isinstance(refused, Refused)
     assert refused.current == running
 
@@ -227,7 +227,7 @@ async def test_a_node_cannot_end_a_job_that_another_runs(scene: Scene, state: Jo
     running = await scene.running()
     ended = dataclasses.replace(running, state=state, holder=None, ended_at=1, exit_code=0)
     await scene.forge(ended, held_by=HONEST)
-    assert (await scene.honest.read(JOB)).holder == HONEST
+    assert (await scene.honest.records.read(JOB)).holder == HONEST
     await scene.assert_put_right(running)
 
 
@@ -258,7 +258,7 @@ async def test_a_node_cannot_call_a_living_one_lost(scene: Scene) -> None:
 async def test_a_node_cannot_make_itself_the_keeper_of_anothers_checkpoints(scene: Scene) -> None:
     running = await scene.running()
     await scene.forge(dataclasses.replace(running, standby=ROGUE), held_by=HONEST)
-    assert (await scene.honest.read(JOB)).standby is None
+    assert (await scene.honest.records.read(JOB)).standby is None
     await scene.assert_put_right(running)
 
 
@@ -267,11 +267,11 @@ async def test_a_holder_goes_on_though_nobody_else_is_there(scene: Scene) -> Non
     running = await scene.running()
     scene._tasks[-1].cancel()
     await scene.forge(dataclasses.replace(running, holder=ROGUE, epoch=2), held_by=ROGUE)
-    refused = await scene.honest.write(dataclasses.replace(running, step=7))
+    refused = await scene.honest.records.write(dataclasses.replace(running, step=7))
     assert isinstance(refused, Refused)
     assert (refused.current.holder, refused.current.epoch) == (HONEST, 1)
     again = dataclasses.replace(running, step=7, revision=refused.current.revision)
-    assert isinstance(await scene.honest.write(again), JobRecord)
+    assert isinstance(await scene.honest.records.write(again), JobRecord)
     assert (await scene.stored()).step == 7
 
 
@@ -279,27 +279,27 @@ async def test_who_starts_again_knows_its_own_hand_while_nobody_can_be_asked(sce
     """Otherwise it would never hear that it holds the job, and nobody else would take it."""
     running = await scene.running()
     fresh = await scene.ward.join(HONEST, witness=scene.ward.witness(HONEST))
-    fresh.read_card = _unavailable
+    fresh.records._read_card = _unavailable
     async with asyncio.timeout(20):
-        assert await fresh.read_records(lambda record: True) == [running]
+        assert await fresh.records.find(lambda record: True) == [running]
 
 
 async def test_who_starts_again_waits_until_it_can_ask_who_wrote_a_record(scene: Scene) -> None:
     running = await scene.running()
-    given = await scene.honest.write(dataclasses.replace(running, handover_to=ROGUE))
-    taken = await scene.rogue.write(
+    given = await scene.honest.records.write(dataclasses.replace(running, handover_to=ROGUE))
+    taken = await scene.rogue.records.write(
         dataclasses.replace(given, holder=ROGUE, epoch=2, handover_to=None)
     )
     fresh = await scene.ward.join(HONEST, witness=scene.ward.witness(HONEST))
-    answers = fresh.read_card
+    answers = fresh.records._read_card
     failures = iter(range(2))
 
     async def read_card(node: NodeId) -> Card | None:
         return await (answers if next(failures, None) is None else _unavailable)(node)
 
-    fresh.read_card = read_card
+    fresh.records._read_card = read_card
     async with asyncio.timeout(20):
-        assert await fresh.read_records(lambda record: True) == [taken]
+        assert await fresh.records.find(lambda record: True) == [taken]
 
 
 async def _unavailable(node: NodeId) -> Card | None:
@@ -308,14 +308,14 @@ async def _unavailable(node: NodeId) -> Card | None:
 
 async def test_a_node_cannot_bring_an_ended_job_back(scene: Scene) -> None:
     running = await scene.running()
-    ended = await scene.honest.write(
+    ended = await scene.honest.records.write(
         dataclasses.replace(running, holder=None, state=JobState.COMPLETED, ended_at=2)
     )
     assert isinstance(ended, JobRecord)
     await until(lambda: scene.seen[JOB] == ended, "the gateway has seen the end")
-    scene.gateway.recall = lambda _job: ended
+    scene.gateway.records.recall = lambda _job: ended
     for state in (JobState.PENDING, JobState.FAILED):
-        newest = await scene.rogue._newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
+        newest = await scene.rogue.store.newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
         alive = dataclasses.replace(ended, state=state, ended_at=None, revision=newest.seq, epoch=2)
         await scene.forge(alive, held_by=ROGUE)
         await scene.assert_put_right(ended)
@@ -324,9 +324,9 @@ async def test_a_node_cannot_bring_an_ended_job_back(scene: Scene) -> None:
 async def test_a_node_cannot_turn_time_back(scene: Scene) -> None:
     """It stores again what was once true, byte for byte and with its true signature."""
     await scene.submitted()
-    old = await scene.rogue._newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
-    held = dataclasses.replace(await scene.gateway.read(JOB), holder=HONEST, epoch=1)
-    running = await scene.honest.write(held)
+    old = await scene.rogue.store.newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
+    held = dataclasses.replace(await scene.gateway.records.read(JOB), holder=HONEST, epoch=1)
+    running = await scene.honest.records.write(held)
     assert isinstance(running, JobRecord)
     await until(lambda: scene.seen.get(JOB) == running, "the gateway has seen it")
     await scene.beat(runs=1)
@@ -375,17 +375,17 @@ async def test_a_record_that_was_forgotten_before_the_gateway_looked_is_put_back
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await scene.running()
-    write, late = scene.gateway._compare_and_set, asyncio.Event()
+    write, late = scene.gateway.store.compare_and_set, asyncio.Event()
 
     async def write_late(subject: str, value: bytes, **rest) -> int | None:
         for _ in range(400):
-            if late.is_set() or not await scene.rogue._newest(streams.JOBS, subject, "look"):
+            if late.is_set() or not await scene.rogue.store.newest(streams.JOBS, subject, "look"):
                 break
             await asyncio.sleep(0.05)
         late.set()
         return await write(subject, value, **rest)
 
-    monkeypatch.setattr(scene.gateway, "_compare_and_set", write_late)
+    monkeypatch.setattr(scene.gateway.store, "compare_and_set", write_late)
     fleeting = dataclasses.replace(running, holder=ROGUE, epoch=2)
     await scene.forge(fleeting, held_by=ROGUE, headers={"Nats-TTL": "1s"})
     await asyncio.wait_for(late.wait(), 20)
@@ -398,7 +398,7 @@ async def test_a_node_cannot_empty_the_store_by_one_message(scene: Scene, subjec
     with contextlib.suppress(nats.errors.Error):
         await scene.rogue._link.jetstream.publish(subject, b"x", headers={"Nats-Rollup": "all"})
     assert await scene.gateway.read_card(HONEST) is not None
-    assert await scene.honest.read(JOB) is not None
+    assert await scene.honest.records.read(JOB) is not None
 
 
 # --- who is right is still believed -------------------------------------------------------------
@@ -423,14 +423,14 @@ async def test_who_has_fallen_silent_loses_its_jobs(tmp_path: Path) -> None:
 async def test_a_job_that_is_handed_over_is_its_new_holders(scene: Scene) -> None:
     """Also for who missed the handover itself."""
     running = await scene.running()
-    given = await scene.honest.write(dataclasses.replace(running, handover_to=ROGUE))
+    given = await scene.honest.records.write(dataclasses.replace(running, handover_to=ROGUE))
     assert isinstance(given, JobRecord)
-    taken = await scene.rogue.write(
+    taken = await scene.rogue.records.write(
         dataclasses.replace(given, holder=ROGUE, epoch=2, handover_to=None)
     )
     assert isinstance(taken, JobRecord)
     await until(lambda: scene.seen[JOB] == taken, "the gateway believes it")
-    ended = await scene.rogue.write(
+    ended = await scene.rogue.records.write(
         dataclasses.replace(taken, holder=None, state=JobState.FAILED, ended_at=3)
     )
     assert isinstance(ended, JobRecord)
@@ -441,9 +441,9 @@ async def test_a_cancel_by_the_gateway_reaches_the_holder_and_the_end_is_believe
     scene: Scene,
 ) -> None:
     running = await scene.running()
-    cancelled = await scene.gateway.write(dataclasses.replace(running, cancel=True))
+    cancelled = await scene.gateway.records.write(dataclasses.replace(running, cancel=True))
     assert isinstance(cancelled, JobRecord)
-    refused = await scene.honest.write(dataclasses.replace(running, step=5))
+    refused = await scene.honest.records.write(dataclasses.replace(running, step=5))
     assert isinstance(refused, Refused)
     assert refused.current == cancelled
     ended = dataclasses.replace(
@@ -453,7 +453,7 @@ async def test_a_cancel_by_the_gateway_reaches_the_holder_and_the_end_is_believe
         state=JobState.CANCELLED,
         revision=cancelled.revision,
     )
-    assert isinstance(await scene.honest.write(ended), JobRecord)
+    assert isinstance(await scene.honest.records.write(ended), JobRecord)
     await until(lambda: scene.seen[JOB].state is JobState.CANCELLED, "the gateway believes it")
     assert (await scene.stored()).cancel_seal == cancelled.cancel_seal
 
@@ -465,7 +465,9 @@ async def test_what_was_stored_before_seals_is_believed_and_sealed(tmp_path: Pat
     ward = Ward(tmp_path)
     try:
         old = await ward.join(GATEWAY)
-        assert isinstance(await old.write(JobRecord(id=JOB, spec=SPEC, submitted_at=1)), JobRecord)
+        assert isinstance(
+            await old.records.write(JobRecord(id=JOB, spec=SPEC, submitted_at=1)), JobRecord
+        )
         scene = Scene(ward)
         try:
             await scene.set(sealed_since=time.time_ns() + 3600 * SECOND)
@@ -473,16 +475,16 @@ async def test_what_was_stored_before_seals_is_believed_and_sealed(tmp_path: Pat
         finally:
             await scene.close()
         strict = await ward.join(HONEST, witness=ward.witness(HONEST))
-        assert (await strict.read(JOB)).spec == SPEC
+        assert (await strict.records.read(JOB)).spec == SPEC
     finally:
         await ward.close()
 
 
 async def test_what_is_stored_without_a_seal_later_is_not_believed(scene: Scene) -> None:
     old = await scene.ward.join(GATEWAY)
-    await old.write(JobRecord(id=JOB, spec=SPEC, submitted_at=1))
+    await old.records.write(JobRecord(id=JOB, spec=SPEC, submitted_at=1))
     with pytest.raises(Unavailable, match="unsigned"):
-        await scene.honest.read(JOB)
+        await scene.honest.records.read(JOB)
     assert JOB not in scene.seen
 
 
@@ -494,19 +496,19 @@ async def test_an_older_node_among_newer_ones_runs_jobs_until_it_is_upgraded(sce
     old = await scene.ward.join(ROGUE)
     await old.beat(Card(node=ROGUE, beat=3))
     await until(lambda: not scene.gateway._witness._peers[ROGUE].key, "it shows no key")
-    held = await old.write(dataclasses.replace(waiting, seal="", holder=ROGUE, epoch=1))
+    held = await old.records.write(dataclasses.replace(waiting, seal="", holder=ROGUE, epoch=1))
     assert isinstance(held, JobRecord)
     await until(lambda: scene.seen[JOB].holder == ROGUE, "it is believed")
-    newest = await old.read(JOB)
-    back = await old.write(dataclasses.replace(newest, seal="", holder=None))
+    newest = await old.records.read(JOB)
+    back = await old.records.write(dataclasses.replace(newest, seal="", holder=None))
     assert isinstance(back, JobRecord)
     await until(lambda: scene.seen[JOB].revision > back.revision, "it is sealed again")
-    assert (await scene.honest.read(JOB)).seal == waiting.seal
-    taken = await scene.honest.write(
+    assert (await scene.honest.records.read(JOB)).seal == waiting.seal
+    taken = await scene.honest.records.write(
         dataclasses.replace(scene.seen[JOB], holder=HONEST, epoch=2, state=JobState.RUNNING)
     )
     assert isinstance(taken, JobRecord)
     await until(lambda: scene.seen[JOB].holder == HONEST, "it went on")
     await scene.beat(runs=2)
-    await old.write(dataclasses.replace(taken, holder=None, state=JobState.COMPLETED))
+    await old.records.write(dataclasses.replace(taken, holder=None, state=JobState.COMPLETED))
     await scene.assert_put_right(taken)

@@ -129,7 +129,7 @@ async def test_many_may_prepare_a_new_store_at_once(server) -> None:
         *(Campus.connect(server.url, TOKEN, f"n{number}") for number in range(8))
     )
     try:
-        assert isinstance(await members[0].write(record()), JobRecord)
+        assert isinstance(await members[0].records.write(record()), JobRecord)
     finally:
         await asyncio.gather(*(member.close() for member in members))
 
@@ -162,7 +162,7 @@ async def test_with_tls_the_server_is_verified(tmp_path: Path) -> None:
     try:
         trusting = ssl.create_default_context(cafile=tls.certificate)
         async with joined(server, tls=trusting) as campus:
-            assert isinstance(await campus.write(record()), JobRecord)
+            assert isinstance(await campus.records.write(record()), JobRecord)
         with pytest.raises(Unavailable, match="certificate"):
             await Campus.connect(server.url, TOKEN, "test", tls=ssl.create_default_context())
     finally:
@@ -196,29 +196,29 @@ def self_signed(directory: Path) -> Tls:
 
 
 async def test_a_record_comes_back_as_it_was_written(campus: Campus) -> None:
-    written = await campus.write(record(revision=0))
+    written = await campus.records.write(record(revision=0))
     assert isinstance(written, JobRecord)
     assert written.revision > 0
-    assert await campus.read(written.id) == written
-    assert await campus.read(JobId("j-none")) is None
+    assert await campus.records.read(written.id) == written
+    assert await campus.records.read(JobId("j-none")) is None
 
 
 async def test_a_stale_writer_is_refused_and_told_what_is_stored(campus: Campus) -> None:
-    first = await campus.write(record())
+    first = await campus.records.write(record())
     assert isinstance(first, JobRecord)
-    second = await campus.write(dataclasses.replace(first, epoch=1, holder=LAB))
+    second = await campus.records.write(dataclasses.replace(first, epoch=1, holder=LAB))
     assert isinstance(second, JobRecord)
-    assert await campus.write(dataclasses.replace(first, epoch=1, holder=OFFICE)) == Refused(
-        current=second
-    )
-    assert await campus.write(record()) == Refused(current=second)
-    assert await campus.read(first.id) == second
+    assert await campus.records.write(
+        dataclasses.replace(first, epoch=1, holder=OFFICE)
+    ) == Refused(current=second)
+    assert await campus.records.write(record()) == Refused(current=second)
+    assert await campus.records.read(first.id) == second
 
 
 async def test_of_racing_claimers_exactly_one_wins(server) -> None:
     async with contextlib.AsyncExitStack() as stack:
         rivals = [await stack.enter_async_context(joined(server, f"n{i}")) for i in range(4)]
-        open_record = await rivals[0].write(record())
+        open_record = await rivals[0].records.write(record())
         assert isinstance(open_record, JobRecord)
         for _ in range(20):
             claims = [
@@ -228,7 +228,7 @@ async def test_of_racing_claimers_exactly_one_wins(server) -> None:
                 for i in range(4)
             ]
             answers = await asyncio.gather(
-                *(rival.write(claim) for rival, claim in zip(rivals, claims, strict=True))
+                *(rival.records.write(claim) for rival, claim in zip(rivals, claims, strict=True))
             )
             winners = [answer for answer in answers if isinstance(answer, JobRecord)]
             assert len(winners) == 1
@@ -239,7 +239,7 @@ async def test_of_racing_claimers_exactly_one_wins(server) -> None:
 
 
 async def test_an_ended_record_is_kept_for_a_bounded_time(campus: Campus) -> None:
-    written = await campus.write(record(state=JobState.COMPLETED))
+    written = await campus.records.write(record(state=JobState.COMPLETED))
     assert isinstance(written, JobRecord)
     stored = await campus._link.jetstream.get_last_msg(streams.JOBS, "$KV.jobs.campus.j-one")
     assert stored.headers is not None
@@ -252,17 +252,17 @@ async def test_a_watch_goes_on_after_the_server_was_killed(tmp_path: Path) -> No
     current = asyncio.Event()
     with embedded(tmp_path) as server:
         async with joined(server, on_state=states.append) as campus:
-            before = await campus.write(record("j-before"))
+            before = await campus.records.write(record("j-before"))
 
             async def watch() -> None:
-                async for each in campus.watch_records(current.set):
+                async for each in campus.records.watch(current.set):
                     seen[each.id] = each
 
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(watch())
                 await until(current.is_set, "the watch is current")
                 assert list(seen.values()) == [before]
-                during = await campus.write(record("j-during"))
+                during = await campus.records.write(record("j-during"))
                 await until(lambda: during in seen.values(), "a change is seen")
 
                 os.kill(server.pid, signal.SIGKILL)
@@ -271,10 +271,10 @@ async def test_a_watch_goes_on_after_the_server_was_killed(tmp_path: Path) -> No
                 again = start_server(tmp_path, TOKEN, port=server.port)
                 try:
                     await until(lambda: states[-1] is True, "the link is back")
-                    after = await campus.write(record("j-after"))
+                    after = await campus.records.write(record("j-after"))
                     await until(lambda: after in seen.values(), "a later change is seen")
                     assert list(seen) == ["j-before", "j-during", "j-after"]
-                    assert await campus.read(JobId("j-before")) == before
+                    assert await campus.records.read(JobId("j-before")) == before
                     watching.cancel()
                 finally:
                     await campus.close()
@@ -286,10 +286,10 @@ async def test_a_watch_starts_over_when_the_store_was_lost(tmp_path: Path) -> No
     with embedded(tmp_path / "one") as server:
         async with joined(server) as campus:
             for number in range(5):
-                await campus.write(record(f"j-{number}"))
+                await campus.records.write(record(f"j-{number}"))
 
             async def watch() -> None:
-                async for each in campus.watch_records():
+                async for each in campus.records.watch():
                     seen.add(each.id)
 
             async with asyncio.TaskGroup() as group:
@@ -299,7 +299,7 @@ async def test_a_watch_starts_over_when_the_store_was_lost(tmp_path: Path) -> No
                 with_nothing = start_server(tmp_path / "two", TOKEN, port=server.port)
                 try:
                     async with joined(with_nothing) as other:
-                        await other.write(record("j-new"))
+                        await other.records.write(record("j-new"))
                     await until(lambda: "j-new" in seen, "the new store is read from its start")
                     watching.cancel()
                 finally:
@@ -315,17 +315,17 @@ async def test_a_link_that_was_closed_for_good_is_made_anew(campus: Campus) -> N
     await campus.listen(LAB, heard.append)
 
     async def watch() -> None:
-        async for each in campus.watch_records():
+        async for each in campus.records.watch():
             seen.add(each.id)
 
     watching = asyncio.create_task(watch())
     try:
-        await campus.write(record("j-one"))
+        await campus.records.write(record("j-one"))
         await until(lambda: "j-one" in seen, "the watch works")
         # As some errors of the server make the client do; it would never come back.
         await campus._link.client.close()
         await until(lambda: states == [False, True], "the link was lost and is back")
-        await campus.write(record("j-two"))
+        await campus.records.write(record("j-two"))
         await campus.tell(LAB, CancelAsked(job=JobId("j-two")))
         await until(lambda: "j-two" in seen and bool(heard), "all goes on")
     finally:
@@ -343,9 +343,9 @@ async def test_bytes_that_are_not_ours_are_counted_and_dropped(campus: Campus) -
     await campus.tell(LAB, CancelAsked(job=JobId("j-one")))
     await until(lambda: bool(heard), "the good message arrives after the bad ones")
     assert heard == [CancelAsked(job=JobId("j-one"))]
-    assert campus.bad_messages == 5
-    good = await campus.write(record("j-good"))
-    async for each in campus.watch_records():
+    assert campus.store.bad_messages == 5
+    good = await campus.records.write(record("j-good"))
+    async for each in campus.records.watch():
         assert each == good
         break
 
@@ -358,7 +358,7 @@ async def test_operations_fail_with_a_sentence_while_the_server_is_away(tmp_path
             with pytest.raises(Unavailable, match="was not told"):
                 await campus.tell(LAB, CancelAsked(job=JobId("j-one")))
             with pytest.raises(Unavailable, match="store job j-one"):
-                await campus.write(record())
+                await campus.records.write(record())
             campus.journal({"at": 1, "node": LAB})
 
 

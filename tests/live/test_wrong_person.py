@@ -80,7 +80,7 @@ async def test_a_node_cannot_speak_in_the_name_of_another(ward: Ward) -> None:
     await rogue.tell(HONEST, VacancyTold(node=ROGUE, vacant=1, at=2))
     await until(lambda: bool(heard), "the honest word")
     assert heard == [VacancyTold(node=ROGUE, vacant=1, at=2)]
-    assert honest.bad_messages == 1
+    assert honest.store.bad_messages == 1
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_the_store_does_not_lend_its_voice(ward: Ward) -> None:
         await client.request(
             f"$JS.API.CONSUMER.CREATE.{streams.NODES}", request.encode(), timeout=5
         )
-    await until(lambda: honest.bad_messages > 0, "it was delivered, and dropped")
+    await until(lambda: honest.store.bad_messages > 0, "it was delivered, and dropped")
     assert asked == []
 
 
@@ -209,16 +209,16 @@ def _record() -> JobRecord:
 async def test_a_replayed_write_does_not_bring_an_old_record_back(ward: Ward) -> None:
     """Each write says which one it follows, and that one is not the newest any more."""
     gateway, rogue = await ward.join(GATEWAY), await ward.join(ROGUE)
-    first = await gateway.write(_record())
+    first = await gateway.records.write(_record())
     assert isinstance(first, JobRecord)
-    held = await rogue.write(dataclasses.replace(first, holder=ROGUE, epoch=1))
+    held = await rogue.records.write(dataclasses.replace(first, holder=ROGUE, epoch=1))
     assert isinstance(held, JobRecord)
-    cancelled = await gateway.write(dataclasses.replace(held, cancel=True))
+    cancelled = await gateway.records.write(dataclasses.replace(held, cancel=True))
     assert isinstance(cancelled, JobRecord)
     for _ in range(2):
-        again = await rogue.write(dataclasses.replace(first, holder=ROGUE, epoch=1))
+        again = await rogue.records.write(dataclasses.replace(first, holder=ROGUE, epoch=1))
         assert isinstance(again, Refused)
-    assert await gateway.read(first.id) == cancelled
+    assert await gateway.records.read(first.id) == cancelled
 
 
 async def test_what_one_node_said_cannot_be_passed_on_as_its_word(ward: Ward) -> None:
@@ -237,7 +237,7 @@ async def test_what_one_node_said_cannot_be_passed_on_as_its_word(ward: Ward) ->
     await until(lambda: bool(overheard), "the honest word")
     await assert_cannot_publish(rogue, f"node.{HONEST}.tell.{HONEST}", overheard[0])
     await rogue._link.client.publish(f"node.{HONEST}.tell.{ROGUE}", overheard[0])
-    await until(lambda: honest.bad_messages == 1, "it is dropped")
+    await until(lambda: honest.store.bad_messages == 1, "it is dropped")
     assert heard == []
 
 

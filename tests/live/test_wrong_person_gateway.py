@@ -53,7 +53,7 @@ class Desk:
         body = {"command": ["train", SECRET], "env": {"HF": SECRET}, "workdir": "/of/ada", **fields}
         answer = await (await self.by("ada")).post("/api/v1/jobs", json=body)
         assert answer.status_code == 201, answer.text
-        stored = await self.campus.read(JobId(answer.json()["id"]))
+        stored = await self.campus.records.read(JobId(answer.json()["id"]))
         assert stored is not None
         return stored
 
@@ -117,7 +117,7 @@ async def test_another_cannot_cancel_a_job(desk: Desk) -> None:
     job = await desk.ada_submits()
     ben = await desk.by("ben")
     assert "is ada's, and you are ben" in refused(await ben.post(f"/api/v1/jobs/{job.id}/cancel"))
-    after = await desk.campus.read(job.id)
+    after = await desk.campus.records.read(job.id)
     assert after == job
     own = await (await desk.by("ada")).post(f"/api/v1/jobs/{job.id}/cancel")
     assert own.json()["state"] == "CANCELLED"

@@ -378,12 +378,15 @@ class SilentCampus:
     bad_messages = 0
     journal_dropped = 0
 
+    def __init__(self) -> None:
+        self.records = self.store = self
+
     async def _nothing(self, on_current: Callable[[], None] = lambda: None) -> Any:
         on_current()
         await asyncio.Event().wait()
         yield
 
-    watch_records = watch_cards = _nothing
+    watch = watch_cards = _nothing
 
     def __getattr__(self, name: str) -> Any:
         async def fail(*_: object, **__: object) -> None:

@@ -6,8 +6,9 @@ from reclaimnet.model.market import Gpu, GpuId, NodeId, Offer, Terms
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobSpec
 from reclaimnet.policy.suite import Suite
+from reclaimnet.sim.faults import Faults
 from reclaimnet.sim.process import Work
-from reclaimnet.sim.world import Faults, SimWorld
+from reclaimnet.sim.world import SimWorld
 
 
 def offer(node: str, gpus: int, notice: int = 20 * SECOND) -> Offer:

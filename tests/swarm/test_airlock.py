@@ -14,10 +14,11 @@ from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import JobState, Saving
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.survive import newest_first, nobody, priority_ladder
+from reclaimnet.sim.faults import Faults
 from reclaimnet.sim.memory import Footprint
 from reclaimnet.sim.process import Work
 from reclaimnet.sim.promises import Promises
-from reclaimnet.sim.world import Faults, SimWorld
+from reclaimnet.sim.world import SimWorld
 from tests.swarm.campus import offer, spec
 
 MB = 1 << 20

@@ -383,13 +383,13 @@ def test_a_process_that_waits_for_its_claim_is_gone_by_its_owners_deadline() -> 
     world.run(44 * SECOND)
     there = world.store.records[J].handover_to
     assert there is not None, "the state is on its way"
-    world.store_up = False
+    world.store.up = False
     world.run(66 * SECOND)
     assert world.machines[there].processes, "it waits there"
     world.reclaim(there, grace=10 * SECOND)
     world.run(77 * SECOND)
     assert not world.machines[there].processes
-    world.store_up = True
+    world.store.up = True
     world.run(5 * MINUTE)
     assert not world.store.records[J].state.terminal
 
@@ -420,3 +420,24 @@ def test_jobs_that_leave_one_node_stand_still_one_after_the_other() -> None:
     # The uplink carries one state after the other: the second job works while the first leaves.
     assert stopped[second] - stopped[first] > (moved[first] - stopped[first]) // 2
     assert all(record.steps_lost == 0 for record in world.store.records.values())
+
+
+def test_a_node_that_does_not_know_that_it_holds_a_job_is_asked_for_it() -> None:
+    """It was restarted, and could not read its records then; it lives, so nobody may take it."""
+    world = campus()
+    Promises(world)
+    world.submit(J, spec("train"), WORK)
+    world.run(20 * SECOND)
+    world.reclaim(world.dispatcher)
+    world.run(40 * SECOND)
+    node = holder(world)
+    assert node != world.dispatcher
+    world.crash_machine(node)
+    world.machines[node].vault.clear()  # or its shelf would ask
+    records, world.store.records = world.store.records, {}
+    world.start_agent(node)
+    world.store.records = records
+    assert holder(world) == node
+    assert world.machines[node].mind.guests.holder(J) is None
+    world.run(4 * MINUTE)
+    assert world.store.records[J].state == JobState.COMPLETED

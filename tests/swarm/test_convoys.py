@@ -1,7 +1,5 @@
 """Transfers under conductors in the simulated world: in time, whoever conducts or dies."""
 
-from dataclasses import replace
-
 import pytest
 
 from reclaimnet.engine.body import Body
@@ -13,8 +11,10 @@ from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import Decision, JobState
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import Spot, Topology
+from reclaimnet.sim.faults import Faults
+from reclaimnet.sim.machine import Machine
 from reclaimnet.sim.process import Work
-from reclaimnet.sim.world import Machine, SimWorld
+from reclaimnet.sim.world import SimWorld
 from tests.swarm.campus import offer, spec
 
 GIGABIT = 125_000_000
@@ -81,7 +81,7 @@ def sendings(world: SimWorld) -> list[tuple[NodeId, str, bool]]:
 def test_two_nodes_behind_one_link_leave_in_time(dies: bool) -> None:
     world, jobs = evacuation(uplink=40 * MIB)
     role = f"{CONDUCTOR}building narrow"
-    assert world.conductors[role] == "n0"
+    assert world.roles.conductors[role] == "n0"
     for index in (0, 1):
         world.reclaim(NodeId(f"n{index}"), grace=60 * SECOND)
     end = world.now + 60 * SECOND
@@ -125,7 +125,7 @@ def talking(
     burst = Burst(
         start=(period_ms - talk_ms) * MILLISECOND, length=talk_ms * MILLISECOND, demand=GIGABIT
     )
-    world.talks[JobId(job)] = Talk(period=period_ms * MILLISECOND, bursts=(burst,))
+    world.talking.talks[JobId(job)] = Talk(period=period_ms * MILLISECOND, bursts=(burst,))
     world.submit(
         JobId(job), spec(job, priority=priority, lasts=lasts, nodes=nodes), Work(steps=10_000)
     )
@@ -135,7 +135,7 @@ def talking(
 def meetings(world: SimWorld, jobs: list[JobId], *, since: int) -> float:
     """The share of the time in which several talk at once."""
     records = [world.store.records[job] for job in jobs]
-    bands = [world.bands[r.id, r.epoch, r.holder] for r in records if r.holder is not None]
+    bands = [world.talking.bands[r.id, r.epoch, r.holder] for r in records if r.holder is not None]
     times = range(since, world.now - SECOND, 3 * MILLISECOND)
     return sum(sum(band.talks_at(at) for band in bands) > 1 for at in times) / len(times)
 
@@ -197,7 +197,7 @@ def test_jobs_that_mark_nothing_are_conducted_where_they_can_be_held(holds_slots
         talking(world, "one", period_ms=300, talk_ms=100),
         talking(world, "two", period_ms=300, talk_ms=120),
     ]
-    world.mute |= set(jobs)
+    world.talking.mute |= set(jobs)
     world.run(world.now + 45 * SECOND)
     told = [order for _, order in ordered if isinstance(order, Rotate)]
     assert {order.job for order in told} == (set(jobs) if holds_slots else set())
@@ -230,10 +230,10 @@ def test_a_gang_has_one_shift_on_all_of_its_nodes() -> None:
     apart = (last["n0"].anchor - last["n1"].anchor) % last["n0"].period
     assert min(apart, last["n0"].period - apart) <= 2 * MILLISECOND
     epoch = world.store.records[gang].epoch
-    members = [world.bands[gang, epoch, NodeId(node)] for node in ("n0", "n1")]
+    members = [world.talking.bands[gang, epoch, NodeId(node)] for node in ("n0", "n1")]
     holder = world.store.records[single].holder
     assert holder is not None
-    alone = world.bands[single, world.store.records[single].epoch, holder]
+    alone = world.talking.bands[single, world.store.records[single].epoch, holder]
     times = range(world.now - 10 * SECOND, world.now - SECOND, 3 * MILLISECOND)
     assert not any(alone.talks_at(at) and m.talks_at(at) for m in members for at in times)
 
@@ -254,7 +254,7 @@ def test_a_gang_across_buildings_is_held_in_one_and_made_room_for_in_the_other(
     singles = [talking(world, name, period_ms=280, talk_ms=110) for name in ("one", "two")]
     world.run(world.now + 5 * SECOND)
     assert {world.store.records[job].holder for job in singles} == {"n1", "n3"}
-    world.faults = replace(world.faults, loss=loses)
+    world.misfortune.faults = Faults(loss=loses)
     ordered = noted(world)
     world.run(world.now + 45 * SECOND)
     # Only where its lowest rank is do its iterations wait for their place.
@@ -266,8 +266,8 @@ def test_a_gang_across_buildings_is_held_in_one_and_made_room_for_in_the_other(
         other = world.store.records[single]
         assert other.holder is not None
         bands = (
-            world.bands[gang, record.epoch, other.holder],
-            world.bands[single, other.epoch, other.holder],
+            world.talking.bands[gang, record.epoch, other.holder],
+            world.talking.bands[single, other.epoch, other.holder],
         )
         times = range(world.now - 10 * SECOND, world.now - SECOND, 5 * MILLISECOND)
         met = sum(all(band.talks_at(at) for band in bands) for at in times) / len(times)
@@ -286,10 +286,10 @@ def test_a_new_conductor_takes_the_rhythms_up() -> None:
     ]
     world.run(world.now + 40 * SECOND)
     role = f"{CONDUCTOR}building narrow"
-    assert world.conductors[role] == "n0"
+    assert world.roles.conductors[role] == "n0"
     world.crash_agent(NodeId("n0"))
     world.run(world.now + 15 * SECOND)
-    assert world.conductors[role] == "n1"
+    assert world.roles.conductors[role] == "n1"
     world.start_agent(NodeId("n0"))
     world.run(world.now + 90 * SECOND)
     mind = world.machines[NodeId("n1")].mind
@@ -321,7 +321,7 @@ def test_a_queued_job_is_placed_where_its_rhythm_fits() -> None:
     assert "its rhythm costs" not in where.reasons[0]
     assert any("its rhythm costs" in reason for reason in where.reasons[1:])
     # It is conducted from its first iteration on, before anybody has listened to it.
-    world.talks[JobId("known")] = declared
+    world.talking.talks[JobId("known")] = declared
     world.submit(JobId("known"), spec("known", talk=declared), Work(steps=10_000))
     world.run(world.now + 3 * SECOND)
     holder = world.store.records[JobId("known")].holder

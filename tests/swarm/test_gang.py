@@ -8,9 +8,9 @@ from reclaimnet.model import events as ev
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import JobState, Saving
+from reclaimnet.sim.faults import Faults
 from reclaimnet.sim.process import Work
 from reclaimnet.sim.promises import Promises
-from reclaimnet.sim.world import Faults
 from tests.swarm.campus import campus, offer, spec
 from tests.swarm.gangs import AllOrNothing, gang
 from tests.swarm.test_place import completed, run_until_over
@@ -61,7 +61,7 @@ def test_gangs_of_two_dispatchers_that_race_for_the_same_nodes_do_not_wait_for_e
     for zone in ("a", "b"):
         # Both believe that all of them are theirs to give.
         for node in ("a0", "a1", "a2", "b0"):
-            desk = world.machines[world.holders[zone]].mind.dispatcher.desk
+            desk = world.machines[world.roles.holders[zone]].mind.dispatcher.desk
             desk.told(NodeId(node), 1, size=1)
     jobs = [JobId(f"j{index}") for index in range(6)]
     for index, job in enumerate(jobs):
@@ -188,7 +188,7 @@ def test_a_member_that_is_cut_off_stands_still_before_the_gang_goes_on_without_i
     world.submit(G, gang("ada", 3), WORK)
     world.run(20 * SECOND)
     lost = next(
-        n for n in seats(world) if n not in (world.store.records[G].holder, world.dispatcher)
+        n for n in seats(world) if n not in (world.store.records[G].holder, world.roles.dispatcher)
     )
     world.cut_off(lost)
     run_until_over(world, 10 * MINUTE)

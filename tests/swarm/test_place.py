@@ -9,9 +9,9 @@ from reclaimnet.model import events as ev
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import JobSpec, JobState, Saving
+from reclaimnet.sim.faults import Faults
 from reclaimnet.sim.process import Work
 from reclaimnet.sim.promises import Promises
-from reclaimnet.sim.world import Faults
 from tests.swarm.campus import campus, spec
 from tests.swarm.zones import zoned
 
@@ -148,7 +148,7 @@ def test_a_node_that_dies_between_ticket_and_start_costs_only_time() -> None:
     struck: list[NodeId] = []
 
     def strike(_now, node, event, _orders) -> None:
-        if isinstance(event, ev.TicketRedeemed) and not struck and node != world.dispatcher:
+        if isinstance(event, ev.TicketRedeemed) and not struck and node != world.roles.dispatcher:
             struck.append(node)
             world.kernel.after(0, lambda: world.crash_machine(node))
 
@@ -164,7 +164,7 @@ def test_stale_heat_is_corrected_by_the_answer() -> None:
     world = campus(nodes=3, gpus=1)
     Promises(world)
     world.run(world.now + SECOND)
-    desk = world.machines[world.dispatcher].mind.dispatcher.desk
+    desk = world.machines[world.roles.dispatcher].mind.dispatcher.desk
     world.submit(job(0), of("ada"), LONG)
     world.run(world.now + 2 * SECOND)
     busy = world.store.records[job(0)].holder
@@ -202,7 +202,7 @@ def test_two_dispatchers_race_for_the_last_gpu() -> None:
     world.run(world.now + 3 * SECOND)
     for zone in ("a", "b"):
         # Both believe that it is theirs to give.
-        world.machines[world.holders[zone]].mind.dispatcher.desk.told(last, 1, size=1)
+        world.machines[world.roles.holders[zone]].mind.dispatcher.desk.told(last, 1, size=1)
     for index in range(6):
         world.submit(job(index), of("ada"), BRIEF)
     run_until_over(world, 20 * MINUTE)

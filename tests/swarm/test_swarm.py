@@ -4,7 +4,7 @@ import pytest
 
 from reclaimnet.sim import swarm
 from reclaimnet.sim.process import Process
-from reclaimnet.sim.world import SimWorld
+from reclaimnet.sim.processes import Processes
 
 SEEDS = 60
 # Seeds that once broke a promise.
@@ -26,8 +26,8 @@ def test_the_same_seed_is_the_same_story() -> None:
 
 
 def test_a_guest_that_outstays_its_deadline_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimWorld, "_limit", lambda *_: None)
-    monkeypatch.setattr(SimWorld, "_end", lambda *_, **__: None)
+    monkeypatch.setattr(Processes, "limit", lambda *_: None)
+    monkeypatch.setattr(Processes, "exit", lambda *_, **__: None)
     assert any("after its deadline" in (swarm.play(seed).violation or "") for seed in range(20))
 
 

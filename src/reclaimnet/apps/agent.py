@@ -34,9 +34,11 @@ from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import DEFAULT_GUEST_DISK, DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guarded import Guarded
+from reclaimnet.apps.live.clock import Clock
+from reclaimnet.apps.live.serving import Serving
+from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.apps.membership import joined
 from reclaimnet.apps.register import NODE_NAME, read_invitation
-from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.body import WHOLE, Body
 from reclaimnet.engine.dispatcher import dispatcher_role
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
@@ -442,7 +444,7 @@ class Agent:
             )
             stack.push_async_callback(world.close)
             stack.push_async_callback(world.flush)
-            gate.world, self._world, self._mind = world, world, mind
+            gate.serving, self._world, self._mind = world.serving, world, mind
             gate.serves = lambda: mind.provider.serves(self._clock.now())
             world.after_owner_event = self._remember_provider
             await self._wake_up(campus, vault)
@@ -454,11 +456,11 @@ class Agent:
         for event in self._remembered_provider():
             world.deliver(event)
         me = self.settings.node
-        theirs = await campus.read_records(
+        theirs = await campus.records.find(
             lambda r: me in (r.holder, *r.seats) or bool(vault.manifests(r.id))
         )
         records = {record.id: record for record in theirs}
-        for attempt in await world.adopt(records.values()):
+        for attempt in await world.processes.adopt(records.values()):
             held = attempt.suspended_at
             since = None if held is None else self._clock.wall(held)
             found = ev.ProcessFound(
@@ -466,7 +468,7 @@ class Agent:
             )
             world.deliver(found)
             if attempt.exit is not None:
-                world.exited(attempt.exit)
+                world.processes.exited(attempt.exit)
             elif attempt.waiting:
                 world.runner.resume(attempt.job, attempt.epoch)
         kept = tuple(sorted({record_id for record_id in records if vault.manifests(record_id)}))
@@ -545,7 +547,7 @@ class Agent:
         """While we dispatch, every change of a record is news."""
         world, _ = self._running()
         with contextlib.suppress(asyncio.CancelledError):
-            async with contextlib.aclosing(campus.watch_records()) as records:
+            async with contextlib.aclosing(campus.records.watch()) as records:
                 async for record in records:
                     world.deliver(ev.RecordSeen(job=record.id, record=record))
 
@@ -807,14 +809,14 @@ class _Gate:
     """Lets the chunk server start before there is a world to ask."""
 
     def __init__(self) -> None:
-        self.world: LiveWorld | None = None
+        self.serving: Serving | None = None
         self.serves: Callable[[], bool] = lambda: False
 
     def may_read(self, common_name: str, job: Any) -> bool:
         return (
-            self.world is not None
+            self.serving is not None
             and self.may_go_on(common_name)
-            and self.world.may_read(common_name, job)
+            and self.serving.may_read(common_name, job)
         )
 
     def may_go_on(self, common_name: str) -> bool:

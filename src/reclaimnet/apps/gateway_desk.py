@@ -140,7 +140,7 @@ class Desk:
                 submitted_at=time.time_ns(),
                 reason="waiting for a place",
             )
-            stored = await self._campus.write(record)
+            stored = await self._campus.records.write(record)
             if isinstance(stored, JobRecord):
                 self._view.see_record(stored)
                 return stored, True
@@ -156,7 +156,7 @@ class Desk:
         record = self._view.record(job)
         if record is None:
             # The view may lag behind what another gateway has just accepted.
-            record = await self._campus.read(job)
+            record = await self._campus.records.read(job)
             if record is None:
                 raise NotFound(f"there is no job {job[:MAX_NAME]!r}; `rn ps` lists the jobs")
             self._view.see_record(record)
@@ -202,7 +202,7 @@ class Desk:
                     reason="cancelled by its user",
                     ended_at=time.time_ns(),
                 )
-            stored = record if wanted == record else await self._campus.write(wanted)
+            stored = record if wanted == record else await self._campus.records.write(wanted)
             if isinstance(stored, Refused):
                 record = stored.current
                 continue
@@ -363,7 +363,7 @@ class Desk:
                 " put them into a file of the bundle"
             )
         self._check_abilities(spec)
-        if await self._campus.record_room() < LEAST_ROOM:
+        if await self._campus.records.room() < LEAST_ROOM:
             raise Unavailable("the campus holds as many jobs as it can; cancel some or try later")
         return spec
 
@@ -420,7 +420,7 @@ class _Measured(Collector):
         yield CounterMetricFamily(
             "reclaimnet_bad_messages",
             "Messages dropped because they could not be read.",
-            value=float(self._campus.bad_messages),
+            value=float(self._campus.store.bad_messages),
         )
         yield from self._edge()
         build = GaugeMetricFamily("reclaimnet_build_info", "Version.", labels=["version"])

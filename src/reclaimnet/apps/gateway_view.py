@@ -359,8 +359,8 @@ class View:
     ) -> None:
         # What nodes say of themselves is what records are judged by.
         await cards_known.wait()
-        campus.recall = self.record
-        async with contextlib.aclosing(campus.watch_records(known.set)) as records:
+        campus.records.recall = self.record
+        async with contextlib.aclosing(campus.records.watch(known.set)) as records:
             async for record in records:
                 self.see_record(record)
 

@@ -42,9 +42,9 @@ from reclaimnet.apps.cli_base import waiting
 from reclaimnet.apps.client import Gateway, connection_to
 from reclaimnet.apps.config import Config, remember_gateway
 from reclaimnet.apps.gateway_output import Fetcher
+from reclaimnet.apps.live.scratch import SCRATCH
 from reclaimnet.apps.notify import Notifier
 from reclaimnet.apps.register import NODE_NAME, STANDING, Invitation, Register
-from reclaimnet.apps.world import SCRATCH
 from reclaimnet.engine.neighbourhood import LIVELY
 from reclaimnet.errors import Forbidden, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.market import NodeId

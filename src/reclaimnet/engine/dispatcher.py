@@ -18,6 +18,7 @@ from reclaimnet.engine.gang import seated
 from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.prober import Prober
 from reclaimnet.model.events import (
+    JobMissed,
     ProbeAnswered,
     TicketRedeemed,
     TicketReturned,
@@ -105,6 +106,8 @@ class Dispatcher:
         """What each user has or waits for."""
         self._lost_at: int | None = None
         """When the next holder would be given up; derived in `_look_for_the_lost`."""
+        self._unheard_of: set[JobId] = set()
+        """Held jobs of which their holders' beats said nothing at the last look."""
         self._foreign_at: int | None = None
         for card in around.living(now):
             self.heard(card)
@@ -523,7 +526,26 @@ class Dispatcher:
                 silent.add(holder)
         if silent:
             self._lost_at = min(self._lost_at or now + CHECK_AGAIN, now + CHECK_AGAIN)
-        return [Check(node=node) for node in sorted(silent)]
+        checks: list[Order] = [Check(node=node) for node in sorted(silent)]
+        return checks + self._ask_for_the_missed(silent)
+
+    def _ask_for_the_missed(self, silent: set[NodeId]) -> list[Order]:
+        """A holder that lives and never speaks of its job may not know that it holds it: it reads
+        its records when it starts, and nobody else may take the job from it."""
+        before, self._unheard_of = self._unheard_of, set()
+        for record in self.held.values():
+            card = self.around.card(record.holder) if record.holder is not None else None
+            spoken_of = card is not None and any(
+                progress.job == record.id and progress.epoch == record.epoch
+                for progress in card.jobs
+            )
+            if record.holder not in silent and not spoken_of:
+                self._unheard_of.add(record.id)
+        return [
+            Tell(to=holder, event=JobMissed(job=job))
+            for job in sorted(before & self._unheard_of)
+            if (holder := self.held[job].holder) is not None
+        ]
 
     def confirmed_silent(self, node: NodeId, now: int) -> list[Order]:
         """The jobs of a node that is lost go back into the queue. Should it come back this very

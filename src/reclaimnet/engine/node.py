@@ -29,7 +29,7 @@ from reclaimnet.engine.shelf import Shelf
 from reclaimnet.engine.strays import Strays
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import Card, Cause, NodeId
-from reclaimnet.model.orders import End, Order, Tell
+from reclaimnet.model.orders import End, Order, Read, Tell
 from reclaimnet.model.probing import Ticket
 from reclaimnet.model.rhythm import IterationSeen, RhythmGone, RhythmSeen
 from reclaimnet.model.work import Writer
@@ -173,6 +173,9 @@ class Node:
                 return self._probe_answered(event, now)
             case ev.VacancyTold():
                 return self.dispatcher.vacancy_told(event, now) if self.dispatcher else []
+            case ev.JobMissed():
+                missed = self.guests.holder(event.job) is None
+                return [Read(job=event.job)] if missed else []
             case ev.WorkForwarded():
                 return self.dispatcher.forwarded(event, now) if self.dispatcher else []
             case ev.TicketRedeemed():

@@ -85,6 +85,13 @@ class VacancyTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobMissed:
+    """Who dispatches hears a node that holds a job by its record, and nothing of the job."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkForwarded:
     """A dispatcher without room sends a job to the one of a zone that has plenty."""
 
@@ -564,6 +571,7 @@ Told = (
     ProbeArrived
     | ProbeAnswered
     | VacancyTold
+    | JobMissed
     | WorkForwarded
     | TicketRedeemed
     | TicketReturned

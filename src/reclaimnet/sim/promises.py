@@ -2,7 +2,8 @@
 
 from reclaimnet.model.market import GpuId, JobId, NodeId
 from reclaimnet.sim.process import Mode
-from reclaimnet.sim.world import MINDER_POLL, SimWorld
+from reclaimnet.sim.processes import MINDER_POLL
+from reclaimnet.sim.world import SimWorld
 
 
 class Broken(AssertionError):

@@ -122,7 +122,7 @@ def _steps(world: SimWorld) -> dict[JobId, int]:
     for job, record in world.store.records.items():
         steps[job] = record.newest.step if record.newest else 0
         if record.state.terminal:
-            steps[job] = world.works[job].steps
+            steps[job] = world.processes.works[job].steps
     for machine in world.machines.values():
         for process in machine.processes.values():
             if process.progressing:

@@ -1,4 +1,4 @@
-"""The campus's record store as arithmetic: compare-and-set, watchers, and nothing else."""
+"""The campus's record store as arithmetic: compare-and-set, and nothing else."""
 
 from reclaimnet.model.market import JobId
 from reclaimnet.model.work import JobRecord
@@ -6,6 +6,7 @@ from reclaimnet.model.work import JobRecord
 
 class Store:
     def __init__(self) -> None:
+        self.up = True
         self.records: dict[JobId, JobRecord] = {}
         self._revision = 0
 

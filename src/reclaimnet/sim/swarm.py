@@ -18,10 +18,11 @@ from reclaimnet.model.units import GIB, MIB, MILLISECOND, MINUTE, SECOND, show_d
 from reclaimnet.model.work import JobSpec, JobState, Saving
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.topology import Spot, Topology
+from reclaimnet.sim.faults import Faults
 from reclaimnet.sim.memory import Footprint
 from reclaimnet.sim.process import Work
 from reclaimnet.sim.promises import Broken, Promises
-from reclaimnet.sim.world import Faults, Journal, SimWorld
+from reclaimnet.sim.world import Journal, SimWorld
 
 GPUS: Final = 2
 NOTICE: Final = 20 * SECOND
@@ -224,8 +225,8 @@ class _Play:
         self.world.cut_off(node, deaf=how != "mute", mute=how != "deaf")
 
     def _switch_store(self, node: NodeId) -> None:
-        self.world.store_up = not self.world.store_up
-        self._note("store", f"the store is {'up' if self.world.store_up else 'down'}")
+        self.world.store.up = not self.world.store.up
+        self._note("store", f"the store is {'up' if self.world.store.up else 'down'}")
 
     def _fill_disk(self, node: NodeId) -> None:
         machine = self.world.machines[node]
@@ -250,7 +251,7 @@ class _Play:
         job = self.fate.choice(sorted(mind.guests.attempts))
         self._note("crowded", f"{job} on {node} is asked to leave a link that is too full")
         crowded = ev.LinkCrowded(node=conductor, job=job, slowdown=1.5)
-        self.world.tell(node, crowded)
+        self.world.deliver(node, crowded)
 
     def _lie(self, node: NodeId) -> None:
         """The sensor of memory says something that is not so."""
@@ -260,7 +261,7 @@ class _Play:
         used = self.rng.choice([0, MEMORY, 2 * MEMORY])
         self._note("lie", f"the sensor of {node} claims {used / MEMORY:.0%} of its memory in use")
         at = self.world.now + self.world.machines[node].clock
-        self.world.tell(node, ev.PressureRead(reading=Pressure(at=at, limit=MEMORY, used=used)))
+        self.world.deliver(node, ev.PressureRead(reading=Pressure(at=at, limit=MEMORY, used=used)))
 
     # --- the end ---------------------------------------------------------------------------
 
@@ -272,7 +273,7 @@ class _Play:
 
     def _heal(self) -> None:
         self._note("healing", "everything is repaired")
-        self.world.store_up = True
+        self.world.store.up = True
         for _ in range(2):  # A notice that was taken back leaves an offer that has to be made.
             for node in self.nodes:
                 self._repair(node)
@@ -291,7 +292,7 @@ class _Play:
             record = self.world.store.records[job]
             if not record.state.terminal:
                 raise Broken(f"{job} never ended: {record.state} on {record.holder}")
-            if record.state is JobState.FAILED and not self.world.works[job].exit_code:
+            if record.state is JobState.FAILED and not self.world.processes.works[job].exit_code:
                 raise Broken(f"{job} failed by no fault of its own: {record.reason}")
         for node, machine in self.world.machines.items():
             if machine.processes:

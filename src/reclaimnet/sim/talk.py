@@ -5,9 +5,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from reclaimnet.model.events import Event, Iterated, TrafficSampled
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.orders import Listen, Rotate
 from reclaimnet.model.page import wait_before
 from reclaimnet.model.talk import Talk
 from reclaimnet.model.units import MILLISECOND, SECOND
+from reclaimnet.sim.kernel import Kernel
+from reclaimnet.sim.machine import Machine
+from reclaimnet.sim.process import Process
 
 KEPT: Final = 256
 SAMPLING: Final = 5 * MILLISECOND
@@ -57,7 +63,84 @@ class Band:
         )
 
 
-def go_on(gang: Iterable[Band]) -> None:
+class Talking:
+    """Lets the processes of jobs that talk iterate, listens to them, and holds them as ordered."""
+
+    def __init__(self, kernel: Kernel, tell: Callable[[NodeId, Event], None]) -> None:
+        self.talks: dict[JobId, Talk] = {}
+        """Jobs that talk, iteration by iteration."""
+        self.mute: set[JobId] = set()
+        """Those of them that do not mark their iterations."""
+        self.bands: dict[tuple[JobId, int, NodeId], Band] = {}
+        self._kernel = kernel
+        self._tell = tell
+
+    def go_on(self, machine: Machine, process: Process) -> None:
+        """The process makes progress, from now until it changes."""
+        talk = self.talks.get(process.job)
+        if talk is not None:
+            key = (process.job, process.epoch, machine.body.node)
+            band = self.bands.setdefault(key, Band(talk=talk))
+            self._iterate(machine, process, band, process.generation)
+
+    def listen(self, machine: Machine, order: Listen) -> None:
+        band = self.bands.get((order.job, order.epoch, machine.body.node))
+        if band is None:
+            return
+        begin = self._kernel.now
+
+        def heard() -> None:
+            times, counts = band.samples(begin, self._kernel.now)
+            self._tell(
+                machine.body.node,
+                TrafficSampled(
+                    job=order.job,
+                    epoch=order.epoch,
+                    times=tuple(at + machine.clock for at in times),
+                    counts=counts,
+                ),
+            )
+
+        self._kernel.after(order.lasts, heard)
+
+    def rotate(self, machine: Machine, order: Rotate) -> None:
+        band = self.bands.get((order.job, order.epoch, machine.body.node))
+        if band is not None:
+            # A job that is held to slots waits for its own barrier: for all its slot.
+            bound = order.period if order.slots else order.bound
+            band.rotation = (order.anchor, order.period, bound)
+
+    def _iterate(self, machine: Machine, process: Process, band: Band, generation: int) -> None:
+        """The next iteration is ready; it begins at its place."""
+        ready = self._kernel.now
+        wait = band.wait(ready + machine.clock)
+
+        def begin() -> None:
+            if process.generation != generation:
+                return
+            band.count += 1
+            band.began.append(self._kernel.now)
+            seen = Iterated(
+                job=process.job,
+                epoch=process.epoch,
+                count=band.count,
+                ready_at=ready + machine.clock,
+                began_at=self._kernel.now + machine.clock,
+            )
+            if process.job not in self.mute:
+                self._tell(machine.body.node, seen)
+            self._kernel.after(band.talk.period, end)
+
+        def end() -> None:
+            if process.generation == generation:
+                band.arrived = lambda: self._iterate(machine, process, band, generation)
+                whose = process.job, process.epoch
+                _go_on(band for (*key, _), band in self.bands.items() if (*key,) == whose)
+
+        self._kernel.after(wait, begin)
+
+
+def _go_on(gang: Iterable[Band]) -> None:
     """Iterations of a gang end together: nobody begins the next one before the last has come."""
     bands = list(gang)
     if any(band.arrived is None for band in bands):

@@ -28,6 +28,7 @@ from reclaimnet.adapters.nats.follow import Stored, read_batches, read_stream
 from reclaimnet.adapters.nats.journal import JournalWriter, Line
 from reclaimnet.adapters.nats.link import Link
 from reclaimnet.adapters.nats.records import Records
+from reclaimnet.adapters.nats.store import Store
 from reclaimnet.adapters.nats.witness import Witness
 from reclaimnet.errors import Damaged, Forbidden, NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import Reply, Request
@@ -117,11 +118,22 @@ class _Hold:
     session: str
 
 
-class Campus(Records):
+class Campus:
     """Use Campus.connect, and close it."""
 
     def __init__(self, link: Link, me: str, zone: str, witness: Witness | None = None) -> None:
-        super().__init__(link, me, zone, witness)
+        self.store = Store(link)
+        self.records = Records(
+            self.store,
+            me=me,
+            zone=zone,
+            witness=witness,
+            read_card=self.read_card,
+            journal=self.journal,
+        )
+        self._link = link
+        self._me = token(me)
+        self._witness = witness
         self._journal = JournalWriter(link)
         self._session = secrets.token_hex(4)
         self._line_numbers = itertools.count()
@@ -191,7 +203,7 @@ class Campus(Records):
     async def read_card(self, node: NodeId) -> Card | None:
         """The node's newest card, from the store itself."""
         subject = f"$KV.nodes.{token(node)}"
-        stored = await self._newest(streams.NODES, subject, f"read the card of node {node}")
+        stored = await self.store.newest(streams.NODES, subject, f"read the card of node {node}")
         return self._read_as_card(subject, stored.data or b"") if stored is not None else None
 
     async def watch_cards(
@@ -236,9 +248,9 @@ class Campus(Records):
     def _read_as_card(self, subject: str, data: bytes) -> Card | None:
         """What a node says of itself. Under its own subject it might speak for another, and the
         server looks at nothing else."""
-        card = self._understood(decode_card, data, subject) if data else None
+        card = self.store.understood(decode_card, data, subject) if data else None
         if card is not None and subject != f"$KV.nodes.{token(card.node)}":
-            self._drop_bad(f"{subject} holds the card of node {card.node[:80]!r}")
+            self.store.drop_bad(f"{subject} holds the card of node {card.node[:80]!r}")
             return None
         return card
 
@@ -311,13 +323,13 @@ class Campus(Records):
                 await self._write_role(role, NodeId(""), revision)
 
     async def _read_role(self, role: str) -> tuple[int, _Hold | None]:
-        stored = await self._newest(streams.ROLES, _role_subject(role), f"read role {role}")
+        stored = await self.store.newest(streams.ROLES, _role_subject(role), f"read role {role}")
         if stored is None:
             return 0, None
         try:
             hold = decode_json(stored.data or b"", _Hold)
         except Damaged:
-            self._drop_bad(_role_subject(role))
+            self.store.drop_bad(_role_subject(role))
             hold = None
         return stored.seq or 0, hold
 
@@ -326,7 +338,7 @@ class Campus(Records):
     ) -> tuple[int | None, float]:
         sent_at = time.monotonic()
         value = encode_json(_Hold(holder=holder, session=self._session))
-        new_revision = await self._compare_and_set(
+        new_revision = await self.store.compare_and_set(
             _role_subject(role), value, revision=revision, what=f"write role {role}"
         )
         return new_revision, sent_at
@@ -346,13 +358,13 @@ class Campus(Records):
     async def listen(self, node: NodeId, on_event: Callable[[Told], None]) -> None:
         async def receive(message: Msg) -> None:
             if _was_stored(message):
-                self._drop_bad(message.subject)
+                self.store.drop_bad(message.subject)
                 return
             sender = untoken(message.subject.rpartition(".")[2])
-            event = self._understood(
+            event = self.store.understood(
                 lambda data: decode_told(data, sender), message.data, message.subject
             )
-            sealed = None if event is None else await self._sealed(event, message.subject)
+            sealed = None if event is None else await self.records.sealed(event, message.subject)
             if sealed is not None:
                 on_event(sealed)
 
@@ -387,7 +399,7 @@ class Campus(Records):
 
         async def receive(message: Msg) -> None:
             if _was_stored(message):
-                self._drop_bad(message.subject)
+                self.store.drop_bad(message.subject)
                 return
             if len(asked) >= MAX_ASKS:
                 busy = Reply(ok=False, text=f"node {node} is busy; ask again in a moment")
@@ -438,7 +450,7 @@ class Campus(Records):
         node, job = str(entry.get("node") or "_"), str(entry.get("job") or "_")
         data = encode_json(entry)
         if len(data) > MAX_MESSAGE_BYTES:
-            self._drop_bad(f"journal entry of {len(data)} bytes")
+            self.store.drop_bad(f"journal entry of {len(data)} bytes")
             return
         self._journal.add(
             Line(
@@ -470,13 +482,13 @@ class Campus(Records):
 
     async def _journalled(self, subject: str, at_most: int) -> list[dict[str, Any]]:
         entries: list[tuple[int, int, dict[str, Any]]] = []
-        for stored in await self._read_all(streams.JOURNAL, subject, at_most):
+        for stored in await self.store.read_all(streams.JOURNAL, subject, at_most):
             for line in stored.data.split(b"\n"):
                 try:
                     entry = msgspec.json.decode(line, type=dict[str, Any])
                     entries.append((int(entry.get("at", 0)), stored.revision, entry))
                 except (msgspec.DecodeError, TypeError, ValueError, RecursionError):
-                    self._drop_bad(stored.subject)
+                    self.store.drop_bad(stored.subject)
         entries.sort(key=lambda ranked: ranked[:2])
         return [entry for _, _, entry in entries[-at_most:]]
 
@@ -513,7 +525,7 @@ class Campus(Records):
                     try:
                         epoch = int(piece.headers.get(_EPOCH_HEADER, "0"))
                     except ValueError:
-                        self._drop_bad(piece.subject)
+                        self.store.drop_bad(piece.subject)
                         continue
                     yield epoch, NodeId(piece.headers.get(_NODE_HEADER, "")), piece.data
                     continue
@@ -543,7 +555,7 @@ class Campus(Records):
 
     async def list_bundles(self) -> dict[str, int]:
         """When each bundle was last sent, by the server's clock."""
-        stored = await self._read_all(
+        stored = await self.store.read_all(
             f"OBJ_{streams.BUNDLES}", f"$O.{streams.BUNDLES}.M.>", MAX_BUNDLES, newest_only=True
         )
         bundles: dict[str, int] = {}
@@ -551,7 +563,7 @@ class Campus(Records):
             try:
                 meta = decode_json(each.data, dict[str, Any])
             except Damaged:
-                self._drop_bad(each.subject)
+                self.store.drop_bad(each.subject)
                 continue
             if not meta.get("deleted"):
                 bundles[str(meta.get("name"))] = each.stored_at

@@ -5,15 +5,13 @@ import contextlib
 import dataclasses
 import logging
 import time
-from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from reclaimnet.adapters.nats import streams
 from reclaimnet.adapters.nats.access import token, untoken
 from reclaimnet.adapters.nats.follow import Stored, read_stream
-from reclaimnet.adapters.nats.link import Link
 from reclaimnet.adapters.nats.store import Store
 from reclaimnet.adapters.nats.witness import MARK, Doubt, Version, Witness
 from reclaimnet.errors import Damaged, Unavailable
@@ -39,23 +37,29 @@ class Refused:
     current: JobRecord | None
 
 
-class Records(Store):
+class Records:
     """Without a witness, all that is stored is believed."""
 
-    def __init__(self, link: Link, me: str, zone: str, witness: Witness | None) -> None:
-        super().__init__(link)
-        self._me = token(me)
+    def __init__(
+        self,
+        store: Store,
+        *,
+        me: str,
+        zone: str,
+        witness: Witness | None,
+        read_card: Callable[[NodeId], Awaitable[Card | None]],
+        journal: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        """`read_card` reads a node's newest card from the store, `journal` adds an entry."""
+        self._store = store
+        self._me = me
         self._zone = token(zone)
         self._witness = witness
+        self._read_card = read_card
+        self._journal = journal
         self._told_of: dict[JobId, tuple[int, str]] = {}
         self.recall: Callable[[JobId], JobRecord | None] = lambda _job: None
         """What somebody else remembers of a job that has ended."""
-
-    @abstractmethod
-    async def read_card(self, node: NodeId) -> Card | None: ...
-
-    @abstractmethod
-    def journal(self, entry: Mapping[str, Any]) -> None: ...
 
     async def write(self, record: JobRecord) -> JobRecord | Refused:
         """Compare-and-set on the record's revision; 0 means that it must not exist yet.
@@ -64,7 +68,7 @@ class Records(Store):
         """
         witness = self._witness
         if witness is None:
-            return await self._store(record, mark="")
+            return await self._stored(record, mark="")
         if not witness.knows_before(record):
             current = await self._read(record.id, note=True)
             if current is None or current.revision != record.revision:
@@ -81,7 +85,7 @@ class Records(Store):
         version, mark = witness.signed(record, _value(record), after=after)
         before = witness.put_aside(record.id)
         try:
-            stored = await self._store(record, mark, undone=lambda: witness.put_back(before))
+            stored = await self._stored(record, mark, undone=lambda: witness.put_back(before))
         except Unavailable:
             if record.holder == witness.me and record.handover_to is None:
                 # Whether it was written or not: it is ours, and we gave it to nobody.
@@ -91,10 +95,10 @@ class Records(Store):
             witness.note(dataclasses.replace(version, record=stored))
         return stored
 
-    async def _store(
+    async def _stored(
         self, record: JobRecord, mark: str, undone: Callable[[], None] = lambda: None
     ) -> JobRecord | Refused:
-        revision = await self._compare_and_set(
+        revision = await self._store.compare_and_set(
             self._job_subject(record.id),
             _value(record),
             revision=record.revision,
@@ -114,7 +118,7 @@ class Records(Store):
 
     async def _read(self, job: JobId, *, note: bool) -> JobRecord | None:
         subject = self._job_subject(job)
-        stored = await self._newest(streams.JOBS, subject, f"read job {job}")
+        stored = await self._store.newest(streams.JOBS, subject, f"read job {job}")
         if stored is None or not stored.data:
             return self._removed(job, stored.seq or 0 if stored is not None else 0)
         version = await self._opened(
@@ -159,7 +163,7 @@ class Records(Store):
             return version
         # Its card tells who it is, and may be newer than what was heard.
         try:
-            card = await self.read_card(NodeId(writer))
+            card = await self._read_card(NodeId(writer))
         except Unavailable:
             return dataclasses.replace(version, unasked=True)
         except Damaged:
@@ -191,7 +195,7 @@ class Records(Store):
             )
         return instead
 
-    async def watch_records(
+    async def watch(
         self, on_current: Callable[[], None] = lambda: None
     ) -> AsyncGenerator[JobRecord, None]:
         """All records, then every change, for ever; `on_current` is called when the first part
@@ -200,7 +204,7 @@ class Records(Store):
         witness = self._witness
         doubted: dict[JobId, tuple[Stored, Doubt]] = {}
         subject = f"$KV.jobs.{self._zone}.>"
-        source = self._watch(streams.JOBS, subject, on_current)
+        source = self._store.watch(streams.JOBS, subject, on_current)
         try:
             async with contextlib.aclosing(source) as changes:
                 async for stored in changes:
@@ -241,19 +245,19 @@ class Records(Store):
             return [await self._written_by_campus(record, version.turn) or record]
         return [record]
 
-    async def read_records(self, about: Callable[[JobRecord], bool]) -> list[JobRecord]:
+    async def find(self, about: Callable[[JobRecord], bool]) -> list[JobRecord]:
         """Those of all records as they are stored now that it is about, and that are believed.
         Waits while it cannot be asked who wrote one: nobody would look at it again."""
         found: list[JobRecord] = []
         subject = f"$KV.jobs.{self._zone}.>"
-        source = read_stream(self._link, streams.JOBS, subject, newest_only=True)
+        source = read_stream(self._store.link, streams.JOBS, subject, newest_only=True)
         async with contextlib.aclosing(source) as messages:
             async for stored in messages:
                 if stored is None:
                     break
                 if not stored.data:
                     continue
-                record = self._understood(decode_record, stored.data, stored.subject)
+                record = self._store.understood(decode_record, stored.data, stored.subject)
                 if record is None or not about(record):
                     continue
                 version = await self._version_of(stored)
@@ -269,7 +273,7 @@ class Records(Store):
         try:
             return await self._opened(stored)
         except Damaged as error:
-            self._drop_bad(f"{stored.subject}: {error}")
+            self._store.drop_bad(f"{stored.subject}: {error}")
         return None
 
     async def _settled(self, doubted: dict[JobId, tuple[Stored, Doubt]]) -> list[JobRecord]:
@@ -339,30 +343,30 @@ class Records(Store):
             chosen="no",
             reasons=(doubt.reason, f"written by {version.by or 'nobody who says so'}"),
         )
-        self.journal(
+        self._journal(
             {
                 "at": time.time_ns(),
-                "node": untoken(self._me),
+                "node": self._me,
                 "job": record.id,
                 "event": event_to_dict(Woke()),
                 "orders": [order_to_dict(Explain(job=record.id, decision=decision))],
             }
         )
 
-    async def record_room(self) -> float:
+    async def room(self) -> float:
         """The free share of the records' store. When it is full, no record can change any more:
         whoever accepts jobs must stop well before."""
-        async with self._link.reach("look at the store of jobs"):
-            info = await self._link.jetstream.stream_info(streams.JOBS)
+        async with self._store.link.reach("look at the store of jobs"):
+            info = await self._store.link.jetstream.stream_info(streams.JOBS)
         return 1 - info.state.bytes / max(1, info.config.max_bytes or 1)
 
-    async def record_leader(self) -> str:
+    async def leader(self) -> str:
         """The server that decides what is written about jobs; empty if they are choosing one."""
-        async with self._link.reach("look at the store of jobs"):
-            info = await self._link.jetstream.stream_info(streams.JOBS)
+        async with self._store.link.reach("look at the store of jobs"):
+            info = await self._store.link.jetstream.stream_info(streams.JOBS)
         return (info.cluster.leader if info.cluster is not None else None) or ""
 
-    async def _sealed(self, event: Told, where: str) -> Told | None:
+    async def sealed(self, event: Told, where: str) -> Told | None:
         """What another node tells of a job may start it here before the store is asked. An older
         one has dropped the seal: then the store is asked for it."""
         told: Any = event

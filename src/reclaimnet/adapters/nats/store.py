@@ -25,10 +25,10 @@ class Store:
     """Values under subjects, each of which is only ever replaced by compare-and-set."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self.link = link
         self.bad_messages = 0
 
-    async def _compare_and_set(
+    async def compare_and_set(
         self,
         subject: str,
         value: bytes,
@@ -42,9 +42,9 @@ class Store:
         if len(value) > MAX_MESSAGE_BYTES:
             raise UsageError(f"could not {what}: {len(value)} bytes are too many")
         expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(revision)}
-        async with self._link.reach(what):
+        async with self.link.reach(what):
             try:
-                ack = await self._link.jetstream.publish(
+                ack = await self.link.jetstream.publish(
                     subject,
                     value,
                     headers={**(marks or {}), **expected},
@@ -56,20 +56,20 @@ class Store:
                 raise
         return ack.seq
 
-    async def _newest(self, stream: str, subject: str, what: str) -> RawStreamMsg | None:
+    async def newest(self, stream: str, subject: str, what: str) -> RawStreamMsg | None:
         """The stored value, from the stream's leader: a follower's could be an old one."""
-        async with self._link.reach(what):
+        async with self.link.reach(what):
             try:
-                return await self._link.jetstream.get_last_msg(stream, subject)
+                return await self.link.jetstream.get_last_msg(stream, subject)
             except nats.js.errors.NotFoundError:
                 return None
 
-    async def _watch(
+    async def watch(
         self, stream: str, subject: str, on_current: Callable[[], None]
     ) -> AsyncGenerator[Stored | None, None]:
         """None says that this is all there is for now."""
         is_current = False
-        source = read_stream(self._link, stream, subject, newest_only=True)
+        source = read_stream(self.link, stream, subject, newest_only=True)
         async with contextlib.aclosing(source) as changes:
             async for stored in changes:
                 if stored is None:
@@ -80,14 +80,14 @@ class Store:
                 else:
                     yield stored
 
-    async def _read_all(
+    async def read_all(
         self, stream: str, subject: str, at_most: int, *, newest_only: bool = False
     ) -> Sequence[Stored]:
         """What is stored now, the newest if there are too many."""
         found: deque[Stored] = deque(maxlen=at_most)
-        source = read_stream(self._link, stream, subject, newest_only=newest_only)
+        source = read_stream(self.link, stream, subject, newest_only=newest_only)
         async with (
-            self._link.reach(f"read {subject}", READ_TIMEOUT_S),
+            self.link.reach(f"read {subject}", READ_TIMEOUT_S),
             contextlib.aclosing(source) as messages,
         ):
             async for stored in messages:
@@ -96,13 +96,13 @@ class Store:
                 found.append(stored)
         return found
 
-    def _understood(self, decode: Callable[[bytes], T], data: bytes, where: str) -> T | None:
+    def understood(self, decode: Callable[[bytes], T], data: bytes, where: str) -> T | None:
         try:
             return decode(data)
         except Damaged as error:
-            self._drop_bad(f"{where}: {error}")
+            self.drop_bad(f"{where}: {error}")
             return None
 
-    def _drop_bad(self, where: str) -> None:
+    def drop_bad(self, where: str) -> None:
         self.bad_messages += 1
         _log.warning("dropped bytes that are not ours (%d so far): %s", self.bad_messages, where)

@@ -41,7 +41,7 @@ from reclaimnet.adapters.vault.store import (
     chunk_sizes,
     parse_manifest,
 )
-from reclaimnet.adapters.vault.stream import POLL_S, Stream
+from reclaimnet.adapters.vault.stream import POLL_S, STALL_S, Stream
 from reclaimnet.errors import (
     Damaged,
     Forbidden,
@@ -711,6 +711,8 @@ class _Puller:
                 server_side=False,
                 stopped=self._over,
                 pace=self._pace,
+                # Who is dead and was not heard to die must not cost more than an answer takes.
+                stall_s=HANDSHAKE_S,
             )
             try:
                 stream.handshake()
@@ -727,6 +729,7 @@ class _Puller:
                     found = parse_manifest(payload, self._identity)
                     if found.job != self._job:
                         raise Damaged(f"checkpoint {self._identity[:12]} is of another job")
+                stream.stall_s = STALL_S
                 return stream, payload
             except BaseException:
                 stream.close()

@@ -25,11 +25,13 @@ from typing import Any, Final, cast
 
 from reclaimnet.adapters.linux.memory import MemoryGroup, find_memory, make_memory_group
 from reclaimnet.adapters.linux.minder import NICE, hurry
+from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.records import Refused
 from reclaimnet.adapters.vault.store import Vault
+from reclaimnet.apps.live.clock import Clock
+from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.apps.workers import workers
-from reclaimnet.apps.world import Clock, LiveWorld
 from reclaimnet.engine.airlock import EPISODE
 from reclaimnet.engine.attempt import Phase
 from reclaimnet.engine.body import Body
@@ -428,6 +430,7 @@ class OneNode:
 
     def __init__(self) -> None:
         self.store = Store()
+        self.records = self
         self.world: LiveWorld | None = None
         self.cards: dict[NodeId, Card] = {}
 
@@ -519,7 +522,7 @@ class _Samples:
     first_ms: list[float] = field(default_factory=list)
     frozen_ms: list[float] = field(default_factory=list)
 
-    def see_stops(self, world: LiveWorld, mind: NotedNode) -> None:
+    def see_stops(self, runner: Runner, mind: NotedNode, clock: Clock) -> None:
         """In a thread of its own: when is each that was to be stopped really frozen?"""
         hurry(NICE)
         waiting: list[_Stop] = []
@@ -532,11 +535,11 @@ class _Samples:
                 if stop is None:
                     return
                 waiting.append(stop)
-            now = world.now()
+            now = clock.now()
             frozen = [stop for stop in waiting if _frozen(stop.group)]
             for stop in frozen:
-                since = world.runner.suspended_at(stop.job, stop.epoch)
-                stopped = now if since is None else min(world.wall(since), now)
+                since = runner.suspended_at(stop.job, stop.epoch)
+                stopped = now if since is None else min(clock.wall(since), now)
                 self.stop_ms.append((stopped - stop.at) / MILLISECOND)
                 self.react_ms.append((stopped - stop.before) / MILLISECOND)
                 self.frozen_ms.append((now - stop.before) / MILLISECOND)
@@ -599,7 +602,9 @@ async def _held(
         campus.world = world
         samples = _Samples()
         mind.group_of = world.runner.group_of
-        watching = threading.Thread(target=samples.see_stops, args=(world, mind), daemon=True)
+        watching = threading.Thread(
+            target=samples.see_stops, args=(world.runner, mind, clock), daemon=True
+        )
         watching.start()
         try:
             world.deliver(ev.RoleWon(role=DISPATCHER))
@@ -754,7 +759,11 @@ def _zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
     def journal(now: int, node: NodeId, event: ev.Event, orders: Sequence[Order]) -> None:
         mind = world.machines[node].mind
         if mind is not None:
-            done = world.steps_done.get(event.job) if isinstance(event, ev.ProcessExited) else None
+            done = (
+                world.processes.steps_done.get(event.job)
+                if isinstance(event, ev.ProcessExited)
+                else None
+            )
             note(tally, mind, now, event, orders, step_s=SIM_STEP / SECOND, done=done)
 
     world.journal = journal

@@ -304,7 +304,7 @@ class Site:
 
     async def _leader(self) -> str:
         async with as_gateway(self.config) as campus:
-            return await campus.record_leader()
+            return await campus.records.leader()
 
     def link(self, host: str, *, up: bool) -> None:
         """The host's cable, pulled or put back; it notices."""

@@ -367,7 +367,7 @@ async def _stored(campus: Campus) -> Stored:
     current = asyncio.Event()
 
     async def collect() -> None:
-        async with contextlib.aclosing(campus.watch_records(current.set)) as records:
+        async with contextlib.aclosing(campus.records.watch(current.set)) as records:
             async for record in records:
                 if current.is_set():
                     return

@@ -121,7 +121,7 @@ async def _work(url: str, authority: str, keys: list[Key], pipe: Connection) -> 
                     tries -= 1
                 count.journalled[agent.mind.body.node] = agent.campus.journal_added
             count.dropped = sum(agent.campus.journal_dropped for agent in agents)
-            count.bad = sum(agent.campus.bad_messages for agent in agents)
+            count.bad = sum(agent.campus.store.bad_messages for agent in agents)
             count.cpu_s = time.process_time()
             pipe.send(count)
     finally:

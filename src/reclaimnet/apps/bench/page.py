@@ -188,8 +188,9 @@ class _Crowd:
 
     def __init__(self, size: int) -> None:
         self._size = size
+        self.records = self.store = self
 
-    async def watch_records(self, known: Callable[[], None]) -> AsyncGenerator[JobRecord, None]:
+    async def watch(self, known: Callable[[], None]) -> AsyncGenerator[JobRecord, None]:
         known()
         await asyncio.Event().wait()
         yield cast(JobRecord, None)

@@ -27,7 +27,7 @@ from reclaimnet import journal
 from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.server import start_server, stop_server
-from reclaimnet.apps.world import written
+from reclaimnet.apps.live.world import written
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.dispatcher import DISPATCHER
 from reclaimnet.engine.node import Node
@@ -165,7 +165,7 @@ class BenchAgent:
         self.deliver(await written(self.campus, order))
 
     async def _read(self, job: JobId) -> None:
-        self.deliver(ev.RecordSeen(job=job, record=await self.campus.read(job)))
+        self.deliver(ev.RecordSeen(job=job, record=await self.campus.records.read(job)))
 
     async def _beat(self, order: od.Beat) -> None:
         sent_at = time.time_ns()
@@ -190,7 +190,7 @@ class BenchAgent:
             self._watching = self._spawn(self._watch())
 
     async def _watch(self) -> None:
-        async with contextlib.aclosing(self.campus.watch_records()) as records:
+        async with contextlib.aclosing(self.campus.records.watch()) as records:
             async for record in records:
                 self.deliver(ev.RecordSeen(job=record.id, record=record))
 
@@ -321,7 +321,7 @@ class Submitter:
         self._ends = asyncio.Event()
 
     async def watch(self) -> None:
-        async with contextlib.aclosing(self.campus.watch_records()) as records:
+        async with contextlib.aclosing(self.campus.records.watch()) as records:
             async for record in records:
                 if record.state.terminal:
                     self.ended.add(record.id)
@@ -336,7 +336,7 @@ class Submitter:
             saving=Saving.NONE,
             lasts=SECOND,
         )
-        await self.campus.write(JobRecord(id=job, spec=spec, submitted_at=time.time_ns()))
+        await self.campus.records.write(JobRecord(id=job, spec=spec, submitted_at=time.time_ns()))
         return job
 
     async def all_ended(self, jobs: set[JobId]) -> None:

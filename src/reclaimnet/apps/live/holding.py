@@ -1,20 +1,25 @@
 """An agent's hand on what its jobs send: counted while it is listened to, held as it is told."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from reclaimnet.adapters.linux.counters import Samples, descendants, listen, mark_sockets
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.linux.tc import LEVEL_TOS
 from reclaimnet.apps.guarded import Guarded
-from reclaimnet.errors import Unavailable
+from reclaimnet.apps.live.clock import Clock
+from reclaimnet.errors import ReclaimNetError, Unavailable
+from reclaimnet.model.events import Event, TrafficSampled
 from reclaimnet.model.market import JobId
 from reclaimnet.model.orders import Listen, Rotate
 from reclaimnet.model.units import MILLISECOND, SECOND
 
+LISTENERS: Final = 4
+"""Jobs whose traffic is listened to at a time."""
 LISTEN_EVERY: Final = 5 * MILLISECOND
 """How often a byte counter is read while a job is listened to."""
 GUARD_EVERY: Final = 15 * MILLISECOND
@@ -28,31 +33,59 @@ class Holding:
         self,
         runner: Runner,
         guard: Guarded | None,
-        thread: Executor,
-        monotonic: Callable[[int], int],
+        *,
+        clock: Clock,
+        deliver: Callable[[Event], None],
     ) -> None:
-        """`monotonic` says when a moment since 1970 is, on that clock."""
         self._runner = runner
         self._guard = guard
-        self._thread = thread
-        self._monotonic = monotonic
+        self._clock = clock
+        self._deliver = deliver
+        self._threads = ThreadPoolExecutor(LISTENERS, "reclaimnet-listen")
+        self._stopped = False
         self._marked: set[tuple[JobId, int]] = set()
 
-    def hear(self, order: Listen, stopped: Callable[[], bool]) -> Samples:
+    async def listen(self, order: Listen) -> None:
+        """A few jobs at a time: each is a thread that does little but look at the clock."""
+        loop = asyncio.get_running_loop()
+        try:
+            samples = await loop.run_in_executor(self._threads, self._hear, order)
+        except (ReclaimNetError, OSError) as error:
+            _log.info("the traffic of %s cannot be counted: %s", order.job, error)
+            return
+        self._deliver(
+            TrafficSampled(
+                job=order.job,
+                epoch=order.epoch,
+                times=tuple(self._clock.wall(at) for at in samples.times),
+                counts=samples.counts,
+            )
+        )
+
+    def stop(self) -> None:
+        """Nobody wants to hear what is listened to."""
+        self._stopped = True
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._threads.shutdown)
+
+    def _hear(self, order: Listen) -> Samples:
         """By the sockets themselves; where they cannot be looked at, by what the guard counts.
         Takes as long as the order says. Raises Unavailable."""
         minder = self._runner.minder_of(order.job, order.epoch)
         if minder is None:
             return Samples(times=(), counts=())
         try:
-            return listen(minder, lasts=order.lasts, every=LISTEN_EVERY, stopped=stopped)
+            return listen(
+                minder, lasts=order.lasts, every=LISTEN_EVERY, stopped=lambda: self._stopped
+            )
         except Unavailable:
             if self._guard is None:
                 raise
         times: list[int] = []
         counts: list[int] = []
         end = time.monotonic_ns() + order.lasts
-        while time.monotonic_ns() < end and not stopped():
+        while time.monotonic_ns() < end and not self._stopped:
             counts.append(self._guard.sent(order.job, order.epoch))
             times.append(time.monotonic_ns())
             time.sleep(GUARD_EVERY / SECOND)
@@ -64,7 +97,7 @@ class Holding:
         self._runner.rotate(
             order.job,
             order.epoch,
-            anchor_monotonic_ns=self._monotonic(order.anchor),
+            anchor_monotonic_ns=self._clock.monotonic(order.anchor),
             period=order.period,
             bound=order.bound,
         )
@@ -76,7 +109,7 @@ class Holding:
         self._marked = marked | {key} if order.level else marked - {key}
         # What never had a mark of ours may have one of its own.
         if order.level or key in marked:
-            self._thread.submit(self._mark, order)
+            self._threads.submit(self._mark, order)
 
     def _mark(self, order: Rotate) -> None:
         minder = self._runner.minder_of(order.job, order.epoch)

@@ -1,0 +1,134 @@
+"""Parts of the live world, without a machine below them."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reclaimnet.adapters.linux.attempts import reports as rn
+from reclaimnet.adapters.vault.transfer import PullResult
+from reclaimnet.apps.live import fetching
+from reclaimnet.apps.live.clock import Clock
+from reclaimnet.apps.live.errands import Errands
+from reclaimnet.apps.live.fetching import Fetching
+from reclaimnet.apps.live.processes import Processes
+from reclaimnet.apps.live.scratch import Scratch
+from reclaimnet.errors import Unavailable
+from reclaimnet.model import events as ev
+from reclaimnet.model import orders as od
+from reclaimnet.model.market import Address, Card, JobId, NodeId
+from reclaimnet.model.work import JobSpec, Manifest, ManifestId, Saving
+
+JOB = JobId("j-1")
+SPEC = JobSpec(name="train", user="ada", command=("true",))
+CHECKPOINT = ManifestId("m" * 64)
+
+
+class FakeRunner:
+    def __init__(self) -> None:
+        self.done: list[tuple[str, bool]] = []
+        """What was asked for, and whether the job had its folder then."""
+
+    def warm_up(self, job: JobId, epoch: int, spec: JobSpec, gpus: object, workdir: Path) -> None:
+        self.done.append(("warm_up", workdir.is_dir()))
+
+    def preload(self, *_: object) -> None: ...
+    def scrub(self, *_: object) -> None:
+        self.done.append(("scrub", True))
+
+    def end(self, *_: object) -> None: ...
+
+
+class FakeKeeping:
+    def left(self, job: JobId) -> None: ...
+
+
+async def settled(errands: Errands) -> None:
+    while errands._under_way:
+        await asyncio.wait(list(errands._under_way))
+
+
+async def test_a_place_that_is_booked_again_waits_until_the_first_is_cleared(
+    tmp_path: Path,
+) -> None:
+    """The same epoch of a job may come twice: its first booking was withdrawn. What is removed of
+    that one must not be taken from the second."""
+    errands, runner, heard = Errands(), FakeRunner(), asyncio.Event()
+    scratch = Scratch(tmp_path, campus=None, vault=None, errands=errands)  # type: ignore[arg-type]
+    processes = Processes(
+        NodeId("n1"),
+        runner=runner,  # type: ignore[arg-type]
+        guard=None,
+        scratch=scratch,
+        keeping=FakeKeeping(),  # type: ignore[arg-type]
+        clock=Clock(),
+        errands=errands,
+        deliver=lambda event: heard.set(),
+    )
+    order = od.WarmUp(job=JOB, epoch=8, spec=SPEC, gpus=())
+    try:
+        processes.warm_up(order)
+        await settled(errands)
+        processes.end(od.End(job=JOB, epoch=8))
+        exited = rn.Exited(job=JOB, epoch=8, code=137, killed=True, reason="ended")
+        processes.exited(exited)
+        await heard.wait()
+        processes.warm_up(order)
+        await settled(errands)
+        assert runner.done == [("warm_up", True), ("scrub", True), ("warm_up", True)]
+        assert (tmp_path / "work" / f"{JOB}.8").is_dir()
+        assert processes.expected(JOB) is not None, "its state is laid out as it comes"
+    finally:
+        await errands.close()
+
+
+async def test_who_names_a_better_source_need_not_wait_for_one_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errands, told = Errands(), []
+    asked: list[list[Address]] = []
+    began = threading.Event()
+    here, gone = Address(host="h", port=1), Address(host="g", port=2)
+
+    def pull(vault: object, *, sources: Any, stop: threading.Event, **_: object) -> PullResult:
+        asked.append(list(sources))
+        began.set()
+        if here not in sources:
+            assert stop.wait(30), "nobody asks any other"
+            raise Unavailable("stopped")
+        manifest = Manifest(
+            job=JOB, epoch=1, step=3, saving=Saving.SDK, taken_at=0, chunk_bytes=1, parts=()
+        )
+        return PullResult(manifest=manifest, moved_bytes=0)
+
+    monkeypatch.setattr(fetching, "pull", pull)
+
+    class NoProcesses:
+        def expected(self, job: JobId) -> None: ...
+
+    one = Fetching(
+        vault=None,  # type: ignore[arg-type]
+        context=None,  # type: ignore[arg-type]
+        cards={
+            NodeId("here"): Card(node=NodeId("here"), address=here),
+            NodeId("gone"): Card(node=NodeId("gone"), address=gone),
+        },
+        processes=NoProcesses(),  # type: ignore[arg-type]
+        errands=errands,
+        deliver=told.append,
+    )
+    try:
+        errands.run(one.fetch(od.Pull(job=JOB, manifest=CHECKPOINT, sources=(NodeId("gone"),))))
+        await asyncio.to_thread(began.wait, 30)
+        both = (NodeId("gone"), NodeId("here"))
+        errands.run(one.fetch(od.Pull(job=JOB, manifest=CHECKPOINT, sources=both)))
+        await settled(errands)
+    finally:
+        one.stop()
+        await errands.close()
+    assert asked == [[gone], [gone, here]]
+    (came,) = told
+    assert isinstance(came, ev.Pulled)
+    assert came.step == 3

@@ -708,7 +708,7 @@ class Attempt:
     def doubt(self, now: int) -> list[Order]:
         """The lease has lapsed: somebody may hold the next epoch. The process stands still until
         a write of ours has succeeded, which nobody else's older write can then undo."""
-        if self.phase not in (Phase.STARTING, Phase.RUNNING):
+        if self.phase not in (Phase.FETCHING, Phase.STARTING, Phase.RUNNING):
             return []
         return self._pen.doubt(self.record)
 

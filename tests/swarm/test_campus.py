@@ -428,10 +428,10 @@ def test_a_node_that_does_not_know_that_it_holds_a_job_is_asked_for_it() -> None
     Promises(world)
     world.submit(J, spec("train"), WORK)
     world.run(20 * SECOND)
-    world.reclaim(world.dispatcher)
+    world.reclaim(world.roles.dispatcher)
     world.run(40 * SECOND)
     node = holder(world)
-    assert node != world.dispatcher
+    assert node != world.roles.dispatcher
     world.crash_machine(node)
     world.machines[node].vault.clear()  # or its shelf would ask
     records, world.store.records = world.store.records, {}

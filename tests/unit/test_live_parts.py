@@ -35,6 +35,7 @@ class FakeRunner:
         self.done.append(("warm_up", workdir.is_dir()))
 
     def preload(self, *_: object) -> None: ...
+    def start(self, *_: object) -> None: ...
     def scrub(self, *_: object) -> None:
         self.done.append(("scrub", True))
 
@@ -43,6 +44,20 @@ class FakeRunner:
 
 class FakeKeeping:
     def left(self, job: JobId) -> None: ...
+
+
+def made(tmp_path: Path, errands: Errands, runner: FakeRunner, deliver: Any) -> Processes:
+    scratch = Scratch(tmp_path, campus=None, vault=None, errands=errands)  # type: ignore[arg-type]
+    return Processes(
+        NodeId("n1"),
+        runner=runner,  # type: ignore[arg-type]
+        guard=None,
+        scratch=scratch,
+        keeping=FakeKeeping(),  # type: ignore[arg-type]
+        clock=Clock(),
+        errands=errands,
+        deliver=deliver,
+    )
 
 
 async def settled(errands: Errands) -> None:
@@ -56,17 +71,7 @@ async def test_a_place_that_is_booked_again_waits_until_the_first_is_cleared(
     """The same epoch of a job may come twice: its first booking was withdrawn. What is removed of
     that one must not be taken from the second."""
     errands, runner, heard = Errands(), FakeRunner(), asyncio.Event()
-    scratch = Scratch(tmp_path, campus=None, vault=None, errands=errands)  # type: ignore[arg-type]
-    processes = Processes(
-        NodeId("n1"),
-        runner=runner,  # type: ignore[arg-type]
-        guard=None,
-        scratch=scratch,
-        keeping=FakeKeeping(),  # type: ignore[arg-type]
-        clock=Clock(),
-        errands=errands,
-        deliver=lambda event: heard.set(),
-    )
+    processes = made(tmp_path, errands, runner, lambda event: heard.set())
     order = od.WarmUp(job=JOB, epoch=8, spec=SPEC, gpus=())
     try:
         processes.warm_up(order)
@@ -80,6 +85,22 @@ async def test_a_place_that_is_booked_again_waits_until_the_first_is_cleared(
         assert runner.done == [("warm_up", True), ("scrub", True), ("warm_up", True)]
         assert (tmp_path / "work" / f"{JOB}.8").is_dir()
         assert processes.expected(JOB) is not None, "its state is laid out as it comes"
+    finally:
+        await errands.close()
+
+
+async def test_what_others_saved_is_not_laid_out_for_a_job_that_runs_already(
+    tmp_path: Path,
+) -> None:
+    """A member of a gang fetches the parts of those that leave; nobody here waits to read them."""
+    errands, runner = Errands(), FakeRunner()
+    processes = made(tmp_path, errands, runner, lambda event: None)
+    try:
+        processes.start(od.Start(job=JOB, epoch=8, spec=SPEC, gpus=(), manifest=None, restarts=0))
+        await settled(errands)
+        laid_out = processes.expected(JOB)
+        assert laid_out is not None
+        assert not processes.may_lay_out(laid_out, CHECKPOINT)
     finally:
         await errands.close()
 

@@ -23,6 +23,7 @@ from reclaimnet.model.work import JobRecord, JobSpec, ManifestId, Saving, Team
 
 START_AGAIN_S: Final = 1.0
 """A job that could not be started is kept for so long, lest it come back at once, for ever."""
+FROM_THE_BEGINNING: Final = ManifestId("")
 LOADED_PATIENCE_S: Final = 10.0
 """How long a job that was started ahead may take to read what is laid out for it."""
 
@@ -121,7 +122,7 @@ class Processes:
     # --- started ---------------------------------------------------------------------------
 
     def start(self, order: od.Start) -> None:
-        self._wanted[order.job, order.epoch] = order.manifest
+        self._wanted[order.job, order.epoch] = order.manifest or FROM_THE_BEGINNING
         self._errands.run(self._start(order))
 
     async def _start(self, order: od.Start) -> None:
@@ -255,7 +256,7 @@ class Processes:
         """After its last snapshot, since that may be why it exited."""
         key = (report.job, report.epoch)
         manifest = self._wanted.get(key)
-        if not report.restored and manifest is not None:
+        if not report.restored and manifest:
             await self._not_restored(report, manifest)
             return
         saving = self._saving.pop(key, None)

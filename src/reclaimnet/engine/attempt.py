@@ -644,7 +644,8 @@ class Attempt:
     # --- the record ------------------------------------------------------------------------
 
     def change(self, **changes: Any) -> list[Order]:
-        return self._store(self.record.but(**changes))
+        self.record = record = self.record.but(**changes)
+        return self._pen.write(record)
 
     def _store(self, record: JobRecord) -> list[Order]:
         self.record = record
@@ -707,7 +708,7 @@ class Attempt:
     def doubt(self, now: int) -> list[Order]:
         """The lease has lapsed: somebody may hold the next epoch. The process stands still until
         a write of ours has succeeded, which nobody else's older write can then undo."""
-        if self.phase not in (Phase.STARTING, Phase.RUNNING):
+        if self.phase not in (Phase.FETCHING, Phase.STARTING, Phase.RUNNING):
             return []
         return self._pen.doubt(self.record)
 
@@ -726,22 +727,16 @@ class Attempt:
             and not self.copies.pending
         ):
             # Nearly always, and this is asked after every event.
-            if self.due_at is None or not self._may_save():
-                return None
-            return self.due_at if self.due_at > self._save_after else self._save_after
+            return self._save_at()
         times: list[int] = []
         if self._pen.again_at is not None:
             times.append(self._pen.again_at)
         if self._fetch.again_at is not None and self.phase == Phase.FETCHING:
             # A job that was cancelled while it waited to ask again asks no more.
             times.append(self._fetch.again_at)
-        if self.phase == Phase.RUNNING:
-            if self.due_at is not None and self._may_save():
-                # A state that could not leave the node is worth little: one copy at a time.
-                due_at = max(self.due_at, self._save_after)
-                due_at = max(due_at, self.copies.wait_until) if self.copies.pending else due_at
-                times.append(due_at)
-        elif self.phase == Phase.BOOKED and self._booking is not None:
+        if (save_at := self._save_at()) is not None:
+            times.append(save_at)
+        if self.phase == Phase.BOOKED and self._booking is not None:
             times.append(self._booking.next_wake())
         elif self.phase == Phase.FINISHING:
             times.append(self._finish_by)
@@ -767,10 +762,9 @@ class Attempt:
             orders += self._pen.write(self.record)
         if self.departure is not None:
             orders += self.departure.woke(now)
-        if self._save_is_due(now):
+        save_at = self._save_at()
+        if save_at is not None and now >= save_at:
             # Perhaps since a moment ago: a job that stays after all is saved as if never asked.
-            if self.copies.pending is not None and now < self.copies.wait_until:
-                return orders
             self.copies.pending = None
             self._saving = True
             if self.save_cost is None or self.save_cost >= SHOWN_PAUSE:
@@ -778,18 +772,15 @@ class Attempt:
             orders.append(Save(job=self.job, epoch=self.epoch, final=False))
         return orders
 
-    def _save_is_due(self, now: int) -> bool:
-        due = self.due_at is not None and now >= max(self.due_at, self._save_after)
-        return due and self._may_save()
-
-    def _may_save(self) -> bool:
-        return (
-            self.phase == Phase.RUNNING
-            and self.departure is None
-            and not self._saving
-            and self._verdict is None
-            and not self.suspended
-        )
+    def _save_at(self) -> int | None:
+        """When it is saved next, if nothing else happens to it before."""
+        if self.due_at is None or self.phase is not Phase.RUNNING or self.departure is not None:
+            return None
+        if self._saving or self.suspended or self._verdict is not None:
+            return None
+        at = self.due_at if self.due_at > self._save_after else self._save_after
+        # A state that could not leave the node is worth little: one copy at a time.
+        return max(at, self.copies.wait_until) if self.copies.pending else at
 
     # --- how others see it -----------------------------------------------------------------
 

@@ -239,6 +239,32 @@ def test_the_next_source_is_tried(campus: Campus) -> None:
     assert result.moved_bytes == result.manifest.size
 
 
+def test_a_source_that_died_unheard_costs_only_an_answers_time(
+    campus: Campus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel still takes connections, and nobody answers on them."""
+    monkeypatch.setattr(transfer, "HANDSHAKE_S", 1.0)
+    source, target = campus.vault("source"), campus.vault("target")
+    manifest = save(source, campus.image(chunks=3))
+    server = campus.serve(source)
+    stop = threading.Event()
+    too_long = threading.Timer(25, stop.set)
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        too_long.start()
+        try:
+            result = pull(
+                target,
+                manifest=manifest,
+                job=JOB,
+                sources=[Address(host="127.0.0.1", port=dead.getsockname()[1]), server.address],
+                context=campus.client(),
+                stop=stop,
+            )
+        finally:
+            too_long.cancel()
+    assert result.moved_bytes
+
+
 def test_each_source_gives_what_it_has(campus: Campus) -> None:
     """Both have lost a different chunk since they saved; together they have all."""
     path = campus.image(chunks=6)

@@ -43,9 +43,8 @@ class Fetching:
         self._deliver = deliver
         self._stops: dict[tuple[JobId, ManifestId], threading.Event] = {}
         self._orders: dict[tuple[JobId, ManifestId], Pull] = {}
-        """What was ordered last, of each that is being pulled."""
-        self._untold: set[tuple[JobId, ManifestId]] = set()
-        """What is being pulled, until the mind has heard how that went."""
+        """What was ordered last, of each that is being pulled, until the mind has heard how that
+        went."""
 
     async def fetch(self, order: Pull) -> None:
         key = (order.job, order.manifest)
@@ -58,7 +57,6 @@ class Fetching:
                 if key in self._stops:
                     self._stops[key].set()
             return
-        self._untold.add(key)
         self._orders[key] = order
         try:
             came = await self._came_of(order)
@@ -68,11 +66,10 @@ class Fetching:
             self._deliver(came)
         finally:
             del self._orders[key]
-            self._untold.discard(key)
 
     def untold(self, job: JobId) -> frozenset[ManifestId]:
         """Of this job, what may be here already and the mind has not heard of."""
-        return frozenset(manifest for other, manifest in self._untold if other == job)
+        return frozenset(manifest for other, manifest in self._orders if other == job)
 
     def stop(self) -> None:
         for stop in self._stops.values():

@@ -107,7 +107,9 @@ class Attempt:
         source: NodeId | None,
         suite: Suite,
         around: Neighbourhood,
+        promised: int | None = None,
     ) -> None:
+        """`promised` is the notice that this node gives; None if nobody knows."""
         self.node = node
         self.job = record.id
         self.record = record
@@ -120,7 +122,9 @@ class Attempt:
         self._pen = Pen()
         self._booking: Booking | None = None
         self._fetch = Fetch(node=node, job=record.id, source=source, around=around)
-        self.copies = Copies(node=node, spec=record.spec, place=suite.place, around=around)
+        self.copies = Copies(
+            node=node, spec=record.spec, place=suite.place, around=around, promised=promised
+        )
         self.departure: Departure | None = None
         self.notice: Notice | None = None
         self._loads_ahead = False

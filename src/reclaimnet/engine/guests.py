@@ -140,6 +140,7 @@ class Guests:
             source=event.source,
             suite=self._suite,
             around=self._around,
+            promised=self._provider.promised(),
         )
         return attempt.begin(now)
 
@@ -201,6 +202,7 @@ class Guests:
                 source=None,
                 suite=self._suite,
                 around=self._around,
+                promised=self._provider.promised(),
             )
         self._provider.adopt(record.id, event.gpus, now)
         return guest

@@ -64,6 +64,9 @@ class Need:
     """The share of the state that even a node which holds the newest checkpoint must still get."""
     vacant_now: bool = True
     """False for a standby: it should be able to take the job one day, not at once."""
+    within: int | None = None
+    """Of a copy: the notice that the job's node promises. Who can be reached in that time is not
+    only a shelf, but a way out."""
     avoid: tuple[NodeId, ...] = ()
     slowest: float | None = None
     """It leaves for the sake of its rhythm: a place that costs it as much as this is none."""
@@ -118,6 +121,8 @@ class _Judged:
     """What may be lost on the way there; it ranks nodes, but staying would lose more."""
     life: float
     wait: int
+    far: bool
+    """The state would not get there within the notice of the node that it is on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +164,7 @@ class MostUseful:
         vacant_now = need.vacant_now
         life, lasts = self.life(card, now, self.horizon)
         wait = transfer_time(need, candidate)
+        far = not vacant_now and not is_way_out(need, candidate)
         # What leaving that node again will take, by its own uplink and its own notice.
         leaving = leave_time(need.state_bytes + card.guest_bytes, card)
         safe = leaving <= card.terms.notice
@@ -177,19 +183,27 @@ class MostUseful:
         if not vacant_now:
             # A shelf that could also run the job is worth more: a move there carries little.
             value *= 1.0 if _could_run(need, card) else 0.5
+            value *= RISKY if far else 1.0
             # Everybody knows the same of everybody: without this all would choose one shelf.
             value *= 1 - SPREAD * _lot(need.job, card.node)
         risk = 0.0
         if need.grace is not None:
             # The longer it takes of the time there is, the more may come in between.
             risk = min(wait / max(need.grace, 1), 1.0) * need.unsaved * LOSS_WEIGHT
-        return _Judged(candidate, value, risk, life, wait)
+        return _Judged(candidate, value, risk, life, wait, far)
 
 
 def transfer_time(need: Need, candidate: Candidate) -> int:
     """How long what the node does not have yet takes to get there."""
     share = need.changed if candidate.holds else 1.0
     return round(need.state_bytes * share / (candidate.path_bps or ASSUMED_BPS) * SECOND)
+
+
+def is_way_out(need: Need, candidate: Candidate) -> bool:
+    """Whether the state could get there within the notice that its node promises."""
+    if need.within is None or candidate.path_bps <= 0:
+        return True
+    return round(transfer_time(need, candidate) * SAFETY) + FIXED <= need.within
 
 
 def leave_time(state_bytes: int, card: Card) -> int:
@@ -287,7 +301,8 @@ def _speed(need: Need, card: Card) -> float:
 def _praise(judged: _Judged) -> str:
     card = judged.candidate.card
     holds = "holds the newest checkpoint, " if judged.candidate.holds else ""
-    wait = f"state there in {show_duration(judged.wait)}, " if judged.wait else ""
+    late = " (not within the notice)" if judged.far else ""
+    wait = f"state there in {show_duration(judged.wait)}{late}, " if judged.wait else ""
     slower = judged.candidate.slowdown
     crowd = f"its rhythm costs {slower - 1:.0%} there, " if slower > CROWDED else ""
     return (

@@ -27,7 +27,14 @@ FIRST_DAY: Final = 3
 SCENARIOS: Final = 32
 """Kept by each worker: all contenders are asked about the same ones."""
 HEAVY: Final = ("young_daly", "reclaimnet", "oracle_surprised", "oracle_blind", "oracle")
-KEYS: Final = ("work_lost_gpu_h", "waste_gpu_h", "downtime_h", "migrations", "deadline_misses")
+KEYS: Final = (
+    "work_lost_gpu_h",
+    "waste_gpu_h",
+    "downtime_h",
+    "unplaced_h",
+    "migrations",
+    "deadline_misses",
+)
 BARS: Final = (
     ("work_lost_gpu_h", "slurm_requeue", 0.15),
     ("work_lost_gpu_h", "pipeline_redundancy", 0.30),
@@ -158,7 +165,10 @@ def render(result: dict[str, Any]) -> None:
     )
     widest = max(len(name) for name in result["waste_by_cause"])
     table.add_column("contender", min_width=widest)
-    for title in ("work lost GPU-h", "waste GPU-h", "downtime h", "migrations", "missed deadlines"):
+    for title in (
+        *("work lost GPU-h", "waste GPU-h", "downtime h", "without a place h"),
+        *("migrations", "missed deadlines"),
+    ):
         table.add_column(title, justify="right")
     for name, row in {**result["results"], **result["sensitivity"]}.items():
         table.add_row(name, *(f"{row[key]:.1f} ± {row[f'{key}_ci']:.1f}" for key in KEYS))

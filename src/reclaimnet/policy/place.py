@@ -28,8 +28,9 @@ MOVE_COST: Final = MINUTE
 ROLLBACK: Final = 10 * MINUTE
 """What is lost on average when a node leaves with too little notice: half an interval, and the
 way back through the queue."""
-RISKY: Final = 0.5
-"""A place where every reclaim would cost work is taken only if it is twice as good."""
+RISKY: Final = 0.1
+"""What a place is worth where every reclaim would cost work. Anything from which a job can leave
+comes before it: besides what is lost, a job there is saved every few minutes."""
 ASSUMED_STATE: Final = 8 << 30
 """Bytes of state assumed of a job that was never saved: rather too much, since a large job on a
 slow uplink cannot leave in time, and a small one is well off anywhere."""
@@ -166,7 +167,7 @@ class MostUseful:
         wait = transfer_time(need, candidate)
         far = not vacant_now and not is_way_out(need, candidate)
         # What leaving that node again will take, by its own uplink and its own notice.
-        leaving = leave_time(need.state_bytes + card.guest_bytes, card)
+        leaving = leave_time((need.state_bytes or ASSUMED_STATE) + card.guest_bytes, card)
         safe = leaving <= card.terms.notice
         ending = (MOVE_COST + (card.outlook.short if safe else 1.0) * ROLLBACK) / HOUR
         # Where bursts meet, the same hours bring less work, the newcomer's and the others'.
@@ -208,8 +209,7 @@ def is_way_out(need: Need, candidate: Candidate) -> bool:
 
 def leave_time(state_bytes: int, card: Card) -> int:
     """How long that much state takes to leave the node again."""
-    rate = card.uplink_bps or ASSUMED_BPS
-    return round((state_bytes or ASSUMED_STATE) / rate * SECOND * SAFETY) + FIXED
+    return round(state_bytes / (card.uplink_bps or ASSUMED_BPS) * SECOND * SAFETY) + FIXED
 
 
 def worth_waiting(record: JobRecord, reachable: Checkpoint | None, now: int) -> bool:

@@ -146,7 +146,10 @@ class _Player:
             last = self.marks[-1]
             work = (mark.count - last.count) * self.rhythm.period
             if mark.count == last.count + 1 and mark.talked is not None:
-                work = max(0, mark.talked - last.began) + self.rhythm.talks
+                computed = max(0, mark.talked - last.began) + self.rhythm.talks
+                # By a little it is chance, or seen late: many of these would add up.
+                if abs(computed - work) > work // LATE_SHARE:
+                    work = computed
             lost += mark.ready - last.began - work
         self.account.book(work=work, lost=lost, left=self.left)
 

@@ -26,8 +26,8 @@ from reclaimnet.adapters.linux.boot import boot_id
 from reclaimnet.adapters.linux.sandbox import Sandbox
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.tls import ca
+from reclaimnet.adapters.vault.serving import ChunkServer
 from reclaimnet.adapters.vault.store import Vault
-from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import daemon
 from reclaimnet.apps.cli_base import waiting
 from reclaimnet.apps.client import ask_local

@@ -19,6 +19,7 @@ from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.slurm.client import Slurm, SubmitFailed
 from reclaimnet.apps import agent, chain_live
 from reclaimnet.apps.agent import Allocation
+from reclaimnet.apps.agent_start import campus_of, own_address
 from reclaimnet.apps.chain_job import EXIT_GO_ON
 from reclaimnet.apps.config import Config, did_you_mean
 from reclaimnet.errors import Unavailable, UsageError
@@ -54,7 +55,7 @@ def borrow(
     its agent lends, the one before it gives its guests notice, who move over.
     """
     slurm = Slurm(config.state / "chains" / ".slurm")
-    url, secret = agent.campus_of(config, join, token)
+    url, secret = campus_of(config, join, token)
     if limit < 5 * MINUTE:
         raise UsageError("less than five minutes is not worth a loan; ask for more with --time")
     found = slurm.partitions()
@@ -170,7 +171,7 @@ def inside(
         url=join,
         token=token_file.read_text().strip(),
         gpus=find.allocated(node, gpus, os.environ.get("CUDA_VISIBLE_DEVICES", "")),
-        host=agent.own_address(join),
+        host=own_address(join),
         lend=LendRequest(notice=notice, ends=ends),
         allocation=Allocation(ends=ends, grace=notice, kill_wait=kill_wait),
     )

@@ -44,7 +44,7 @@ from reclaimnet.model.asking import (
     Request,
     StatusRequest,
 )
-from reclaimnet.model.market import Cause, Gpu, NodeId
+from reclaimnet.model.market import Address, Cause, Gpu, NodeId
 from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.model.work import Saving
 from reclaimnet.policy.suite import SUITES
@@ -234,18 +234,8 @@ class Agent:
                 Vault(settings.folder / "vault", quota_bytes=settings.vault_quota)
             )
             guard = _guard(settings)
-            box = settings.sandbox
-            if guard is not None and box is not None and box.network is sandbox.Network.CAMPUS:
-                guard.close()
-                raise UsageError(
-                    "guests that a guard houses are not in our own control group, which is what "
-                    "keeps packets on the campus: choose --sandbox none or open beside a guard"
-                )
             if guard is not None:
                 stack.callback(guard.close)
-            obstacle = await asyncio.to_thread(criu.obstacle)
-            if settings.sandbox is not None:
-                obstacle = "guests are in a sandbox here, and CRIU cannot save one"
             gate = _Gate()
             server = stack.enter_context(
                 ChunkServer(
@@ -257,23 +247,8 @@ class Agent:
                     listener=guard.listen() if guard is not None else None,
                 )
             )
-            mind = Node(
-                Body(
-                    node=settings.node,
-                    provider=getpass.getuser(),
-                    zone=settings.zone,
-                    address=server.address,
-                    uplink_bps=settings.uplink_bps or ASSUMED_UPLINK,
-                    uplink_assumed=settings.uplink_bps is None,
-                    shelf_bytes=vault.room(),
-                    timing=settings.timing,
-                    topology=settings.topology,
-                    holds_slots=guard is not None and guard.holds_slots(),
-                    abilities=() if obstacle else (str(Saving.CRIU),),
-                    obstacles=(f"{Saving.CRIU}: {obstacle}",) if obstacle else (),
-                ),
-                SUITES[settings.suite],
-            )
+            body = await _body(settings, server.address, room=vault.room(), guard=guard)
+            mind = Node(body, SUITES[settings.suite])
             world = LiveWorld(
                 node=settings.node,
                 folder=settings.folder,
@@ -460,11 +435,39 @@ def _guard(settings: Settings) -> Guarded | None:
     if settings.guard is None and not path.exists():
         return None
     try:
-        return Guarded(path)
+        guard = Guarded(path)
     except Unavailable:
         if settings.guard is not None:
             raise
         return None
+    box = settings.sandbox
+    if box is not None and box.network is sandbox.Network.CAMPUS:
+        guard.close()
+        raise UsageError(
+            "guests that a guard houses are not in our own control group, which is what "
+            "keeps packets on the campus: choose --sandbox none or open beside a guard"
+        )
+    return guard
+
+
+async def _body(settings: Settings, address: Address, *, room: int, guard: Guarded | None) -> Body:
+    obstacle = await asyncio.to_thread(criu.obstacle)
+    if settings.sandbox is not None:
+        obstacle = "guests are in a sandbox here, and CRIU cannot save one"
+    return Body(
+        node=settings.node,
+        provider=getpass.getuser(),
+        zone=settings.zone,
+        address=address,
+        uplink_bps=settings.uplink_bps or ASSUMED_UPLINK,
+        uplink_assumed=settings.uplink_bps is None,
+        shelf_bytes=room,
+        timing=settings.timing,
+        topology=settings.topology,
+        holds_slots=guard is not None and guard.holds_slots(),
+        abilities=() if obstacle else (str(Saving.CRIU),),
+        obstacles=(f"{Saving.CRIU}: {obstacle}",) if obstacle else (),
+    )
 
 
 class _Gate:

@@ -19,7 +19,7 @@ from reclaimnet.adapters.linux.memory import MemoryGroup, Sensor
 from reclaimnet.adapters.linux.pressure import Watch
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.apps.bench import airlock as bench
-from reclaimnet.engine.attempt import Phase
+from reclaimnet.engine.phase import Phase
 from reclaimnet.model.market import JobId
 from reclaimnet.model.page import FOREVER, Word
 from reclaimnet.model.work import JobSpec, Saving

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from reclaimnet.engine.attempt import Attempt, Phase
+from reclaimnet.engine.attempt import Attempt
 from reclaimnet.engine.neighbourhood import Neighbourhood
+from reclaimnet.engine.phase import Phase
 from reclaimnet.engine.provider import Provider
 from reclaimnet.model.events import ProbeArrived
 from reclaimnet.model.market import (

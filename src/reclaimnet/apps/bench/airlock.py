@@ -33,10 +33,10 @@ from reclaimnet.apps.live.clock import Clock
 from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.apps.workers import workers
 from reclaimnet.engine.airlock import EPISODE
-from reclaimnet.engine.attempt import Phase
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.dispatcher import DISPATCHER
 from reclaimnet.engine.node import Node
+from reclaimnet.engine.phase import Phase
 from reclaimnet.errors import Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Offer, Terms

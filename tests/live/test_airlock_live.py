@@ -255,7 +255,7 @@ def test_the_first_is_stopped_while_the_agent_is_busy_with_something_else(
         attempts, airlock = world.mind.guests.attempts, world.mind.airlock
         await turning(lambda: [a.phase for a in attempts.values()] == [Phase.RUNNING] * len(plan))
         running = clock.now()
-        await turning(lambda: airlock.reading.at >= running)
+        await turning(lambda: airlock.room.reading.at >= running)
         world.runner.hold_lease(FOREVER, [JobId(load.name) for load in plan])
         until(lambda: world.runner.suspended_at(low, 1), "the stop")
         stopped = True

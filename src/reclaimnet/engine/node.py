@@ -301,15 +301,18 @@ class Node:
 
     def _answer_probe(self, event: ev.ProbeArrived, now: int) -> Tell:
         self.provider.expire(now)
+        room = self.airlock.room
         missing = [a for a in event.probe.shape.abilities if a not in self.body.abilities]
-        objection = lacks(missing) if missing else self.airlock.objection(event.probe, now)
+        objection = (
+            lacks(missing) if missing else room.objection(event.probe, self.airlock.verdict, now)
+        )
         verdict = (
             Denied(reasons=(objection,))
             if objection
             else self.provider.arbitrate(event.probe, self.suite.arbitrate, now)
         )
         if isinstance(verdict, Ticket):
-            self.airlock.expect(event.probe, now)
+            room.expect(event.probe, now)
             answer = ev.ProbeAnswered(
                 probe=event.probe.id,
                 node=self.body.node,

@@ -22,10 +22,11 @@ from reclaimnet import wire
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault import pulling
 from reclaimnet.adapters.vault.assembly import Assembly
+from reclaimnet.adapters.vault.manifests import CHUNK_BYTES
 from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.adapters.vault.pulling import pull
 from reclaimnet.adapters.vault.serving import ChunkServer, MayRead
-from reclaimnet.adapters.vault.store import CHUNK_BYTES, Source, Vault
+from reclaimnet.adapters.vault.store import Source, Vault
 from reclaimnet.adapters.vault.stream import HEADER
 from reclaimnet.errors import Damaged, Forbidden, NotFound, Unavailable, VaultFull
 from reclaimnet.model.market import Address, JobId

@@ -13,10 +13,11 @@ import msgspec
 
 from reclaimnet.adapters.vault.assembly import LANES, Assembly
 from reclaimnet.adapters.vault.delta import Codec
+from reclaimnet.adapters.vault.manifests import chunk_sizes, parse_manifest
 from reclaimnet.adapters.vault.origin import TRIES, Broken, Origin
 from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.adapters.vault.slots import chunk_buffer
-from reclaimnet.adapters.vault.store import Hold, Vault, chunk_sizes, parse_manifest
+from reclaimnet.adapters.vault.store import Hold, Vault
 from reclaimnet.adapters.vault.stream import STALL_S, Stream
 from reclaimnet.adapters.vault.transfer import (
     ABSENT,

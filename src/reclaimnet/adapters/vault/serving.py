@@ -10,9 +10,10 @@ from typing import Final
 import msgspec
 
 from reclaimnet.adapters.vault.chunk_sender import ChunkSender
+from reclaimnet.adapters.vault.manifests import chunk_sizes
 from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.adapters.vault.sending import Sendings
-from reclaimnet.adapters.vault.store import Vault, chunk_sizes
+from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.adapters.vault.stream import Stream
 from reclaimnet.adapters.vault.transfer import (
     FROM_PULLER,

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from reclaimnet.adapters.vault.store import CHUNK_BYTES, MAX_MANIFEST_BYTES
+from reclaimnet.adapters.vault.manifests import CHUNK_BYTES, MAX_MANIFEST_BYTES
 from reclaimnet.model.work import ChunkId, Manifest
 
 HANDSHAKE_S: Final = 10.0

@@ -23,13 +23,13 @@ from reclaimnet.apps.config import DEFAULT_VAULT_QUOTA
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guarded import Guarded
 from reclaimnet.apps.live.clock import Clock
+from reclaimnet.apps.live.ears import Ears
 from reclaimnet.apps.live.serving import Serving
 from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.apps.membership import joined
 from reclaimnet.apps.owners_door import open_door
 from reclaimnet.apps.owners_word import OwnersWord
 from reclaimnet.engine.body import Body
-from reclaimnet.engine.dispatcher import dispatcher_role
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
 from reclaimnet.engine.node import Node
 from reclaimnet.errors import (
@@ -207,7 +207,6 @@ class Agent:
             file=settings.folder / "provider.json",
             clock=self._clock,
         )
-        self._watching: asyncio.Task[None] | None = None
         self._parting = False
         self._guests_known = asyncio.Event()
         """Before that, a reclaim would find nobody who has to leave."""
@@ -318,47 +317,8 @@ class Agent:
         await campus.listen(node, world.deliver)
         await campus.serve_asks(node, self.answer)
         _log.info("%s is ready, with %d GPUs", node, len(self.settings.gpus))
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._hear(campus))
-            for role in mind.roles():
-                group.create_task(
-                    campus.hold_role(
-                        role,
-                        node,
-                        self.settings.timing.role,
-                        lambda event: self._role(event, campus, group),
-                    )
-                )
-
-    async def _hear(self, campus: Campus) -> None:
-        world, mind = self._running()
-        # Whoever dispatches wants to know of newcomers at once.
-        hearing = campus.watch_cards(is_urgent=lambda: mind.dispatcher is not None)
-        async with contextlib.aclosing(hearing) as cards:
-            async for heard in cards:
-                if heard.age < mind.body.timing.lease:
-                    world.hear(heard.card)
-
-    def _role(
-        self, event: ev.RoleWon | ev.RoleLost, campus: Campus, group: asyncio.TaskGroup
-    ) -> None:
-        world, _ = self._running()
-        world.deliver(event)
-        if event.role != dispatcher_role(self.settings.zone):
-            return
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None
-        if isinstance(event, ev.RoleWon):
-            self._watching = group.create_task(self._watch(campus))
-
-    async def _watch(self, campus: Campus) -> None:
-        """While we dispatch, every change of a record is news."""
-        world, _ = self._running()
-        with contextlib.suppress(asyncio.CancelledError):
-            async with contextlib.aclosing(campus.records.watch()) as records:
-                async for record in records:
-                    world.deliver(ev.RecordSeen(job=record.id, record=record))
+        ears = Ears(mind, campus, deliver=world.deliver, hear=world.hear)
+        await ears.listen(mind.roles())
 
     # --- the owner -------------------------------------------------------------------------
 

@@ -79,6 +79,23 @@ def test_jobs_that_come_together_are_planned_once_and_told_why() -> None:
     assert conductor.next_wake() is None
 
 
+def test_who_was_heard_faster_than_the_link_is_held_to_what_the_link_carries() -> None:
+    """A counter sees a buffer fill, at whatever speed."""
+    conductor = Conductor(links=[LINK])
+    for job in (A, B):
+        told = seen(job, period=255, talk=24)
+        (burst,) = told.rhythm.bursts
+        fast = replace(told.rhythm, bursts=(replace(burst, demand=2 * RATE),), hold=Hold.SHAPED)
+        conductor.handle(replace(told, rhythm=fast), 0)
+    slots = {order.job: order for order in plan(conductor) if isinstance(order, Shape)}
+    assert set(slots) == {A, B}
+    for order in slots.values():
+        ((_, length),) = order.slots
+        assert length >= 48 * MILLISECOND
+    (round_,) = conductor.plan.rounds
+    assert min(fit.score for fit in round_.fits) == 1.0
+
+
 def test_the_same_news_again_is_no_news() -> None:
     conductor = Conductor(links=[LINK])
     conductor.handle(seen(A), 0)

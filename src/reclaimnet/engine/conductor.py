@@ -40,7 +40,7 @@ from reclaimnet.model.rhythm import (
 from reclaimnet.model.units import MICROSECOND, MILLISECOND, MINUTE, SECOND, show_duration
 from reclaimnet.policy.cede import BEFORE, Account, Ahead, cede
 from reclaimnet.policy.detect import CHANGED, at_period, changed
-from reclaimnet.policy.fit import relieve, slowdown
+from reclaimnet.policy.fit import relieve, slowdown, through
 from reclaimnet.policy.gaps import beside_rhythms, gaps
 from reclaimnet.policy.pace import PlanPaces, least_rate_first
 from reclaimnet.policy.precede import bound
@@ -146,7 +146,10 @@ class _Player:
             last = self.marks[-1]
             work = (mark.count - last.count) * self.rhythm.period
             if mark.count == last.count + 1 and mark.talked is not None:
-                work = max(0, mark.talked - last.began) + self.rhythm.talks
+                computed = max(0, mark.talked - last.began) + self.rhythm.talks
+                # By a little it is chance, or seen late: many of these would add up.
+                if abs(computed - work) > work // LATE_SHARE:
+                    work = computed
             lost += mark.ready - last.began - work
         self.account.book(work=work, lost=lost, left=self.left)
 
@@ -338,7 +341,7 @@ class Conductor:
         # Of a gang, the lowest rank that was heard speaks for all; others add their links.
         node = next((rank for rank in event.members if rank in members), event.node)
         rhythm = event.rhythm if node == event.node or player is None else player.rhythm
-        rhythm = replace(rhythm, links=_all_links(members))
+        rhythm = through(replace(rhythm, links=_all_links(members)), self._rooms)
         if player is not None and rhythm.hold is Hold.FIXED and player.marks:
             # How long its iterations are elsewhere its marks know better.
             rhythm = at_period(rhythm, player.rhythm.period)

@@ -19,6 +19,7 @@ from reclaimnet.apps.agent_options import NO_SANDBOX, Options
 from reclaimnet.apps.cli_base import waiting
 from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import Config, did_you_mean
+from reclaimnet.apps.own_command import rn
 from reclaimnet.apps.register import NODE_NAME, read_invitation
 from reclaimnet.engine.body import WHOLE
 from reclaimnet.errors import BadConfig, ReclaimNetError, Unavailable, UsageError
@@ -172,7 +173,7 @@ def own_address(url: str) -> str:
 def _detached(
     options: Options, config: Config, node: NodeId, folder: Path, *, url: str, token: str
 ) -> int:
-    argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "agent"]
+    argv = rn("--state", str(config.state), "agent")
     argv += ["--join", url, "--name", node, *options.argv()]
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
     (folder / "control.sock").unlink(missing_ok=True)

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from reclaimnet.apps.agent import Allocation
 from reclaimnet.apps.agent_start import campus_of, own_address
 from reclaimnet.apps.chain_job import EXIT_GO_ON
 from reclaimnet.apps.config import Config, did_you_mean
+from reclaimnet.apps.own_command import rn
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest
 from reclaimnet.model.market import NodeId
@@ -124,11 +124,10 @@ def _script(
     url: str, token_file: Path, *, gpus: int, limit: int, notice: int, kill_wait: int
 ) -> str:
     """Plain bash: what Slurm tells the script, the script tells the agent."""
-    words = [
-        sys.executable, "-m", "reclaimnet.apps.cli", "borrow", "inside", "--join", url,
-        "--token-file", str(token_file), "--gpus", str(gpus), "--notice", f"{notice // SECOND}s",
-        "--kill-wait", f"{kill_wait // SECOND}s",
-    ]  # fmt: skip
+    words = rn(
+        "borrow", "inside", "--join", url, "--token-file", str(token_file), "--gpus", str(gpus),
+        "--notice", f"{notice // SECOND}s", "--kill-wait", f"{kill_wait // SECOND}s",
+    )  # fmt: skip
     return "\n".join(
         [
             "#!/bin/bash",

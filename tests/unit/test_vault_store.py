@@ -14,9 +14,10 @@ from blake3 import blake3
 from tests.vault_files import is_empty, rot, small_disk
 
 from reclaimnet import wire
-from reclaimnet.adapters.vault import store
+from reclaimnet.adapters.vault import loose, manifests, store
 from reclaimnet.adapters.vault.assembly import Assembly
-from reclaimnet.adapters.vault.store import CHUNK_BYTES, Source, Vault, manifest_id
+from reclaimnet.adapters.vault.manifests import CHUNK_BYTES, manifest_id
+from reclaimnet.adapters.vault.store import Source, Vault
 from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable, VaultFull
 from reclaimnet.model.market import JobId
 from reclaimnet.model.units import GIB, MIB
@@ -254,7 +255,7 @@ def test_a_hostile_manifest_is_refused(vault: Vault, manifest: Manifest) -> None
 
 
 def test_a_huge_manifest_is_refused_unread(vault: Vault) -> None:
-    data = b"[" * (store.MAX_MANIFEST_BYTES + 1)
+    data = b"[" * (manifests.MAX_MANIFEST_BYTES + 1)
     with pytest.raises(Damaged, match="too large"):
         vault.put_manifest(data, manifest_id(data))
 
@@ -566,7 +567,7 @@ def test_a_promise_about_a_file_that_changes_is_not_kept(tmp_path: Path) -> None
 def test_who_fetches_without_end_does_not_keep_a_save_from_being_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "STAND_BACK_S", 0.2)
+    monkeypatch.setattr(loose, "STAND_BACK_S", 0.2)
     durable = threading.Event()
     fetching: list[Future[int]] = []
     with Vault(tmp_path / "vault", quota_bytes=GIB) as vault, ThreadPoolExecutor() as pool:

@@ -6,12 +6,12 @@ this node has the role.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reclaimnet.engine.attempt import Phase
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.conductor import Conductor
 from reclaimnet.engine.guests import Guests
 from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.outbound import Outbound
+from reclaimnet.engine.phase import Phase
 from reclaimnet.engine.relief import Relief, time_left
 from reclaimnet.engine.seat import Seat
 from reclaimnet.engine.tempo import Tempo

@@ -776,6 +776,20 @@ def test_exit_85_is_a_checkpoint_and_a_wish_to_run_again(plain, tmp_path):
     assert "resumed half way" in plain.log(2)
 
 
+@pytest.mark.parametrize("left", ["nothing", "a file"])
+def test_a_job_that_removes_its_checkpoint_directory_ends_all_the_same(plain, tmp_path, left):
+    text = """
+        import os, shutil, sys
+        shutil.rmtree(os.environ["RN_CHECKPOINT_DIR"])
+        if LEFT == "a file":
+            open(os.environ["RN_CHECKPOINT_DIR"], "w").close()
+        sys.exit(85)
+    """.replace("LEFT", repr(left))
+    plain.start(script(tmp_path, text, saving=Saving.SIGNAL))
+    assert plain.wait(Exited).code == 85
+    assert not plain.all(Snapshot)
+
+
 def test_a_script_that_only_knows_sigterm_leaves_with_its_checkpoint(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(signal_saves, "TERM_AFTER", SECOND // 5)
     text = """

@@ -28,6 +28,14 @@ def mark_of(checkpoint: Path) -> Mark | None:
     return saved.st_mtime_ns, saved.st_ino
 
 
+def holds_anything(checkpoint: Path) -> bool:
+    """Whether there is something in the directory, which the job may have removed or replaced."""
+    try:
+        return bool(os.listdir(checkpoint))
+    except OSError:
+        return False
+
+
 def settled(checkpoint: Path, mark: Mark) -> bool:
     """Whether nothing was written after `.saved`."""
     return all(time_ns <= mark[0] for _, _, time_ns in _listing(checkpoint))

@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from reclaimnet.adapters.linux.attempts import reports as rn
+from reclaimnet.adapters.linux.attempts.job_files import files_below
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.vault.store import Saved, Source, Vault
 from reclaimnet.apps.live.errands import Errands
@@ -125,6 +128,7 @@ class Keeping:
             parts = await self._errands.in_thread(lambda: parts_of(output, below=output))
             if not parts:
                 return None
+            parts = [replace(part, name=_spelled_out(part.name)) for part in parts]
             return await self._errands.in_thread(
                 lambda: self._vault.save(
                     job,
@@ -166,8 +170,16 @@ class Keeping:
         self._newest.pop(job, None)
 
 
+def _spelled_out(name: str) -> str:
+    """Bytes in a file's name that are not UTF-8, as people write them: what a job has left for its
+    user is not lost for the sake of its name. A state with such a name is refused."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
 def parts_of(folder: Path, prefix: Path = HERE, *, below: Path) -> list[Source]:
     """Every file below, by its relative name; none that is really elsewhere than `below`."""
+    if not folder.is_dir():
+        return []
     real = below.resolve()
     return [
         Source(
@@ -176,6 +188,9 @@ def parts_of(folder: Path, prefix: Path = HERE, *, below: Path) -> list[Source]:
             mode=path.stat().st_mode & 0o777,
             below=real,
         )
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink()
+        for path in sorted(
+            Path(entry.path)
+            for entry in files_below(folder)
+            if entry.is_file(follow_symlinks=False)
+        )
     ]

@@ -38,6 +38,7 @@ from reclaimnet.apps.live.clock import Clock
 from reclaimnet.apps.live.serving import Serving
 from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.apps.membership import joined
+from reclaimnet.apps.notes import write_down
 from reclaimnet.apps.register import NODE_NAME, read_invitation
 from reclaimnet.engine.body import WHOLE, Body
 from reclaimnet.engine.dispatcher import dispatcher_role
@@ -366,6 +367,8 @@ class Agent:
         self._requests = 0
         self._watching: asyncio.Task[None] | None = None
         self._parting = False
+        self._unwritten = ""
+        """Why the owner's last word is not on disk; empty if it is."""
         self._guests_known = asyncio.Event()
         """Before that, a reclaim would find nobody who has to leave."""
 
@@ -567,7 +570,13 @@ class Agent:
             case _:
                 event = ev.WithdrawAsked(request=self._mint())
         answer = await world.ask(event)
-        return Reply(ok=answer.ok, text=answer.text)
+        text = answer.text
+        if answer.ok and self._unwritten:
+            text += (
+                f" (It cannot be written down: {self._unwritten}; mend that before the agent is "
+                "restarted, or say it again then.)"
+            )
+        return Reply(ok=answer.ok, text=text)
 
     def _lend(self, request: LendRequest) -> ev.LendAsked:
         gpus = self.settings.gpus
@@ -639,7 +648,8 @@ class Agent:
     # --- what outlives the agent -----------------------------------------------------------
 
     def _remember_provider(self) -> None:
-        """The owner's word is on disk before it is answered."""
+        """The owner's word is on disk before it is answered. It holds also if that cannot be: it is
+        tried again whenever we wake."""
         _, mind = self._running()
         provider = mind.provider
         state = msgspec.to_builtins(
@@ -662,14 +672,14 @@ class Agent:
         )
         path = self.settings.folder / "provider.json"
         text = json.dumps(state)
-        if path.exists() and path.read_text() == text:
-            return
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        try:
+            if not path.exists() or path.read_text() != text:
+                write_down(path, text)
+            self._unwritten = ""
+        except OSError as error:
+            if not self._unwritten:
+                _log.warning("what was lent and asked back cannot be written down: %s", error)
+            self._unwritten = f"{error.strerror or error}"
 
     def _remembered_provider(self) -> list[ev.Event]:
         path = self.settings.folder / "provider.json"

@@ -117,5 +117,5 @@ def _safely(action: Callable[[], None]) -> None:
     too full for our log."""
     try:
         action()
-    except Exception:
+    except Exception:  # noqa: BLE001
         _log.exception("something could not be done for an attempt")

@@ -873,6 +873,30 @@ def test_what_was_left_half_made_is_removed(root):
         bench.close()
 
 
+@pytest.mark.parametrize("lost", ["attempt.json", "page"])
+def test_an_attempt_of_which_nothing_can_be_read_any_more_is_ended_and_removed(
+    root, tmp_path, lost
+):
+    """As the power fails, what was written last may be left empty; the next agent starts all the
+    same."""
+    first = Bench(root, cgroups=False)
+    first.start(script(tmp_path, COUNTER))
+    first.wait_step(1)
+    minder_pid = first.runner.minder_of(JOB, 1)
+    if lost == "page":
+        # What is mapped still must not be made shorter.
+        (root / f"{JOB}.1" / "page").unlink()
+    (root / f"{JOB}.1" / lost).write_bytes(b"")
+    first.runner.close()
+    second = Bench(root, cgroups=False)
+    try:
+        assert second.runner.adopt() == []
+        assert not (root / f"{JOB}.1").exists()
+        until(lambda: not alive(minder_pid), "its processes are gone")
+    finally:
+        second.close()
+
+
 def test_a_flood_of_output_is_skipped_not_kept(plain, tmp_path):
     text = "import sys\nfor _ in range(300): sys.stdout.write('x' * 99_999 + chr(10))\nprint('end')"
     plain.start(script(tmp_path, text, saving=Saving.NONE))

@@ -481,7 +481,7 @@ class Runner:
         return found
 
     def _find(self, attempt: Attempt, *, same_boot: bool) -> Found:
-        alive = former.find_minder(attempt) if same_boot else None
+        alive = former.find_minder(attempt.dir) if same_boot else None
         exited = None
         if alive is not None:
             pid, fd, attempt.main = alive

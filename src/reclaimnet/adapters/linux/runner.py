@@ -304,7 +304,9 @@ class Runner:
             elif resume is not None and attempt.saving is Saving.SIGNAL:
                 self._prepare(
                     attempt,
-                    lambda: shutil.copytree(resume, attempt.checkpoint, dirs_exist_ok=True),
+                    lambda: shutil.copytree(
+                        resume, attempt.checkpoint, symlinks=True, dirs_exist_ok=True
+                    ),
                 )
             else:
                 self._launch(attempt)

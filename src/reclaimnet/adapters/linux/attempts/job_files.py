@@ -43,26 +43,26 @@ def settled(checkpoint: Path, mark: Mark) -> bool:
     return all(time_ns <= mark[0] for _, _, time_ns in _listing(checkpoint))
 
 
-def files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """All that is no directory, however deep it is: a job may nest deeper than functions call each
-    other. Raises OSError if there is something that cannot be looked into."""
+def entries_below(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """All that is there, however deep it is: a job may nest deeper than functions call each other.
+    Raises OSError if there is something that cannot be looked into."""
     waiting = [str(folder)]
     while waiting:
         with os.scandir(waiting.pop()) as entries:
             for entry in entries:
+                yield entry
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
-                else:
-                    yield entry
 
 
 def _listing(checkpoint: Path) -> list[tuple[str, int, int]]:
     files = []
     with contextlib.suppress(OSError):
-        for entry in files_below(checkpoint):
+        for entry in entries_below(checkpoint):
             with contextlib.suppress(OSError):
-                file = os.lstat(entry.path)
-                files.append((entry.path, file.st_size, file.st_mtime_ns))
+                if not entry.is_dir(follow_symlinks=False):
+                    file = os.lstat(entry.path)
+                    files.append((entry.path, file.st_size, file.st_mtime_ns))
     return sorted(files)
 
 

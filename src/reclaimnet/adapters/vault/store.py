@@ -53,6 +53,8 @@ STAND_BACK: Final = 10
 """By how much nicer a thread is that makes durable what others can have already."""
 STAND_BACK_S: Final = 2.0
 """So long at most it leaves the disk to those who fetch meanwhile."""
+MAX_LOOSE: Final = 16
+"""So many files are kept open for that; what comes after them is stored at once."""
 FETCHING_S: Final = 0.05
 """Who has read something so short a time ago is fetching."""
 COLLECT_BATCH: Final = 64
@@ -200,7 +202,10 @@ class Vault:
                 if base is not None and base in self._kept:
                     hold.chunks.update(self._kept[base].chunks)
             loose: dict[ChunkId, _Loose] | None = None if on_named is None else {}
-            saved_parts = tuple(self._save_part(part, hold, pool, files, loose) for part in parts)
+            saved_parts = tuple(
+                self._save_part(part, hold, pool, files, loose if rank < MAX_LOOSE else None)
+                for rank, part in enumerate(parts)
+            )
             manifest = Manifest(
                 job=job,
                 epoch=epoch,

@@ -1,6 +1,7 @@
 """The vault keeps what it was given, notices damage, and leaves no trace of what failed."""
 
 import os
+import resource
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,9 +15,10 @@ from blake3 import blake3
 from tests.vault_files import is_empty, rot, small_disk
 
 from reclaimnet import wire
-from reclaimnet.adapters.vault import store
+from reclaimnet.adapters.vault import loose, manifests, store
 from reclaimnet.adapters.vault.assembly import Assembly
-from reclaimnet.adapters.vault.store import CHUNK_BYTES, Source, Vault, manifest_id
+from reclaimnet.adapters.vault.manifests import CHUNK_BYTES, manifest_id
+from reclaimnet.adapters.vault.store import Source, Vault
 from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable, VaultFull
 from reclaimnet.model.market import JobId
 from reclaimnet.model.units import GIB, MIB
@@ -254,7 +256,7 @@ def test_a_hostile_manifest_is_refused(vault: Vault, manifest: Manifest) -> None
 
 
 def test_a_huge_manifest_is_refused_unread(vault: Vault) -> None:
-    data = b"[" * (store.MAX_MANIFEST_BYTES + 1)
+    data = b"[" * (manifests.MAX_MANIFEST_BYTES + 1)
     with pytest.raises(Damaged, match="too large"):
         vault.put_manifest(data, manifest_id(data))
 
@@ -271,6 +273,31 @@ def test_a_manifest_that_would_grow_beyond_the_disk_is_not_laid_out(
     with pytest.raises(VaultFull, match="would take"):
         Assembly(tmp_path / "laid-out").begin(bomb)
     assert list((tmp_path / "laid-out").iterdir()) == []
+
+
+def test_a_last_state_of_more_files_than_may_be_open_is_saved(vault: Vault, tmp_path: Path) -> None:
+    many = 3 * store.MAX_LOOSE
+    for number in range(many):
+        (tmp_path / str(number)).write_text(f"file {number}")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    named = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2 * store.MAX_LOOSE, hard))
+    try:
+        saved = vault.save(
+            JOB,
+            epoch=1,
+            step=1,
+            saving=Saving.SDK,
+            taken_at=1,
+            parts=[Source(name=str(n), path=tmp_path / str(n)) for n in range(many)],
+            on_named=named.append,
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [one.manifest for one in named] == [saved.manifest]
+    vault.assemble(saved.manifest, tmp_path / "out")
+    assert (tmp_path / "out" / str(many - 1)).read_text() == f"file {many - 1}"
 
 
 def test_jobs_whose_names_look_like_paths_stay_inside(vault: Vault, tmp_path: Path) -> None:
@@ -566,7 +593,7 @@ def test_a_promise_about_a_file_that_changes_is_not_kept(tmp_path: Path) -> None
 def test_who_fetches_without_end_does_not_keep_a_save_from_being_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "STAND_BACK_S", 0.2)
+    monkeypatch.setattr(loose, "STAND_BACK_S", 0.2)
     durable = threading.Event()
     fetching: list[Future[int]] = []
     with Vault(tmp_path / "vault", quota_bytes=GIB) as vault, ThreadPoolExecutor() as pool:

@@ -42,7 +42,7 @@ DISPATCHER: Final = "dispatcher"
 """The role's name; each zone of a divided campus has its own."""
 WIDTH: Final = 64
 """Searches under way at once."""
-SHORTLIST: Final = 32
+SHORTLIST: Final = 8
 """Nodes among which the place policy chooses for one job, however large the zone is."""
 SHORTEST_WAIT: Final = 200 * MILLISECOND
 """A job that everybody refused is tried again after a wait that doubles from this on, up to the

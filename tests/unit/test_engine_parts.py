@@ -12,7 +12,13 @@ from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood
 from reclaimnet.engine.pen import Pen
 from reclaimnet.engine.strays import LOOK_AGAIN, Strays
 from reclaimnet.engine.stumbles import SOON, rest_of
-from reclaimnet.model.events import ProcessExited, PullFailed, RecordSeen, Written
+from reclaimnet.model.events import (
+    HandoverWithdrawn,
+    ProcessExited,
+    PullFailed,
+    RecordSeen,
+    Written,
+)
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
 from reclaimnet.model.orders import Explain, HoldLease, Order, Pull, Read, Tell, Write
 from reclaimnet.model.units import SECOND
@@ -203,6 +209,28 @@ def test_who_refused_a_copy_is_not_asked_for_it_again_and_few_are_asked() -> Non
     assert not any(copies.refused(NodeId(f"n{n}")) for n in range(COPY_TRIES - len(asked)))
     copies.begin()
     assert copies.ask(record, mine, 0)[0] in asked
+
+
+# --- a booking that its source has forgotten ------------------------------------------------
+
+
+def test_who_is_restarted_while_a_job_leaves_it_gives_back_the_place_it_had_booked() -> None:
+    """Else the job that needs a place finds none, since one is kept for it."""
+    leaves = replace(RECORD, state=JobState.MIGRATING, standby=THERE)
+    withdrawn = Tell(to=THERE, event=HandoverWithdrawn(job=JOB, source=HERE))
+
+    def adopted(record: JobRecord) -> list[Order]:
+        around = neighbourhood(THERE)
+        attempt = Attempt(
+            node=HERE, record=record, gpus=(), source=None, suite=Suite(), around=around
+        )
+        return attempt.adopt(0)
+
+    lost = Strays(HERE).record_seen(RecordSeen(job=JOB, record=leaves), 0)
+    assert withdrawn in adopted(leaves)
+    assert withdrawn in lost
+    for stays in (replace(leaves, standby=None), replace(leaves, state=JobState.RUNNING)):
+        assert not [order for order in adopted(stays) if isinstance(order, Tell)]
 
 
 # --- stumbles ------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
-from reclaimnet.engine.booking import Booking
+from reclaimnet.engine.booking import Booking, booking_forgotten
 from reclaimnet.engine.copies import Copies, entered
 from reclaimnet.engine.departure import Departure
 from reclaimnet.engine.fetch import Fetch
@@ -169,7 +169,8 @@ class Attempt:
         self.phase = Phase.RUNNING
         self.saved_at = now
         self._first_step_seen = True
-        return self.change(state=JobState.RUNNING, reason="", handover_to=None)
+        forgotten = booking_forgotten(self.record, self.node)
+        return forgotten + self.change(state=JobState.RUNNING, reason="", handover_to=None)
 
     def _load_ahead(self) -> list[Order]:
         """Start the process while its state is on the way: it waits for that."""

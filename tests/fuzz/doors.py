@@ -40,9 +40,10 @@ from reclaimnet.adapters.nats.seals import Seal
 from reclaimnet.adapters.nats.witness import Witness
 from reclaimnet.adapters.slurm import words
 from reclaimnet.adapters.tls import ca
-from reclaimnet.adapters.vault.store import CHUNK_BYTES, Source, Vault, manifest_id, parse_manifest
+from reclaimnet.adapters.vault.manifests import CHUNK_BYTES, manifest_id, parse_manifest
+from reclaimnet.adapters.vault.serving import ChunkServer
+from reclaimnet.adapters.vault.store import Source, Vault
 from reclaimnet.adapters.vault.stream import HEADER, Stream
-from reclaimnet.adapters.vault.transfer import ChunkServer
 from reclaimnet.apps import (
     backup,
     bundle,

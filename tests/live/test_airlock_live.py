@@ -18,8 +18,8 @@ from reclaimnet.adapters.linux.attempts.reports import Exited, Stepped
 from reclaimnet.adapters.linux.memory import MemoryGroup, Sensor
 from reclaimnet.adapters.linux.pressure import Watch
 from reclaimnet.adapters.linux.runner import Runner
-from reclaimnet.apps.bench import airlock as bench
-from reclaimnet.engine.attempt import Phase
+from reclaimnet.apps.bench import airlock_contest, airlock_live
+from reclaimnet.engine.phase import Phase
 from reclaimnet.model.market import JobId
 from reclaimnet.model.page import FOREVER, Word
 from reclaimnet.model.work import JobSpec, Saving
@@ -62,7 +62,7 @@ def root(request):
     try:
         yield made
     finally:
-        bench._remove(made)
+        airlock_live.remove(made)
 
 
 class Guests(Reporting):
@@ -255,20 +255,20 @@ def test_the_first_is_stopped_while_the_agent_is_busy_with_something_else(
         attempts, airlock = world.mind.guests.attempts, world.mind.airlock
         await turning(lambda: [a.phase for a in attempts.values()] == [Phase.RUNNING] * len(plan))
         running = clock.now()
-        await turning(lambda: airlock.reading.at >= running)
+        await turning(lambda: airlock.room.reading.at >= running)
         world.runner.hold_lease(FOREVER, [JobId(load.name) for load in plan])
         until(lambda: world.runner.suspended_at(low, 1), "the stop")
         stopped = True
 
-    usual = bench._submit
-    monkeypatch.setattr(bench, "_submit", submit)
+    usual = airlock_live.submit
+    monkeypatch.setattr(airlock_live, "submit", submit)
     plan = [
-        bench.Load(
+        airlock_contest.Load(
             name=name, rank=rank, at_s=0.0, base=MB, peak=peak * MB, growth_bps=rate, run_s=600.0
         )
         for name, rank, peak, rate in (("high0", "high", 30, MB), ("low0", "low", 200, 20 * MB))
     ]
-    asyncio.run(bench._held(tmp_path, root, priority_ladder, plan, 4 * WAIT_S))
+    asyncio.run(airlock_live.held(tmp_path, root, priority_ladder, plan, 4 * WAIT_S))
     assert stopped
 
 
@@ -279,7 +279,7 @@ def test_under_pressure_the_low_give_way_and_the_owners_process_runs_on(root, tm
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
         try:
             plan = [
-                bench.Load(
+                airlock_contest.Load(
                     name=name,
                     rank=rank,
                     at_s=0.0,
@@ -294,7 +294,7 @@ def test_under_pressure_the_low_give_way_and_the_owners_process_runs_on(root, tm
                     ("low1", "low", 35),
                 )
             ]
-            result = asyncio.run(bench._held(tmp_path, root, priority_ladder, plan, 6.0))
+            result = asyncio.run(airlock_live.held(tmp_path, root, priority_ladder, plan, 6.0))
             state = Path(f"/proc/{owner.pid}/stat").read_text().rpartition(")")[2].split()[0]
             assert state == "S"
         finally:

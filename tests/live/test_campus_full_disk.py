@@ -8,8 +8,8 @@ from tests.live.campus import live_campus
 from tests.live.waiting import until
 from tests.vault_files import fill, named, small_disk
 
+from reclaimnet.adapters.vault.manifests import parse_manifest
 from reclaimnet.adapters.vault.slots import SLOT_BYTES
-from reclaimnet.adapters.vault.store import parse_manifest
 from reclaimnet.model.units import MIB
 from reclaimnet.model.work import JobRecord, JobState, ManifestId
 

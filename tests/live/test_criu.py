@@ -26,7 +26,7 @@ from reclaimnet.adapters.linux.attempts.reports import (
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.vault.store import Vault
-from reclaimnet.apps.bench import airlock as bench
+from reclaimnet.apps.bench import airlock_contest, airlock_live
 from reclaimnet.apps.live.clock import Clock
 from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.engine.body import Body
@@ -305,7 +305,7 @@ time.sleep(2)
 """
 
 
-class Told(bench.OneNode):
+class Told(airlock_live.OneNode):
     """A campus of one node that keeps what its jobs print."""
 
     def __init__(self) -> None:
@@ -333,7 +333,7 @@ async def _until(condition, what: str) -> None:
 async def _airlock(folder: Path, root: memory.MemoryGroup) -> tuple[str, list[JobState]]:
     """What the low one printed, and the states it was in, while the high one came and went."""
     clock, node = Clock(), NodeId("bench")
-    suite = Suite(cadence=bench.Every(3600 * SECOND))
+    suite = Suite(cadence=airlock_contest.Every(3600 * SECOND))
     mind = Mind(Body(node=node, abilities=("criu",)), suite)
     campus = Told()
     states: list[JobState] = []
@@ -358,7 +358,7 @@ async def _airlock(folder: Path, root: memory.MemoryGroup) -> tuple[str, list[Jo
 
         try:
             world.deliver(ev.RoleWon(role=DISPATCHER))
-            world.deliver(ev.LendAsked(request="test", offer=bench._offer(2)))
+            world.deliver(ev.LendAsked(request="test", offer=airlock_contest.offer(2)))
             world.deliver(ev.Woke())
             campus.submit(clock, "low", HOLDER, 0, Saving.CRIU)
             await _until(lambda: "20\n" in campus.printed.get("low", ""), "it counts")
@@ -371,7 +371,7 @@ async def _airlock(folder: Path, root: memory.MemoryGroup) -> tuple[str, list[Jo
             before = campus.printed["low"].count("\n")
             await _until(lambda: campus.printed["low"].count("\n") > before + 5, "it counts on")
         finally:
-            await bench._end(world, mind)
+            await airlock_live.end(world, mind)
             await world.close()
     return campus.printed["low"], states
 
@@ -385,7 +385,7 @@ def test_the_airlock_suspends_a_program_that_knows_nothing_out_and_brings_it_bac
     try:
         printed, states = asyncio.run(_airlock(tmp_path, root))
     finally:
-        bench._remove(root)
+        airlock_live.remove(root)
     numbers = [int(line) for line in printed.splitlines()]
     assert numbers == list(range(len(numbers))), "it has lost or repeated something"
     assert JobState.PENDING in states

@@ -14,8 +14,9 @@ from tests.live.embedded import embedded, joined, until
 
 from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus, Heard
 from reclaimnet.adapters.nats.server import Server, stop_server
-from reclaimnet.apps.gateway import MAX_BODY_BYTES, serve
+from reclaimnet.apps.gateway import serve
 from reclaimnet.apps.gateway_desk import Desk
+from reclaimnet.apps.gateway_http import MAX_BODY_BYTES
 from reclaimnet.apps.gateway_view import UNREACHABLE_AFTER, NodeState, View, state_of
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, WithdrawRequest

@@ -17,8 +17,9 @@ from tests.live.embedded import embedded, joined, until
 
 from reclaimnet.adapters.nats.campus import Campus, Heard
 from reclaimnet.apps import gateway_view
-from reclaimnet.apps.gateway import LendBody, ReclaimBody, serve
+from reclaimnet.apps.gateway import serve
 from reclaimnet.apps.gateway_access import Keys
+from reclaimnet.apps.gateway_nodes import LendBody, ReclaimBody
 from reclaimnet.apps.gateway_view import Change, View
 from reclaimnet.apps.people import Caller
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply

@@ -18,8 +18,9 @@ from reclaimnet.adapters.linux import testbed
 from reclaimnet.adapters.linux.counters import Counter, Sockets, net_dev
 from reclaimnet.adapters.linux.slots import Gates, Slots
 from reclaimnet.adapters.linux.tc import FIRST_LEVEL, FIRST_TRANSFER, Shaper, class_id
-from reclaimnet.apps.bench import rhythm as bench
 from reclaimnet.apps.bench import rhythm_traffic
+from reclaimnet.apps.bench.rhythm_mixes import LINK_RATE, Mix, pieces_of
+from reclaimnet.apps.bench.rhythm_stage import Play, Stage, make_run_dir
 from reclaimnet.apps.guard_client import GuardClient
 from reclaimnet.apps.testbed import TestbedConfig, run_guard, running
 from reclaimnet.errors import Forbidden
@@ -31,7 +32,7 @@ pytestmark = [
     pytest.mark.needs("netns"),
 ]
 
-RATE = bench.LINK_RATE
+RATE = LINK_RATE
 OWN = ("ia", "ib")
 ENOUGH_SECONDS = 30.0
 
@@ -53,15 +54,15 @@ def bed() -> Iterator[testbed.Testbed]:
 def test_a_rhythm_is_measured_and_two_jobs_are_kept_apart(
     bed: testbed.Testbed, tmp_path: Path
 ) -> None:
-    stage = bench._Stage(bed, tmp_path, ["shared", *OWN])
-    mix = bench.Mix(name="two", jobs=(("vgg16x32", 1, 1.0), ("vgg16x32", 0, 1.0)))
+    stage = Stage(bed, tmp_path, ["shared", *OWN])
+    mix = Mix(name="two", jobs=(("vgg16x32", 1, 1.0), ("vgg16x32", 0, 1.0)))
     known = stage.calibrate([mix], OWN, seed=1)
     (rhythm,) = known.values()
     assert rhythm.period == pytest.approx(336 * MILLISECOND, rel=0.05)
     assert rhythm.bursts[0].length == pytest.approx(131 * MILLISECOND, rel=0.15)
 
-    true = bench._pieces(mix, 3.4, random.Random(1))
-    play = bench._Play("rotate", true, known, ["shared"], seed=1)
+    true = pieces_of(mix, 3.4, random.Random(1))
+    play = Play("rotate", true, known, ["shared"], seed=1)
     stage.play([play])
     assert play.conductor is not None
     # By the end both begin their iterations far enough apart for their bursts not to meet.
@@ -183,7 +184,7 @@ def test_a_guest_of_a_later_level_gets_what_others_leave(tmp_path: Path) -> None
             for number, host in enumerate(("dst1", "dst2")):
                 worker = _started(bed, "src1", "work", lane=True)
                 guard.ask("open", guest=f"job.{number}", pids=[worker.pid], deadline=None)
-                made = bench.make_run_dir(tmp_path / f"job{number}")[0]
+                made = make_run_dir(tmp_path / f"job{number}")[0]
                 order = _order(made, bed, host, iterations=1, size=1 << 40)
                 _tell(worker, json.dumps(order))
                 assert json.loads(_line(worker))["descriptors"]
@@ -275,5 +276,5 @@ def _tell(process: "subprocess.Popen[Any]", line: str) -> None:
 
 
 def _run_dir(folder: Path) -> Path:
-    run_dir, _ = bench.make_run_dir(folder / "job")
+    run_dir, _ = make_run_dir(folder / "job")
     return run_dir

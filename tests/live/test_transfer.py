@@ -20,12 +20,14 @@ from tests import vault_files
 
 from reclaimnet import wire
 from reclaimnet.adapters.tls import ca
-from reclaimnet.adapters.vault import transfer
+from reclaimnet.adapters.vault import pulling
 from reclaimnet.adapters.vault.assembly import Assembly
+from reclaimnet.adapters.vault.manifests import CHUNK_BYTES
 from reclaimnet.adapters.vault.pace import Pace
-from reclaimnet.adapters.vault.store import CHUNK_BYTES, Source, Vault
+from reclaimnet.adapters.vault.pulling import pull
+from reclaimnet.adapters.vault.serving import ChunkServer, MayRead
+from reclaimnet.adapters.vault.store import Source, Vault
 from reclaimnet.adapters.vault.stream import HEADER
-from reclaimnet.adapters.vault.transfer import ChunkServer, pull
 from reclaimnet.errors import Damaged, Forbidden, NotFound, Unavailable, VaultFull
 from reclaimnet.model.market import Address, JobId
 from reclaimnet.model.units import GIB, MIB
@@ -62,7 +64,7 @@ class Campus:
         self,
         vault: Vault,
         *,
-        may_read: transfer.MayRead = lambda peer, job: True,
+        may_read: MayRead = lambda peer, job: True,
         may_go_on: Callable[[str], bool] = lambda peer: True,
         pace: Pace | None = None,
         max_connections: int = 8,
@@ -243,7 +245,7 @@ def test_a_source_that_died_unheard_costs_only_an_answers_time(
     campus: Campus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernel still takes connections, and nobody answers on them."""
-    monkeypatch.setattr(transfer, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(pulling, "HANDSHAKE_S", 1.0)
     source, target = campus.vault("source"), campus.vault("target")
     manifest = save(source, campus.image(chunks=3))
     server = campus.serve(source)
@@ -343,7 +345,7 @@ from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.assembly import Assembly
 from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.adapters.vault.store import Vault
-from reclaimnet.adapters.vault.transfer import pull
+from reclaimnet.adapters.vault.pulling import pull
 from reclaimnet.model.market import Address
 o = json.loads(sys.argv[1])
 folder = Path(o["credentials"])

@@ -19,7 +19,7 @@ from litestar.testing import TestClient
 from reclaimnet import wire
 from reclaimnet.adapters.slurm import words
 from reclaimnet.adapters.tls import ca
-from reclaimnet.adapters.vault.store import CHUNK_BYTES, manifest_id, parse_manifest
+from reclaimnet.adapters.vault.manifests import CHUNK_BYTES, manifest_id, parse_manifest
 from reclaimnet.apps import backup, bundle, chain_job, config, gateway, guard_config, replay
 from reclaimnet.apps import testbed as beds
 from reclaimnet.apps.register import read_invitation

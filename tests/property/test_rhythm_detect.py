@@ -5,11 +5,16 @@ import random
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from reclaimnet.model.market import JobId
+from reclaimnet.model.moving import LinkId
+from reclaimnet.model.rhythm import Burst, Rhythm
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.policy.detect import Detected, Unrhythmic, detect
+from reclaimnet.policy.fit import through
 
 STEP = 5 * MILLISECOND
 RATE = 25_000_000
+UP = LinkId("up")
 
 
 def counted(
@@ -83,6 +88,77 @@ def test_two_bursts_in_an_iteration(period: int, seed: int) -> None:
     assert len(found.bursts) == 2
     # The longest silence is the computing: the iteration begins with it.
     assert abs(found.bursts[0].start - 0.4 * found.period) < 3 * STEP
+
+
+def buffered(*, period: int, talk: int, swallowed: float, seed: int) -> tuple[list[int], list[int]]:
+    """Counted where a buffer takes the first part of each burst at once, and the rest in gulps, of
+    a job that computes for a time that varies a little."""
+    rng = random.Random(seed)
+    size = talk * RATE // SECOND
+    begins = [0.0]
+    while len(begins) < 14:
+        begins.append(begins[-1] + period * (1 + 0.006 * (rng.random() - 0.5)))
+
+    def sent(since: float) -> float:
+        if since < 0:
+            return 0.0
+        gulps = int(since / (9 * MILLISECOND)) * 9 * MILLISECOND * RATE / SECOND
+        return min(size, swallowed * size + gulps)
+
+    times, counts = [], []
+    moment = 0.0
+    while moment < begins[-1]:
+        times.append(round(moment))
+        counts.append(round(sum(sent(moment - begin - period + talk) for begin in begins)))
+        moment += STEP * (1 + 0.1 * (rng.random() - 0.5))
+    return times, counts
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    period=st.integers(150, 500),
+    duty=st.floats(0.2, 0.5),
+    swallowed=st.floats(0.1, 0.5),
+    seed=st.integers(0, 1 << 20),
+)
+def test_what_buffers_swallow_takes_its_time_on_the_link(
+    period: int, duty: float, swallowed: float, seed: int
+) -> None:
+    true = period * MILLISECOND
+    talk = round(duty * true)
+    found = detect(*buffered(period=true, talk=talk, swallowed=swallowed, seed=seed))
+    assert isinstance(found, Detected)
+    heard = Rhythm(job=JobId("j"), period=found.period, bursts=found.bursts, links=(UP,))
+    lets = through(heard, {UP: RATE})
+    assert all(burst.demand <= RATE for burst in lets.bursts)
+    use = sum(burst.length * burst.demand for burst in lets.bursts) / (lets.period * RATE)
+    assert abs(use - duty) < 0.2 * duty
+    assert 0.8 * duty < lets.duty
+    assert lets.period <= found.period + STEP
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), min_size=1, max_size=6),
+    demands=st.lists(st.integers(1, 9), min_size=6, max_size=6),
+    room=st.integers(1, 9),
+    rest=st.integers(0, 50),
+)
+def test_no_byte_is_lost_on_slower_links_and_nothing_overtakes(
+    lengths: list[tuple[int, int]], demands: list[int], room: int, rest: int
+) -> None:
+    bursts, at = [], 0
+    for (silence, length), demand in zip(lengths, demands, strict=False):
+        bursts.append(Burst(start=at + silence, length=length, demand=demand))
+        at = bursts[-1].end
+    rhythm = Rhythm(job=JobId("j"), period=at + rest, bursts=tuple(bursts), links=(UP,))
+    lets = through(rhythm, {UP: room})  # Whose bursts are in rank and inside of it, or it raises.
+    assert sum(b.length * b.demand for b in lets.bursts) >= sum(
+        b.length * min(b.demand, room) for b in bursts
+    )
+    assert max(b.demand for b in lets.bursts) <= room
+    assert lets.bursts[0].start <= bursts[0].start
+    if all(b.demand <= room for b in bursts):
+        assert lets == rhythm
 
 
 @settings(max_examples=40, deadline=None)

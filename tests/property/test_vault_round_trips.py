@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaimnet.adapters.vault.delta import Codec
+from reclaimnet.adapters.vault.manifests import CHUNK_BYTES, manifest_id, parse_manifest
 from reclaimnet.adapters.vault.pace import Pace
-from reclaimnet.adapters.vault.store import CHUNK_BYTES, Source, Vault, manifest_id, parse_manifest
+from reclaimnet.adapters.vault.store import Source, Vault
 from reclaimnet.errors import Damaged
 from reclaimnet.model.market import JobId
 from reclaimnet.model.units import GIB

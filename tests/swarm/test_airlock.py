@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from reclaimnet.apps.bench import airlock as bench
+from reclaimnet.apps.bench import airlock_sim
 from reclaimnet.engine import airlock
 from reclaimnet.engine.airlock import EPISODE
 from reclaimnet.engine.body import Body
@@ -315,7 +315,7 @@ def test_storms_with_faults_lose_nothing_and_end(seed: int) -> None:
 def test_a_zone_of_the_bench_is_the_same_each_time_and_nobody_of_high_priority_dies() -> None:
     """On its second node everybody was stopped between two lines, waited for nothing until time was
     up, and all left at once, those of high priority first."""
-    tally, filled, _, kills = bench._zone(priority_ladder, 33)
+    tally, filled, _, kills = airlock_sim.zone(priority_ladder, 33)
     assert tally.survived()["high"] == 1.0
     assert (tally.inversions, kills) == (0, 0)
-    assert bench._zone(priority_ladder, 33)[:2] == (tally, filled)
+    assert airlock_sim.zone(priority_ladder, 33)[:2] == (tally, filled)

@@ -12,9 +12,9 @@ from reclaimnet.engine.airlock import (
     SUSPEND_FOR,
     Rung,
 )
-from reclaimnet.engine.attempt import Phase
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.node import Node
+from reclaimnet.engine.phase import Phase
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Card, Cause, Gpu, GpuId, JobId, NodeId, Offer, Terms

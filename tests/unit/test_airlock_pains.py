@@ -14,7 +14,7 @@ from tests.unit.test_airlock_ladder import HIGH, LIMIT, LOW, OTHER, Story, kinds
 
 from reclaimnet.adapters.linux.memory import Sensor
 from reclaimnet.adapters.linux.pressure import Watch
-from reclaimnet.engine.airlock import EXPECT_FOR
+from reclaimnet.engine.room import EXPECT_FOR
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import JobId

@@ -173,7 +173,38 @@ def test_the_conductor_lets_a_burst_pass_just_before_it_comes() -> None:
     assert (told.job, told.level) == (LOW, before[LOW])
 
 
-def run_to(conductor: Conductor, now: int) -> list[RhythmOrder]:
+@pytest.mark.parametrize("late", [0, 8])
+def test_what_it_loses_counts_though_its_talking_is_seen_as_late(late: int) -> None:
+    """By a few milliseconds, iteration after iteration: more than it may lose altogether."""
+    conductor = Conductor(links=[LINK])
+    now = SECOND
+    for one in (rhythm(HIGH, 336, 131, priority=1), rhythm(LOW, 190, 18)):
+        conductor.handle(RhythmSeen(node=NodeId("n"), rhythm=one, begins_at=now), now)
+    run_to(conductor, now + 25 * MILLISECOND)
+    passed: list[Unleash] = []
+    computes, took = 205 * MILLISECOND, (336 + late) * MILLISECOND
+    began = now + 50 * MILLISECOND
+    talked: int | None = None
+    for count in range(30):
+        high_mark = IterationSeen(
+            job=HIGH, count=count, ready_at=began, began_at=began, talked_at=talked
+        )
+        conductor.handle(high_mark, began)
+        # The low one begins to talk 12 ms before the high one does.
+        low_began = began + computes - 12 * MILLISECOND - 172 * MILLISECOND
+        low_mark = IterationSeen(job=LOW, count=count, ready_at=low_began, began_at=low_began)
+        conductor.handle(low_mark, low_began)
+        passed += [
+            order
+            for order in run_to(conductor, began + took)
+            if order.job == LOW and order.level == 0
+        ]
+        talked = began + computes + late * MILLISECOND
+        began += took
+    assert bool(passed) is (late == 0)
+
+
+def run_to(conductor: Conductor, now: int) -> list[Unleash]:
     """All that is told until then but reasons."""
     found: list[RhythmOrder] = []
     while (wake := conductor.next_wake()) is not None and wake <= now:

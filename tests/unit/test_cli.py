@@ -10,7 +10,7 @@ import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,7 @@ from tests.fake_gateway import TOKEN, FakeGateway, serving
 
 from reclaimnet import wire
 from reclaimnet.apps import cli, cli_base, cli_tables
+from reclaimnet.apps.agent_options import Options
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
 from reclaimnet.errors import UsageError
@@ -542,31 +543,22 @@ class FakeApp:
         (["down"], "up", ("down", (), {})),
         (
             ["agent", "--name", "lab", "--gpus", "2", "--lend", "--notice", "20s", "--detach"],
-            "agent",
+            "agent_start",
             (
                 "main",
-                (),
-                {
-                    "join": "nats://x",
-                    "token": "t0ken",
-                    "name": "lab",
-                    "gpus": 2,
-                    "lend": True,
-                    "notice": 20 * SECOND,
-                    "vault_quota": 64 * GIB,
-                    "detach": True,
-                    "suite": "standby",
-                    "guard": None,
-                    "address": None,
-                    "grace": None,
-                    "uplink": None,
-                    "zone": None,
-                    "topology": None,
-                    "guests": "off",
-                    "shares": (),
-                    "guest_disk": 100 * GIB,
-                    "campus_nets": (),
-                },
+                (
+                    Options(
+                        join="nats://x",
+                        token="t0ken",
+                        name="lab",
+                        gpus=2,
+                        lend=True,
+                        notice=20 * SECOND,
+                        vault_quota=64 * GIB,
+                        guest_disk=100 * GIB,
+                    ),
+                ),
+                {"detach": True},
             ),
         ),
         (
@@ -615,10 +607,32 @@ def test_options_are_handed_over_and_the_exit_code_handed_back(
     monkeypatch.setitem(sys.modules, f"reclaimnet.apps.{module}", app)
     monkeypatch.setenv("RECLAIMNET_NATS__URL", "nats://x")
     (home / "token").write_text("t0ken\n")
-    if module == "agent":
+    if module == "agent_start":
         words = [*words, "--token-file", str(home / "token")]
     assert person.types(*words) == 7
     assert app.called == [call]
+
+
+def test_an_agent_in_the_background_gets_the_options_that_were_given(
+    home: Path, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = FakeApp()
+    monkeypatch.setitem(sys.modules, "reclaimnet.apps.agent_start", app)
+    (home / "plan.toml").touch()
+    words = "--gpus 3 --lend --notice 1.5s --vault-quota 1G --suite plain --guard /run/guard.sock"
+    words += " --address 10.0.0.7 --uplink 100M --grace 2m --zone east --sandbox campus"
+    words += " --campus-net 10.1.0.0/16 --campus-net 10.2.0.0/16 --guest-disk 2G"
+    more = ["--topology", str(home / "plan.toml"), "--share", str(home)]
+    person.types("agent", *words.split(), *more)
+    ((_, (given,), _),) = app.called
+    assert all(
+        getattr(given, field.name) != getattr(Options(), field.name)
+        for field in fields(Options)
+        if field.name not in ("join", "token", "name")
+    )
+    person.types("agent", *given.argv())
+    ((_, (again,), _),) = app.called[1:]
+    assert again == given
 
 
 # --- help, completion, lightness -----------------------------------------------------------

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from reclaimnet.engine.conductor import PATIENCE, SETTLE, STAYS, Conductor
+from reclaimnet.engine.conductor import SETTLE, Conductor
+from reclaimnet.engine.player import PATIENCE
+from reclaimnet.engine.strain import STAYS
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.page import wait_before
@@ -77,6 +79,23 @@ def test_jobs_that_come_together_are_planned_once_and_told_why() -> None:
     assert told[A].bound == told[A].period
     assert any(isinstance(order, ExplainLink) for order in orders)
     assert conductor.next_wake() is None
+
+
+def test_who_was_heard_faster_than_the_link_is_held_to_what_the_link_carries() -> None:
+    """A counter sees a buffer fill, at whatever speed."""
+    conductor = Conductor(links=[LINK])
+    for job in (A, B):
+        told = seen(job, period=255, talk=24)
+        (burst,) = told.rhythm.bursts
+        fast = replace(told.rhythm, bursts=(replace(burst, demand=2 * RATE),), hold=Hold.SHAPED)
+        conductor.handle(replace(told, rhythm=fast), 0)
+    slots = {order.job: order for order in plan(conductor) if isinstance(order, Shape)}
+    assert set(slots) == {A, B}
+    for order in slots.values():
+        ((_, length),) = order.slots
+        assert length >= 48 * MILLISECOND
+    (round_,) = conductor.plan.rounds
+    assert min(fit.score for fit in round_.fits) == 1.0
 
 
 def test_the_same_news_again_is_no_news() -> None:
@@ -289,7 +308,7 @@ def test_clocks_are_disciplined_and_their_error_is_told() -> None:
         heard = asked + way * MILLISECOND
         conductor.handle(ClockSampled(node=far, asked=asked, told=told, heard=heard), heard)
     now = 3 * SECOND
-    error = conductor.clock_error(far, now)
+    error = conductor.clocks.error(far, now)
     assert MILLISECOND <= error < 2 * MILLISECOND
     conductor.handle(seen(A), now)
     conductor.handle(seen(B, node=far), now)

@@ -242,7 +242,7 @@ def ended(record: JobRecord, *, began: int, now: int, code: int = REQUEUE_EXIT_C
     attempt = Attempt(
         node=HERE, record=waiting, gpus=(), source=None, suite=Suite(), around=neighbourhood()
     )
-    attempt.begin(began)
+    attempt.arrival.begin(began)
     attempt.written(Written(record=attempt.record, writer=Writer.ATTEMPT), began)
     attempt.started(began)
     attempt.exited(ProcessExited(job=JOB, epoch=attempt.epoch, code=code, killed=code == 137), now)

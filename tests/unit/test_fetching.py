@@ -38,7 +38,7 @@ def test_who_leaves_is_asked_only_if_who_stays_has_nothing_whole() -> None:
         suite=Suite(),
         around=around,
     )
-    (claim,) = [order for order in attempt.begin(NOW) if isinstance(order, Write)]
+    (claim,) = [order for order in attempt.arrival.begin(NOW) if isinstance(order, Write)]
     won = attempt.written(Written(record=claim.record, writer=Writer.ATTEMPT), NOW)
     assert sources(won) == [(STAYS,)]
     damaged = PullFailed(job=attempt.job, manifest=SAVED.manifest, reason="it rotted", damaged=True)

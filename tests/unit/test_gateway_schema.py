@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from reclaimnet.adapters.nats.campus import Campus
-from reclaimnet.apps.gateway import HoursBody, LendBody, ReclaimBody, build
+from reclaimnet.apps.gateway import build
 from reclaimnet.apps.gateway_desk import Submission
+from reclaimnet.apps.gateway_nodes import HoursBody, LendBody, ReclaimBody
 
 BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "pattern", "minimum", "maximum")
 

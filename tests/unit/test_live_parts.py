@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from reclaimnet.adapters.linux.attempts import reports as rn
+from reclaimnet.adapters.vault.pulling import PullResult
 from reclaimnet.adapters.vault.store import Vault
-from reclaimnet.adapters.vault.transfer import PullResult
 from reclaimnet.apps.live import fetching
 from reclaimnet.apps.live.clock import Clock
 from reclaimnet.apps.live.errands import Errands

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from reclaimnet import sdk
 from reclaimnet.adapters.linux.counters import Traffic, net_dev, parse_net_dev
-from reclaimnet.apps.bench.rhythm import make_run_dir
+from reclaimnet.apps.bench.rhythm_stage import make_run_dir
 from reclaimnet.errors import NotFound
 from reclaimnet.model.page import LATE, Word, wait_before
 from reclaimnet.model.units import MILLISECOND

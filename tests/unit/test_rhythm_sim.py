@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from reclaimnet.apps.bench.rhythm import LINK_RATE, simulated
+from reclaimnet.apps.bench.rhythm import simulated
+from reclaimnet.apps.bench.rhythm_mixes import LINK_RATE
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.units import SECOND
 from reclaimnet.sim.rhythm import CONTENDERS, PROFILES, Piece, Run, piece, place, simulate

@@ -10,7 +10,8 @@ from reclaimnet.adapters.linux import sandbox
 from reclaimnet.adapters.linux.page import GUEST_PAGE, TwoPages, guest_page, make_page, open_page
 from reclaimnet.adapters.linux.sandbox import Network, Sandbox
 from reclaimnet.adapters.vault.store import Source, Vault
-from reclaimnet.apps import agent
+from reclaimnet.apps.agent_options import Options
+from reclaimnet.apps.agent_start import _sandbox
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.market import JobId
 from reclaimnet.model.page import PAGE_BYTES, Word
@@ -21,7 +22,7 @@ from reclaimnet.model.work import Saving
 def test_without_bubblewrap_a_sandbox_is_refused(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match="bubblewrap is not installed"):
-        agent._sandbox("none", (), GIB, (), hidden=tmp_path)
+        _sandbox(Options(guests="none"), hidden=tmp_path)
 
 
 def test_with_a_bubblewrap_that_is_too_old_a_sandbox_is_refused(
@@ -45,13 +46,13 @@ def test_where_there_are_no_user_namespaces_a_sandbox_is_refused(
     barred.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(Unavailable, match="No permissions to create new namespace"):
-        agent._sandbox("open", (), GIB, (), hidden=tmp_path)
+        _sandbox(Options(guests="open"), hidden=tmp_path)
 
 
 def test_off_is_no_sandbox_and_shares_nothing(tmp_path: Path) -> None:
-    assert agent._sandbox("off", (), GIB, (), hidden=tmp_path) is None
+    assert _sandbox(Options(guests="off"), hidden=tmp_path) is None
     with pytest.raises(UsageError, match="--share"):
-        agent._sandbox("off", (tmp_path,), GIB, (), hidden=tmp_path)
+        _sandbox(Options(guests="off", shares=(tmp_path,)), hidden=tmp_path)
 
 
 def test_a_path_is_shared_only_if_it_is_really_below_a_share(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from blake3 import blake3
 from tests.vault_files import is_empty, rot, small_disk
 
 from reclaimnet import wire
-from reclaimnet.adapters.vault import store
+from reclaimnet.adapters.vault import loose, manifests, store
 from reclaimnet.adapters.vault.assembly import Assembly
-from reclaimnet.adapters.vault.store import CHUNK_BYTES, Source, Vault, manifest_id
+from reclaimnet.adapters.vault.manifests import CHUNK_BYTES, manifest_id
+from reclaimnet.adapters.vault.store import Source, Vault
 from reclaimnet.errors import Damaged, NotFound, ReclaimNetError, Unavailable, VaultFull
 from reclaimnet.model.market import JobId
 from reclaimnet.model.units import GIB, MIB
@@ -255,7 +256,7 @@ def test_a_hostile_manifest_is_refused(vault: Vault, manifest: Manifest) -> None
 
 
 def test_a_huge_manifest_is_refused_unread(vault: Vault) -> None:
-    data = b"[" * (store.MAX_MANIFEST_BYTES + 1)
+    data = b"[" * (manifests.MAX_MANIFEST_BYTES + 1)
     with pytest.raises(Damaged, match="too large"):
         vault.put_manifest(data, manifest_id(data))
 
@@ -305,7 +306,7 @@ def test_files_that_are_being_written_are_saved_as_they_are_found(
 ) -> None:
     """Of a job's output: its threads rotate logs while its state is saved."""
     state, log = tmp_path / "state", tmp_path / "log"
-    read, cut = store._read_fully, []
+    read, cut = store.read_fully, []
 
     def cut_before_it_is_read(descriptor: int, *rest: object, **more: object) -> int:
         if os.readlink(f"/proc/self/fd/{descriptor}") == str(log) and len(cut) < often:
@@ -324,7 +325,7 @@ def test_files_that_are_being_written_are_saved_as_they_are_found(
             JOB, epoch=1, step=1, saving=Saving.SDK, taken_at=1, parts=parts, on_named=hurry
         ).manifest
 
-    monkeypatch.setattr(store, "_read_fully", cut_before_it_is_read)
+    monkeypatch.setattr(store, "read_fully", cut_before_it_is_read)
     often = store.CHANGING_TRIES - 1
     kept = save_both(changing=True)
     vault.assemble(kept, tmp_path / "out")
@@ -630,7 +631,7 @@ def test_a_promise_about_a_file_that_changes_is_not_kept(tmp_path: Path) -> None
 def test_who_fetches_without_end_does_not_keep_a_save_from_being_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "STAND_BACK_S", 0.2)
+    monkeypatch.setattr(loose, "STAND_BACK_S", 0.2)
     durable = threading.Event()
     fetching: list[Future[int]] = []
     with Vault(tmp_path / "vault", quota_bytes=GIB) as vault, ThreadPoolExecutor() as pool:

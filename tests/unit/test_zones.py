@@ -2,7 +2,7 @@
 
 import pytest
 
-from reclaimnet.apps.agent import _zone_of
+from reclaimnet.apps.agent_start import _zone_of
 from reclaimnet.errors import UsageError
 from reclaimnet.model.market import NodeId
 from reclaimnet.policy.topology import ZONE_NODES, Spot, Topology, parse_topology

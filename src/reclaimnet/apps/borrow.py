@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,8 +18,10 @@ from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.slurm.client import Slurm, SubmitFailed
 from reclaimnet.apps import agent, chain_live
 from reclaimnet.apps.agent import Allocation
+from reclaimnet.apps.agent_start import campus_of, own_address
 from reclaimnet.apps.chain_job import EXIT_GO_ON
 from reclaimnet.apps.config import Config, did_you_mean
+from reclaimnet.apps.own_command import rn
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest
 from reclaimnet.model.market import NodeId
@@ -54,7 +55,7 @@ def borrow(
     its agent lends, the one before it gives its guests notice, who move over.
     """
     slurm = Slurm(config.state / "chains" / ".slurm")
-    url, secret = agent.campus_of(config, join, token)
+    url, secret = campus_of(config, join, token)
     if limit < 5 * MINUTE:
         raise UsageError("less than five minutes is not worth a loan; ask for more with --time")
     found = slurm.partitions()
@@ -123,11 +124,10 @@ def _script(
     url: str, token_file: Path, *, gpus: int, limit: int, notice: int, kill_wait: int
 ) -> str:
     """Plain bash: what Slurm tells the script, the script tells the agent."""
-    words = [
-        sys.executable, "-m", "reclaimnet.apps.cli", "borrow", "inside", "--join", url,
-        "--token-file", str(token_file), "--gpus", str(gpus), "--notice", f"{notice // SECOND}s",
-        "--kill-wait", f"{kill_wait // SECOND}s",
-    ]  # fmt: skip
+    words = rn(
+        "borrow", "inside", "--join", url, "--token-file", str(token_file), "--gpus", str(gpus),
+        "--notice", f"{notice // SECOND}s", "--kill-wait", f"{kill_wait // SECOND}s",
+    )  # fmt: skip
     return "\n".join(
         [
             "#!/bin/bash",
@@ -170,7 +170,7 @@ def inside(
         url=join,
         token=token_file.read_text().strip(),
         gpus=find.allocated(node, gpus, os.environ.get("CUDA_VISIBLE_DEVICES", "")),
-        host=agent.own_address(join),
+        host=own_address(join),
         lend=LendRequest(notice=notice, ends=ends),
         allocation=Allocation(ends=ends, grace=notice, kill_wait=kill_wait),
     )

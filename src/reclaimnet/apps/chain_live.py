@@ -8,7 +8,6 @@ import re
 import secrets
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -26,6 +25,7 @@ from reclaimnet.apps import chain_job, chain_policies, daemon
 from reclaimnet.apps.chain_job import EXIT_GO_ON
 from reclaimnet.apps.chain_told import ChainTold, Teller, told_of
 from reclaimnet.apps.config import Config, did_you_mean
+from reclaimnet.apps.own_command import rn
 from reclaimnet.engine.chain import Chain, tally_of
 from reclaimnet.errors import BadConfig, NotFound, Unavailable, UsageError
 from reclaimnet.model.chain import (
@@ -395,10 +395,8 @@ def _begin(folder: Path, wish: Wish) -> None:
 
 def _detached(config: Config, folder: Path, tell: Tell) -> int:
     name = folder.name
-    argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state)]
-    argv += ["chain", "run", "--name", name]
     pid = daemon.spawn(
-        argv,
+        rn("--state", str(config.state), "chain", "run", "--name", name),
         log=folder / "log",
         ready=(folder / "keeper.pid").exists,
         patience_s=READY_S,

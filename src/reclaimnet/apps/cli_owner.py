@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from reclaimnet.apps import cli_tables
+from reclaimnet.apps.agent_options import Options
 from reclaimnet.apps.cli_base import (
     DURATION,
     HOURS,
@@ -250,8 +251,7 @@ def agent(
     """Make this machine a node that lends GPUs and runs guests."""
     config = configured(state=state)
     token = token_in(token_file) if token_file else config.nats_token
-    return app("agent", "main")(
-        config=config,
+    options = Options(
         join=join or config.nats_url,
         token=token,
         name=name,
@@ -259,7 +259,6 @@ def agent(
         lend=lending,
         notice=notice,
         vault_quota=vault_quota,
-        detach=detach,
         suite=suite,
         guard=guard,
         address=address,
@@ -272,6 +271,7 @@ def agent(
         guest_disk=guest_disk,
         campus_nets=campus_nets,
     )
+    return app("agent_start", "main")(options, config=config, detach=detach)
 
 
 @command("rn links\nrn links --json")

@@ -31,6 +31,7 @@ from rich.text import Text
 from reclaimnet.apps import bundle, up
 from reclaimnet.apps.client import Gateway, Node
 from reclaimnet.apps.config import Config, load
+from reclaimnet.apps.own_command import finish, rn
 from reclaimnet.errors import ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, WithdrawRequest
 from reclaimnet.model.market import JobId
@@ -428,17 +429,7 @@ def _start_agent(env: dict[str, str], name: str) -> None:
 
 
 def _rn(env: dict[str, str], *arguments: str) -> None:
-    argv = [sys.executable, "-m", "reclaimnet.apps.cli", *arguments]
-    done = subprocess.run(
-        argv,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise Unavailable(f"rn {arguments[0]} failed: {done.stderr.decode().strip()}")
+    finish(rn(*arguments), f"rn {arguments[0]}", env=env, patience_s=PATIENCE_S)
 
 
 def _all_at_once(actions: list[Callable[[], None]]) -> None:

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final
 
+from reclaimnet.adapters.vault.pulling import pull
 from reclaimnet.adapters.vault.store import Vault
-from reclaimnet.adapters.vault.transfer import pull
 from reclaimnet.apps.gateway_view import View
 from reclaimnet.errors import NotFound
 from reclaimnet.model.market import JobId

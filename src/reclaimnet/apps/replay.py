@@ -16,10 +16,12 @@ from litestar import Litestar, Response, Router, get
 from litestar.datastructures import State
 from litestar.params import FromPath
 
-from reclaimnet.apps import cli_story, gateway, gateway_page, history
+from reclaimnet.apps import cli_story, gateway_page, history
 from reclaimnet.apps.client import Entry
 from reclaimnet.apps.gateway_access import Keys, guard
 from reclaimnet.apps.gateway_desk import Story
+from reclaimnet.apps.gateway_http import application, run, version
+from reclaimnet.apps.gateway_session import begin_session, session
 from reclaimnet.errors import Damaged, NotFound, UsageError
 from reclaimnet.model.units import MINUTE
 from reclaimnet.model.work import JobRecord, JobState
@@ -293,15 +295,15 @@ def build(path: Path, token: str) -> Litestar:
     records = {frame.data["id"]: frame.data for frame in played.frames if frame.event == "record"}
     api = Router(
         path="/api/v1",
-        route_handlers=[gateway.session, gateway.begin_session, recording, story],
+        route_handlers=[session, begin_session, recording, story],
     )
     keys = Keys(act=token, read_only=True)
-    return gateway.application(
+    return application(
         [api, *gateway_page.handlers()],
         guards=[guard(keys)],
         state={
             "access": keys,
-            "version": gateway.version(),
+            "version": version(),
             "recording": True,
             "packed": msgspec.json.encode(played),
             "entries": entries,
@@ -318,7 +320,7 @@ def main(*, path: Path, port: int, token: str, say: Callable[[str], None]) -> in
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await gateway.run(
+        await run(
             app,
             "127.0.0.1",
             port,

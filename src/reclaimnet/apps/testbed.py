@@ -22,6 +22,7 @@ from reclaimnet.apps import up as service
 from reclaimnet.apps.config import Config
 from reclaimnet.apps.guard_client import GuardClient
 from reclaimnet.apps.guard_processes import members, prepare_cgroups, remove_group, write_control
+from reclaimnet.apps.own_command import rn
 from reclaimnet.errors import BadConfig, NotFound, Unavailable
 from reclaimnet.model.units import parse_rate
 
@@ -172,7 +173,7 @@ def run_agent(
     checkpoints from its lane. Its log is `agent.log` in the folder of its guard."""
     guard = run_guard(bed, host)
     source = str(Path(reclaimnet.__file__).parents[1])
-    argv = [sys.executable, "-m", "reclaimnet.apps.cli", "agent", "--name", host]
+    argv = rn("agent", "--name", host)
     argv += ["--join", nats_url, "--gpus", str(gpus), "--lend", "--notice", "20s"]
     argv += ["--guard", str(guard)]
     plan = topology(bed.campus)

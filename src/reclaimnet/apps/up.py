@@ -44,6 +44,7 @@ from reclaimnet.apps.config import Config, remember_gateway
 from reclaimnet.apps.gateway_output import Fetcher
 from reclaimnet.apps.live.scratch import SCRATCH
 from reclaimnet.apps.notify import Notifier
+from reclaimnet.apps.own_command import rn
 from reclaimnet.apps.register import NODE_NAME, STANDING, Invitation, Register
 from reclaimnet.engine.neighbourhood import LIVELY
 from reclaimnet.errors import Forbidden, ReclaimNetError, Unavailable, UsageError
@@ -95,7 +96,7 @@ def up(
             secure=not plain_http and listen not in LOOPBACK,
         )
         return asyncio.run(serving)
-    argv = [sys.executable, "-m", "reclaimnet.apps.cli", "--state", str(config.state), "up"]
+    argv = rn("--state", str(config.state), "up")
     argv += ["--foreground", "--listen", listen, "--gateway-port", str(gateway_port)]
     argv += ["--read-only"] if read_only else []
     argv += ["--servers", str(count)]

@@ -9,15 +9,16 @@ Who stands still, who leaves and who goes on is the policy's choice, made on fre
 how long each rung may last is decided here, so that every episode ends within EPISODE.
 """
 
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from reclaimnet.engine.attempt import Attempt, Phase
+from reclaimnet.engine.attempt import Attempt
 from reclaimnet.engine.neighbourhood import Neighbourhood
+from reclaimnet.engine.phase import Phase
 from reclaimnet.engine.provider import Provider
+from reclaimnet.engine.room import GROWTH_AT_LEAST, Room
 from reclaimnet.model.events import ProbeArrived
 from reclaimnet.model.market import (
     Cause,
@@ -31,7 +32,7 @@ from reclaimnet.model.market import (
 )
 from reclaimnet.model.orders import Explain, Limit, Order, Save, Suspend, Tell, Unsuspend
 from reclaimnet.model.pressure import MAX_AGE, Pressure
-from reclaimnet.model.probing import Probe, Purpose
+from reclaimnet.model.probing import Purpose
 from reclaimnet.model.units import MILLISECOND, SECOND, show_duration, show_size
 from reclaimnet.model.work import Decision, Saving, shape_of
 from reclaimnet.policy.place import Need
@@ -66,25 +67,10 @@ SHORTEST: Final = 300 * MILLISECOND
 """Who was stopped stands still for this long at least: each change is written down."""
 IN_A_ROW: Final = 30 * SECOND
 """Suspended again so soon after it went on: it is moved, not bounced."""
-RESERVE_FOR: Final = SECOND
-"""Room is kept for a job that goes on until it has had time to take it."""
 LEAVING_AT_ONCE: Final = 4
 """Jobs that save themselves run meanwhile, and grow: not too many of them at a time."""
-HISTORY: Final = 16
-"""Readings of a job that are kept to tell how it grows."""
-GROWTH_OVER: Final = 2 * SECOND
-GROWTH_AT_LEAST: Final = 250 * MILLISECOND
-"""Growth is never told from less: a process that is being loaded is not a culprit."""
-EXPECTED_SHARE: Final = 0.02
-"""What a job that was never seen is expected to need at first, as a share of the limit."""
-EXPECT_FOR: Final = 3 * SECOND
-"""Room is kept for a newcomer until it has had time to start."""
 REOPEN: Final = SECOND
 """A node that was closed tells others that it is open when it has been so for this long."""
-NEWS: Final = 5 * SECOND
-"""A node that has not looked at its memory for so long does not judge newcomers by it."""
-REMEMBERED: Final = 256
-"""Jobs whose need is remembered after they have left."""
 
 
 class Rung(StrEnum):
@@ -122,21 +108,11 @@ class Airlock:
         self.suite = suite
         self.around = around
         self.holds: dict[JobId, Hold] = {}
-        self.reading: Pressure | None = None
+        self.room = Room()
         self.verdict = Verdict()
         self._seen: tuple[Scene, Pressure] | None = None
         """What was decided on last, and the reading it was made of."""
-        self._used: deque[tuple[int, int]] = deque(maxlen=HISTORY)
-        self._history: dict[JobId, deque[tuple[int, int]]] = {}
         self._went_on: dict[JobId, int] = {}
-        self._reserved: dict[JobId, tuple[int, int]] = {}
-        """Room kept for each job, and until when."""
-        self._expected: dict[JobId, tuple[int, int]] = {}
-        """What newcomers are expected to need, and until when it is kept for them."""
-        self._needs: dict[JobId, int] = {}
-        """What jobs held when they left."""
-        self._declared: dict[JobId, int] = {}
-        """What jobs here said they need at most."""
         self.short = False
         """What others are told: coarse, and slow to change back, since everybody hears of it."""
         self._closed_at = 0
@@ -147,20 +123,18 @@ class Airlock:
 
     def read(self, reading: Pressure, attempts: Mapping[JobId, Attempt], now: int) -> list[Order]:
         stale = now - reading.at > MAX_AGE
-        if stale or (self.reading is not None and reading.at < self.reading.at):
+        before = self.room.reading
+        if stale or (before is not None and reading.at < before.at):
             # The next one is on its way; the wrong victim would be worse than a moment's wait.
             return []
-        lag = now - self.reading.at if self.reading is not None else 0
-        self.reading = reading
-        self._reserved = {job: kept for job, kept in self._reserved.items() if now < kept[1]}
-        self._expected = {job: kept for job, kept in self._expected.items() if now < kept[1]}
-        self._remember(reading)
+        lag = now - before.at if before is not None else 0
+        self.room.read(reading, now)
         scene = Scene(
             limit=reading.limit,
             used=reading.used,
             residents=tuple(self._residents(reading, attempts, now)),
-            reserved=self._promised(),
-            growth_bps=_slope(self._used, reading.at),
+            reserved=self.room.promised(),
+            growth_bps=self.room.growth(reading.at),
             lag=lag,
         )
         self._seen = (scene, reading)
@@ -201,16 +175,6 @@ class Airlock:
         hold = self.holds.get(job)
         return hold is not None and hold.epoch == epoch and hold.still
 
-    def _remember(self, reading: Pressure) -> None:
-        self._used.append((reading.at, reading.used))
-        for usage in reading.jobs:
-            history = self._history.setdefault(usage.job, deque(maxlen=HISTORY))
-            history.append((reading.at, usage.bytes))
-        listed = {usage.job for usage in reading.jobs}
-        for job in [job for job in self._history if job not in listed]:
-            del self._history[job]
-            self._declared.pop(job, None)
-
     def _residents(
         self, reading: Pressure, attempts: Mapping[JobId, Attempt], now: int
     ) -> Iterable[Resident]:
@@ -223,7 +187,7 @@ class Airlock:
             size = held.get((job, attempt.epoch), 0)
             record, hold = attempt.record, self.holds.get(job)
             if record.spec.memory_bytes:
-                self._declared[job] = record.spec.memory_bytes
+                self.room.declared(job, record.spec.memory_bytes)
             begun = record.started_at if record.started_at is not None else now
             unsaved = now - (begun if record.spec.saving == Saving.NONE else attempt.saved_at)
             leaving = attempt.departure is not None or job in self._ending
@@ -232,15 +196,12 @@ class Airlock:
                 group=f"{record.spec.user}/{record.spec.group}" if record.spec.group else "",
                 priority=record.spec.priority,
                 bytes=size,
-                growth_bps=_faded(hold, now) if hold else self._growth(job, reading.at),
+                growth_bps=_faded(hold, now) if hold else self.room.growth_of(job, reading.at),
                 residency=now - begun,
                 redo=max(unsaved, 0) + (attempt.save_cost or 0),
                 held=hold is not None,
                 leaving=leaving or (hold is not None and hold.rung != Rung.SUSPENDED),
             )
-
-    def _growth(self, job: JobId, at: int) -> int:
-        return _slope(self._history.get(job, ()), at)
 
     # --- what follows ----------------------------------------------------------------------
 
@@ -288,7 +249,7 @@ class Airlock:
         why = _why(reading)
         hold = self._held(attempt, size, why, now)
         self.holds[attempt.job] = hold
-        self._reserved.pop(attempt.job, None)
+        self.room.stopped(attempt.job)
         orders = attempt.suspend(why, now)
         went_on = self._went_on.get(attempt.job)
         bounced = went_on is not None and now - went_on < IN_A_ROW
@@ -330,15 +291,14 @@ class Airlock:
             since=now,
             until=now + SUSPEND_FOR,
             bytes=size,
-            growth_bps=self._growth(attempt.job, now),
+            growth_bps=self.room.growth_of(attempt.job, now),
             why=why,
         )
 
     def _go_on(self, hold: Hold, attempt: Attempt, room: int, now: int) -> list[Order]:
         del self.holds[hold.job]
         self._went_on[hold.job] = now
-        self._reserved[hold.job] = (room, now + RESERVE_FOR)
-        self._history.pop(hold.job, None)
+        self.room.goes_on(hold.job, room, now)
         waited = show_duration(now - hold.since)
         return [
             Unsuspend(job=hold.job, epoch=hold.epoch),
@@ -492,55 +452,6 @@ class Airlock:
         self.holds[attempt.job] = hold
         return attempt.suspend(hold.why, now)
 
-    # --- newcomers -------------------------------------------------------------------------
-
-    def objection(self, probe: Probe, now: int) -> str:
-        """Why this node should not take the job, as far as memory goes; empty if it may."""
-        reading, verdict = self.reading, self.verdict
-        if reading is None or now - reading.at > NEWS:
-            return ""
-        if probe.shape.memory_bytes > reading.limit:
-            wanted, limit = show_size(probe.shape.memory_bytes), show_size(reading.limit)
-            return f"it asked for {wanted} of memory, and there are {limit} in all"
-        if verdict.open_above is not None and probe.priority > verdict.open_above:
-            return ""
-        if verdict.closed:
-            return verdict.closed
-        need = self._need(probe, reading)
-        kept = self._promised() + self._unused(reading)
-        room = int(reading.limit * verdict.admit) - reading.used - kept
-        if need > room:
-            said = "it asked for" if probe.shape.memory_bytes else "it is expected to need"
-            return f"{said} {show_size(need)} of memory, and {show_size(max(room, 0))} are free"
-        return ""
-
-    def expect(self, probe: Probe, now: int) -> None:
-        """It was promised a place: the next who asks finds that much less."""
-        if self.reading is not None:
-            self._expected[probe.job] = (self._need(probe, self.reading), now + EXPECT_FOR)
-
-    def _need(self, probe: Probe, reading: Pressure) -> int:
-        """What it said, or held when it left here, or else what is usual."""
-        usual = int(reading.limit * EXPECTED_SHARE)
-        return probe.shape.memory_bytes or self._needs.get(probe.job, usual)
-
-    def _unused(self, reading: Pressure) -> int:
-        """What those who said how much they need have not taken yet: it is kept from newcomers,
-        and from nobody else, since whoever asks for too much must not stop others."""
-        return sum(
-            max(self._declared.get(usage.job, 0) - usage.bytes, 0)
-            for usage in reading.jobs
-            if usage.job not in self._expected
-        )
-
-    def _promised(self) -> int:
-        """Room that is spoken for but not in use yet."""
-        held = {job: history[-1][1] for job, history in self._history.items()}
-        newcomers = sum(
-            max(need - held.get(job, 0), 0) for job, (need, _) in self._expected.items()
-        )
-        return newcomers + sum(room for room, _ in self._reserved.values())
-
     # --- time ------------------------------------------------------------------------------
 
     def sweep(self, attempts: Mapping[JobId, Attempt], now: int) -> list[Order]:
@@ -572,10 +483,7 @@ class Airlock:
 
     def _forget(self, hold: Hold) -> None:
         del self.holds[hold.job]
-        self._needs.pop(hold.job, None)
-        self._needs[hold.job] = hold.bytes
-        while len(self._needs) > REMEMBERED:
-            del self._needs[next(iter(self._needs))]
+        self.room.left(hold.job, hold.bytes)
 
     def next_wake(self) -> int | None:
         if not self.holds:
@@ -648,18 +556,14 @@ class Airlock:
             )
         ]
         if other.job not in self.holds:
-            size = self._history[other.job][-1][1] if other.job in self._history else 0
+            size = self.room.bytes_of(other.job)
             self.holds[other.job] = self._held(other, size, hold.why, now)
             orders += [Suspend(job=other.job, epoch=other.epoch), *other.suspend(hold.why, now)]
         return orders + self._free(self.holds[other.job], other, now)
 
-    def held_by_jobs(self) -> dict[JobId, int]:
-        """Bytes that each job's processes hold, as far as somebody has looked."""
-        return {usage.job: usage.bytes for usage in self.reading.jobs} if self.reading else {}
-
     def gauge(self) -> Gauge | None:
         """What others are told with the next beat."""
-        reading = self.reading
+        reading = self.room.reading
         if reading is None:
             return None
         return Gauge(
@@ -694,16 +598,6 @@ def _job_of(order: Order) -> JobId:
     if isinstance(order, Tell) and isinstance(order.event, ProbeArrived):
         return order.event.probe.job if order.event.probe.purpose == Purpose.MOVE else JobId("")
     return order.job if isinstance(order, Save) else JobId("")
-
-
-def _slope(readings: Sequence[tuple[int, int]], at: int) -> int:
-    """Bytes per second over the last readings; 0 if they shrink."""
-    first = next((reading for reading in readings if at - reading[0] <= GROWTH_OVER), None)
-    if first is None:
-        return 0
-    last = readings[-1]
-    took = max(last[0] - first[0], GROWTH_AT_LEAST)
-    return max((last[1] - first[1]) * SECOND // took, 0)
 
 
 def _faded(hold: Hold, now: int) -> int:

@@ -5,35 +5,31 @@
     BOOKED (waits for the source's state)  └─▶ FENCED ───────────────────────┘
                                                (someone else holds the next epoch)
 
-A job that waits in the queue is claimed first and fetched then. A job that moves is fetched first,
-while its source still could hand it to somebody else, and claimed then.
-
 Whatever ends a loan arrives as a notice with a deadline, and `leave` is the one way out: find a
 place, take the last state, hand over.
 
-Its parts, in the rank in which it needs them: booking.py keeps the place until the state comes,
-fetch.py says from whom that comes, pen.py claims and writes the record, copies.py sees to it that
-what was saved is elsewhere too, and departure.py is how it leaves. What becomes of a phase, a
-process and a record when one of them has an answer is decided here.
+Its parts, in the rank in which it needs them: arrival.py is how it comes here (booking.py keeps the
+place until the state comes, fetch.py says from whom that comes), pen.py claims and writes the
+record, copies.py sees to it that what was saved is elsewhere too, and departure.py is how it
+leaves. What becomes of a phase, a process and a record when one of them has an answer is decided
+here.
 """
 
 from dataclasses import replace
-from enum import StrEnum
 from typing import Any, Final
 
-from reclaimnet.engine.booking import Booking, booking_forgotten
+from reclaimnet.engine.arrival import Arrival
+from reclaimnet.engine.booking import booking_forgotten
 from reclaimnet.engine.copies import Copies, entered
 from reclaimnet.engine.departure import Departure
-from reclaimnet.engine.fetch import Fetch
 from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.pen import Pen, claimed, may_claim
+from reclaimnet.engine.phase import Phase
 from reclaimnet.engine.stumbles import stumbles_of
 from reclaimnet.model.events import (
     CopyHeld,
     CopyRefused,
     HandoverDone,
-    HandoverFailed,
-    HandoverOffered,
     ProcessExited,
     Pulled,
     PullFailed,
@@ -49,12 +45,9 @@ from reclaimnet.model.orders import (
     Explain,
     Limit,
     Order,
-    Pull,
     Resume,
     Save,
-    Start,
     Tell,
-    WarmUp,
     Warn,
 )
 from reclaimnet.model.talk import Talk
@@ -69,7 +62,6 @@ from reclaimnet.model.work import (
     Saving,
 )
 from reclaimnet.policy.cadence import Savable
-from reclaimnet.policy.place import worth_waiting
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.triage import Evacuee
 
@@ -79,21 +71,6 @@ SAVE_AGAIN: Final = 30 * SECOND
 """Pause after a save that failed, for example because the disk is full."""
 SHOWN_PAUSE: Final = 5 * SECOND
 """A pause shorter than this is over before anybody could look, and not worth a write."""
-BASE_SHARE: Final = 0.5
-"""If more than this share of a state is new each time, an older one is no help to whoever waits for
-the newest."""
-
-
-class Phase(StrEnum):
-    BOOKED = "booked"
-    CLAIMING = "claiming"
-    FETCHING = "fetching"
-    STARTING = "starting"
-    RUNNING = "running"
-    FINISHING = "finishing"
-    FENCED = "fenced"
-    CLOSING = "closing"
-    GONE = "gone"
 
 
 class Attempt:
@@ -114,19 +91,14 @@ class Attempt:
         self.record = record
         self.epoch = record.epoch + 1
         self.gpus = gpus
-        self.source = source
         self.suite = suite
         self.around = around
         self.phase = Phase.CLAIMING if source is None else Phase.BOOKED
         self._pen = Pen()
-        self._booking: Booking | None = None
-        self._fetch = Fetch(node=node, job=record.id, source=source, around=around)
+        self.arrival = Arrival(self, source)
         self.copies = Copies(node=node, spec=record.spec, place=suite.place, around=around)
         self.departure: Departure | None = None
         self.notice: Notice | None = None
-        self._loads_ahead = False
-        self._start_at = 0
-        self._restored: ManifestId | None = None
         self._first_step_seen = False
         self.due_at: int | None = None
         """When the cadence wants it saved."""
@@ -147,22 +119,6 @@ class Attempt:
 
     # --- the beginning ---------------------------------------------------------------------
 
-    def begin(self, now: int) -> list[Order]:
-        if self.source is None:
-            return self._claim()
-        self._booking = Booking(self.source, self.around, now)
-        newest = self.record.newest
-        if newest is None or not self.suite.prepare.warm:
-            # Only a job that was saved once is known to wait for its state when started ahead;
-            # another might begin to work, beside the one that still runs.
-            return []
-        orders = self._load_ahead()
-        if self.record.changed is not None and self.record.changed < BASE_SHARE:
-            # What is here already need not come with the last state.
-            sources = self._fetch.sources(newest, now)
-            orders.append(Pull(job=self.job, manifest=newest.manifest, sources=sources))
-        return orders
-
     def adopt(self, now: int) -> list[Order]:
         """The process outlived the agent and its epoch is still ours: go on as if never gone."""
         self.epoch = self.record.epoch
@@ -172,156 +128,29 @@ class Attempt:
         forgotten = booking_forgotten(self.record, self.node)
         return forgotten + self.change(state=JobState.RUNNING, reason="", handover_to=None)
 
-    def _load_ahead(self) -> list[Order]:
-        """Start the process while its state is on the way: it waits for that."""
-        if not self.suite.prepare.warm:
-            return []
-        self._loads_ahead = True
-        warm_up = WarmUp(job=self.job, epoch=self.epoch, spec=self.record.spec, gpus=self.gpus)
-        if self.notice is None:
-            return [warm_up]
-        return [warm_up, Limit(job=self.job, epoch=self.epoch, at=self.notice.deadline)]
-
-    def _waits(self) -> bool:
-        """Whether a process was started ahead and waits for its state."""
-        ahead = (Phase.BOOKED, Phase.CLAIMING, Phase.FETCHING)
-        return self._loads_ahead and self.phase in ahead
-
-    def handover_offered(self, event: HandoverOffered, now: int) -> list[Order]:
-        if self.phase != Phase.BOOKED or self._booking is None:
-            return []
-        self._booking.offer(event.manifest, now)
-        self.record = event.record
-        self.epoch = event.record.epoch + 1
-        return [Pull(job=self.job, manifest=event.manifest, sources=(event.source,))]
-
-    @property
-    def _offered(self) -> ManifestId | None:
-        return self._booking.offered if self._booking is not None else None
-
-    def handover_withdrawn(self, now: int) -> list[Order]:
-        """The source keeps the job, or gives it to another: nothing was claimed here yet."""
-        if self.phase != Phase.BOOKED:
-            return []
-        self.phase = Phase.GONE
-        return [End(job=self.job, epoch=self.epoch)]
-
-    def _decline(self, reason: str) -> list[Order]:
-        assert self.source is not None, "only a job on its way can be declined"
-        self.phase = Phase.GONE
-        failed = HandoverFailed(job=self.job, node=self.node, reason=reason)
-        return [End(job=self.job, epoch=self.epoch), Tell(to=self.source, event=failed)]
-
     def pulled(self, event: Pulled, now: int) -> list[Order]:
-        if self.phase == Phase.BOOKED and event.manifest == self._offered:
-            return self._claim()
-        if self._wants(event.manifest):
-            return self._start(self._fetch.wanted(self.record), now)
-        return []
+        return self.arrival.pulled(event, now)
 
     def pull_failed(self, event: PullFailed, now: int) -> list[Order]:
-        if self.phase == Phase.BOOKED and event.manifest == self._offered:
-            return self._decline(f"could not fetch the state: {event.reason}")
-        if self.phase == Phase.STARTING and event.manifest == self._restored:
-            self.phase = Phase.FETCHING
-            orders = self._fetch.damaged(self.record, event, now)
-        elif self._wants(event.manifest):
-            orders = self._fetch.failed(self.record, event, now)
-        else:
-            return []
-        if not self._fetch.exhausted:
-            return orders
-        if not worth_waiting(self.record, None, now):
-            why = "nobody who holds a checkpoint came back in the time it takes to do it again"
-            orders.append(self._explain("wait for its state?", "no longer", why))
-            self.record = replace(self.record, checkpoints=())
-            return orders + self._start(None, now)
-        reason = f"no holder of a checkpoint answers ({event.reason})"
-        return orders + self._close(JobState.PENDING, reason, now)
-
-    def _wants(self, manifest: ManifestId) -> bool:
-        fetches = self.phase == Phase.FETCHING
-        return fetches and manifest == self._fetch.wanted(self.record).manifest
-
-    def _claim(self) -> list[Order]:
-        self.phase = Phase.CLAIMING
-        return self._store(claimed(self.record, self.node))
-
-    def _won(self, now: int) -> list[Order]:
-        """The epoch is ours: nobody else's progress counts from here on."""
-        self.epoch = self.record.epoch
-        orders: list[Order] = [
-            self._explain(
-                "who runs the job?", f"{self.node}, epoch {self.epoch}", self.record.reason
-            )
-        ]
-        if self.record.cancel:
-            return orders + self._close(JobState.CANCELLED, "cancelled by its user", now)
-        if self.notice is not None and now >= self.notice.deadline:
-            return orders + self._close(JobState.PENDING, f"Reclaimed: {self.notice.cause}", now)
-        if self._offered is not None:
-            offered = next(c for c in self.record.checkpoints if c.manifest == self._offered)
-            return orders + self._start(offered, now)
-        if self.record.checkpoints:
-            self.phase = Phase.FETCHING
-            orders += self._fetch.choose(self.record, now)
-            return orders + self._load_ahead() + self._fetch.ask(self.record, now)
-        return orders + self._start(None, now)
-
-    def _start(self, checkpoint: Checkpoint | None, now: int) -> list[Order]:
-        self.phase = Phase.STARTING
-        self._start_at = now
-        step = checkpoint.step if checkpoint else 0
-        lost = max(self.record.step - step, 0)
-        self._restored = checkpoint.manifest if checkpoint else None
-        kept = self.record.checkpoints
-        if checkpoint is not None:
-            # What was newer than what could be restored is not worth trying a second time.
-            kept = kept[kept.index(checkpoint) :]
-            held = checkpoint.held_by(self.node)
-            kept = (held, *kept[1:])
-        orders: list[Order] = []
-        if kept != self.record.checkpoints or step != self.record.step:
-            orders += self.change(
-                checkpoints=kept, step=step, steps_lost=self.record.steps_lost + lost
-            )
-        orders.append(
-            self._explain(
-                "from where does it go on?",
-                f"step {step}" if checkpoint else "the beginning",
-                _loss(lost, begun=self.epoch > 1, saved=checkpoint is not None),
-            )
-        )
-        orders.append(
-            Start(
-                job=self.job,
-                epoch=self.epoch,
-                spec=self.record.spec,
-                gpus=self.gpus,
-                manifest=self._restored,
-                restarts=self.epoch - 1,
-            )
-        )
-        if self.notice is not None:
-            orders.append(Limit(job=self.job, epoch=self.epoch, at=self.notice.deadline))
-        return orders
+        return self.arrival.pull_failed(event, now)
 
     def started(self, now: int) -> list[Order]:
         if self.phase != Phase.STARTING:
             return []
         self.phase = Phase.RUNNING
         self.saved_at = now
-        cold = self.source is None
+        source = self.arrival.source
+        cold = source is None
         orders = self.change(
             state=JobState.RUNNING,
             reason="",
-            load_time=now - self._start_at if cold else self.record.load_time,
+            load_time=now - self.arrival.begun_at if cold else self.record.load_time,
             started_at=self.record.started_at or now,
             last_step_at=self.record.last_step_at or now,
         )
-        if self.source is not None:
+        if source is not None:
             done = HandoverDone(job=self.job, epoch=self.epoch, node=self.node)
-            orders.append(Tell(to=self.source, event=done))
+            orders.append(Tell(to=source, event=done))
         if self._verdict is not None:
             orders.append(End(job=self.job, epoch=self.epoch))
         elif self.notice is not None:
@@ -333,7 +162,7 @@ class Attempt:
     def _secure(self, now: int) -> list[Order]:
         """What was restored here is often nowhere else any more; a copy costs the job nothing."""
         newest = self.record.newest
-        if newest is None or self._restored is None or not self.suite.prepare.copies:
+        if newest is None or self.arrival.restored is None or not self.suite.prepare.copies:
             return []
         return self._ask_copy(newest, now)
 
@@ -421,7 +250,7 @@ class Attempt:
         if failed == {"state": self.record.state, "reason": self.record.reason}:
             return []  # A job that saves often fails often: that is said and written down once.
         return [
-            self._explain("is it saved?", "no", event.reason),
+            self.explain("is it saved?", "no", event.reason),
             *self.change(**failed),
         ]
 
@@ -442,7 +271,7 @@ class Attempt:
         orders: list[Order] = []
         if self.phase == Phase.RUNNING:
             record = entered(self.record, event)
-            orders = self._store(record) if record is not self.record else []
+            orders = self.store(record) if record is not self.record else []
         if self.departure is not None:
             orders += self.departure.copy_held(event, now)
         return orders
@@ -460,7 +289,7 @@ class Attempt:
         if self.copies.refused(event.node):
             return self._ask_copy(newest, now)
         why = f"{event.node} refused: {event.reason}"
-        told: list[Order] = [self._explain("who keeps a copy?", "nobody but this node", why)]
+        told: list[Order] = [self.explain("who keeps a copy?", "nobody but this node", why)]
         return told + (self._finished(now) if finishing else self.change())
 
     # --- the airlock -----------------------------------------------------------------------
@@ -519,8 +348,8 @@ class Attempt:
             return []
         self.notice = notice
         if self.phase == Phase.BOOKED:
-            return self._decline(f"{self.node} is being reclaimed itself")
-        if self.phase == Phase.STARTING or self._waits():
+            return self.arrival.decline(f"{self.node} is being reclaimed itself")
+        if self.phase == Phase.STARTING or self.arrival.waits:
             return [Limit(job=self.job, epoch=self.epoch, at=notice.deadline)]
         if self.phase == Phase.RUNNING:
             if self.departure is not None:
@@ -538,7 +367,7 @@ class Attempt:
     def stay(self, now: int) -> list[Order]:
         """The notice was withdrawn: the loan goes on."""
         self.notice = None
-        if self.phase not in (Phase.STARTING, Phase.RUNNING) and not self._waits():
+        if self.phase not in (Phase.STARTING, Phase.RUNNING) and not self.arrival.waits:
             return []
         orders: list[Order] = [Limit(job=self.job, epoch=self.epoch, at=None)]
         if self.departure is None:
@@ -579,25 +408,25 @@ class Attempt:
     def _conclude(self, event: ProcessExited, now: int) -> list[Order]:
         """What becomes of the job now that its process is gone."""
         if self._verdict is not None:
-            return self._close(self._verdict, self.record.reason, now)
+            return self.close(self._verdict, self.record.reason, now)
         if event.killed and self._releasing:
-            return self._close(JobState.PENDING, f"Released: {self._releasing}", now)
+            return self.close(JobState.PENDING, f"Released: {self._releasing}", now)
         if event.killed and self.notice is not None:
-            return self._close(JobState.PENDING, f"Reclaimed: {self.notice.cause}", now)
-        stumbles = stumbles_of(self.record, began=self._start_at, now=now)
+            return self.close(JobState.PENDING, f"Reclaimed: {self.notice.cause}", now)
+        stumbles = stumbles_of(self.record, began=self.arrival.begun_at, now=now)
         if event.killed:
             why = f"NodeFail: {event.reason or 'ended by this node'}"
-            return self._close(JobState.PENDING, why, now, stumbles=stumbles)
+            return self.close(JobState.PENDING, why, now, stumbles=stumbles)
         if event.code == REQUEUE_EXIT_CODE:
             how = "at once, with nothing saved" if stumbles else "saved"
             why = f"{how}, and asked to be run again"
-            return self._close(JobState.PENDING, why, now, stumbles=stumbles)
+            return self.close(JobState.PENDING, why, now, stumbles=stumbles)
         if event.code == 0 and event.output is not None:
             return self._finish(event.output, event.output_bytes, now)
         if event.code == 0:
-            return self._close(JobState.COMPLETED, "", now, exit_code=0)
+            return self.close(JobState.COMPLETED, "", now, exit_code=0)
         reason = event.reason or f"exit code {event.code}"
-        return self._close(JobState.FAILED, reason, now, exit_code=event.code)
+        return self.close(JobState.FAILED, reason, now, exit_code=event.code)
 
     def cancel(self, now: int) -> list[Order]:
         self.record = replace(self.record, cancel=True)
@@ -608,7 +437,7 @@ class Attempt:
             self.record = replace(self.record, reason="cancelled by its user")
             return [End(job=self.job, epoch=self.epoch)]
         if self.phase == Phase.FETCHING:
-            return self._close(JobState.CANCELLED, "cancelled by its user", now)
+            return self.close(JobState.CANCELLED, "cancelled by its user", now)
         return []
 
     def _finish(self, output: ManifestId, size: int, now: int) -> list[Order]:
@@ -629,11 +458,11 @@ class Attempt:
         return orders + self._ask_copy(kept, now)
 
     def _finished(self, now: int) -> list[Order]:
-        return self._close(JobState.COMPLETED, "", now, exit_code=0)
+        return self.close(JobState.COMPLETED, "", now, exit_code=0)
 
-    def _close(self, state: JobState, reason: str, now: int, **changes: Any) -> list[Order]:
+    def close(self, state: JobState, reason: str, now: int, **changes: Any) -> list[Order]:
         ended: list[Order] = []
-        if self._waits():
+        if self.arrival.waits:
             ended.append(End(job=self.job, epoch=self.epoch))
         self.phase = Phase.CLOSING
         self.departure = None
@@ -652,14 +481,14 @@ class Attempt:
         self.record = record = self.record.but(**changes)
         return self._pen.write(record)
 
-    def _store(self, record: JobRecord) -> list[Order]:
+    def store(self, record: JobRecord) -> list[Order]:
         self.record = record
         return self._pen.write(record)
 
     def written(self, event: Written, now: int) -> list[Order]:
         self.record = self._pen.written(self.record, event.record)
         if self.phase == Phase.CLAIMING:
-            return self._won(now)
+            return self.arrival.won(now)
         orders: list[Order] = []
         if self.phase == Phase.RUNNING:
             orders = self.copies.forget_older(event.record, self.record)
@@ -684,11 +513,11 @@ class Attempt:
             self.record = replace(self.record, revision=current.revision)
             if self.phase == Phase.CLAIMING:
                 self.record = replace(self.record, cancel=current.cancel)
-                return self._won(now)
+                return self.arrival.won(now)
             orders = self.cancel(now) if cancel else []
             return orders + (self._pen.write(self.record) if not self._pen.writing else [])
         if self.phase == Phase.CLAIMING and current is not None and may_claim(current, self.node):
-            return self._store(claimed(current, self.node))
+            return self.store(claimed(current, self.node))
         return self._fenced(current)
 
     def _ours(self, current: JobRecord) -> bool:
@@ -698,10 +527,10 @@ class Attempt:
         """Someone else decides about this job now: stop, write nothing, and leave no trace."""
         who = f"epoch {current.epoch} held by {current.holder}" if current else "no such job"
         had_process = self.phase in (Phase.STARTING, Phase.RUNNING)
-        waits = self._waits()
+        waits = self.arrival.waits
         self.phase = Phase.FENCED if had_process else Phase.GONE
         self.departure = None
-        orders: list[Order] = [self._explain("may this attempt go on?", "no", who)]
+        orders: list[Order] = [self.explain("may this attempt go on?", "no", who)]
         if had_process or waits:
             orders.append(End(job=self.job, epoch=self.epoch))
         return orders
@@ -736,32 +565,21 @@ class Attempt:
         times: list[int] = []
         if self._pen.again_at is not None:
             times.append(self._pen.again_at)
-        if self._fetch.again_at is not None and self.phase == Phase.FETCHING:
-            # A job that was cancelled while it waited to ask again asks no more.
-            times.append(self._fetch.again_at)
+        if (wake := self.arrival.next_wake()) is not None:
+            times.append(wake)
         if (save_at := self._save_at()) is not None:
             times.append(save_at)
-        if self.phase == Phase.BOOKED and self._booking is not None:
-            times.append(self._booking.next_wake())
-        elif self.phase == Phase.FINISHING:
+        if self.phase == Phase.FINISHING:
             times.append(self._finish_by)
-        elif self.notice is not None and self.phase == Phase.FETCHING:
-            times.append(self.notice.deadline)
         if self.departure is not None and (wake := self.departure.next_wake()) is not None:
             times.append(wake)
         return min(times, default=None)
 
     def woke(self, now: int) -> list[Order]:
-        if self.phase == Phase.BOOKED and self._booking is not None:
-            why = self._booking.lapsed(now)
-            return self._decline(why) if why else []
         if self.phase == Phase.FINISHING and now >= self._finish_by:
             return self._finished(now)
-        if self.phase == Phase.FETCHING:
-            if self.notice is not None and now >= self.notice.deadline:
-                return self._close(JobState.PENDING, f"Reclaimed: {self.notice.cause}", now)
-            if self._fetch.again_at is not None and now >= self._fetch.again_at:
-                return self._fetch.ask_again(self.record, now)
+        if arriving := self.arrival.woke(now):
+            return arriving
         orders: list[Order] = []
         if self._pen.again_at is not None and now >= self._pen.again_at:
             orders += self._pen.write(self.record)
@@ -848,18 +666,10 @@ class Attempt:
         """Whether something of it may be in this node's vault."""
         return bool(self.record.checkpoints or self.record.output or self._saving)
 
-    def _explain(self, question: str, chosen: str, reason: str) -> Explain:
+    def explain(self, question: str, chosen: str, reason: str) -> Explain:
         return Explain(
             job=self.job,
             decision=Decision(
                 question=question, chosen=chosen, reasons=(reason,) if reason else ()
             ),
         )
-
-
-def _loss(steps: int, *, begun: bool, saved: bool) -> str:
-    if not begun:
-        return "it has not run yet"
-    if not saved:
-        return "it was never saved, so all it had done is lost"
-    return f"{steps} steps are lost" if steps else "nothing is lost"

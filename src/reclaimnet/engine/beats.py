@@ -59,7 +59,7 @@ class Beats:
             self._told = self._standing(dispatcher)
             card = self.card(dispatcher).but(
                 beat=now,
-                jobs=self._guests.progress(self._airlock.held_by_jobs()),
+                jobs=self._guests.progress(self._airlock.room.held_by_jobs()),
                 memory=self._airlock.gauge(),
                 links=self._concert.seen(),
                 sending=self._concert.outbound.sending(now),

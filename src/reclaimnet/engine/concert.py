@@ -6,12 +6,12 @@ this node has the role.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reclaimnet.engine.attempt import Phase
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.conductor import Conductor
 from reclaimnet.engine.guests import Guests
 from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.outbound import Outbound
+from reclaimnet.engine.phase import Phase
 from reclaimnet.engine.relief import Relief, time_left
 from reclaimnet.engine.seat import Seat
 from reclaimnet.engine.tempo import Tempo
@@ -221,7 +221,7 @@ class Concert:
                 ours = {link.id for link in conductor.links}
                 if not ours.issuperset(event.rhythm.links):
                     continue
-                if conductor.clock_due(event.node, now):
+                if conductor.clocks.due(event.node, now):
                     asked = ev.ClockAsked(node=self._body.node, asked=now)
                     orders.append(Tell(to=event.node, event=asked))
             orders += self._rotated(conductor.handle(event, now), now)

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from reclaimnet.engine.attempt import Attempt, Phase
+from reclaimnet.engine.attempt import Attempt
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.gang import Gang, GangPhase
 from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.outbound import Stakes
+from reclaimnet.engine.phase import Phase
 from reclaimnet.engine.provider import Provider
 from reclaimnet.engine.seat import Seat
 from reclaimnet.model.events import (
@@ -141,7 +142,7 @@ class Guests:
             suite=self._suite,
             around=self._around,
         )
-        return attempt.begin(now)
+        return attempt.arrival.begin(now)
 
     def seat_taken(self, event: SeatTaken, now: int) -> list[Order]:
         job = event.record.id

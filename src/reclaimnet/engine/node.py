@@ -13,7 +13,7 @@ airlock and relief do. All of them end in `Attempt.leave`.
 from typing import Final, assert_never
 
 from reclaimnet.engine.airlock import Airlock
-from reclaimnet.engine.attempt import Attempt, Phase
+from reclaimnet.engine.attempt import Attempt
 from reclaimnet.engine.beats import EARLY_BEAT, Beats
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.concert import Concert
@@ -23,6 +23,7 @@ from reclaimnet.engine.guests import Guests
 from reclaimnet.engine.hazard import Hazard
 from reclaimnet.engine.lease import Lease
 from reclaimnet.engine.neighbourhood import Neighbourhood
+from reclaimnet.engine.phase import Phase
 from reclaimnet.engine.provider import HOURS_REQUEST, Provider
 from reclaimnet.engine.saves import Saves
 from reclaimnet.engine.shelf import Shelf
@@ -202,9 +203,9 @@ class Node:
                 return attempt.departure.handover_failed(event, now)
             case ev.HandoverWithdrawn():
                 attempt = self.guests.attempts.get(event.job)
-                if attempt is None or attempt.source != event.source:
+                if attempt is None or attempt.arrival.source != event.source:
                     return []
-                return attempt.handover_withdrawn(now)
+                return attempt.arrival.withdrawn()
             case ev.CopyRefused():
                 guest = self.guests.on_gpus(event.job)
                 return guest.copy_refused(event, now) if guest else []
@@ -300,15 +301,18 @@ class Node:
 
     def _answer_probe(self, event: ev.ProbeArrived, now: int) -> Tell:
         self.provider.expire(now)
+        room = self.airlock.room
         missing = [a for a in event.probe.shape.abilities if a not in self.body.abilities]
-        objection = lacks(missing) if missing else self.airlock.objection(event.probe, now)
+        objection = (
+            lacks(missing) if missing else room.objection(event.probe, self.airlock.verdict, now)
+        )
         verdict = (
             Denied(reasons=(objection,))
             if objection
             else self.provider.arbitrate(event.probe, self.suite.arbitrate, now)
         )
         if isinstance(verdict, Ticket):
-            self.airlock.expect(event.probe, now)
+            room.expect(event.probe, now)
             answer = ev.ProbeAnswered(
                 probe=event.probe.id,
                 node=self.body.node,
@@ -387,7 +391,7 @@ class Node:
     def _handover_offered(self, event: ev.HandoverOffered, now: int) -> list[Order]:
         attempt = self.guests.attempts.get(event.record.id)
         if attempt is not None and attempt.phase == Phase.BOOKED:
-            return attempt.handover_offered(event, now)
+            return attempt.arrival.offered(event, now)
         failed = ev.HandoverFailed(
             job=event.record.id, node=self.body.node, reason="has no place booked for it"
         )

@@ -6,8 +6,9 @@ nobody needs the job's GPUs: if there is no place where its rhythm fits clearly 
 
 from typing import Final
 
-from reclaimnet.engine.attempt import Attempt, Phase
+from reclaimnet.engine.attempt import Attempt
 from reclaimnet.engine.neighbourhood import Neighbourhood
+from reclaimnet.engine.phase import Phase
 from reclaimnet.model.events import LinkCrowded
 from reclaimnet.model.market import Cause, NodeId, Notice, NoticeId
 from reclaimnet.model.orders import Order

@@ -26,6 +26,8 @@ _OTHER_PEAKS: Final = 0.85
 """The shortest lag with a peak this close to the highest is the period; the rest are multiples."""
 _FOLDED: Final = 12
 """Only the last so many periods are folded: older ones blur the edges."""
+_BREATH: Final = 2
+"""A silence of so few samples belongs to the burst around it: nobody else could use it."""
 _MINOR: Final = 0.05
 """A stretch with less than this part of the bytes is noise, not a burst."""
 
@@ -182,8 +184,9 @@ def _fold(
     low = float(np.sort(profile)[: max(1, bins // 4)].mean())
     if high <= 2 * low:
         return Unrhythmic(reasons=("it talks all the time",))
-    talks = profile > (high + low) / 2
-    runs = _runs(talks)
+    # Not half of what is highest: buffers take the first bytes much faster than any link does.
+    talks = profile > min(float(profile.mean()), (high + low) / 2)
+    runs = _joined(_runs(talks), bins)
     total = float(profile.sum())
     runs = [
         (a, n) for a, n in runs if profile.take(range(a, a + n), mode="wrap").sum() > _MINOR * total
@@ -206,6 +209,7 @@ def _fold(
         volume -= low * width * (length + 2)
         demand = float(np.median(part))
         span = min(volume / demand, (length + 2) * width)
+        demand = max(demand, volume / span)  # No byte is lost, whatever the shape.
         begin = ((start - origin) % bins) * width + (length * width - span) / 2
         bursts.append((max(0.0, begin), span, demand))
     period = round(lag * step)
@@ -222,6 +226,20 @@ def _fold(
         confidence=confidence,
         began_at=round(end - offset * lag * step),
     )
+
+
+def _joined(runs: list[tuple[int, int]], bins: int) -> list[tuple[int, int]]:
+    """Stretches with hardly a silence between them are one, also across the circle's seam."""
+    found: list[tuple[int, int]] = []
+    for start, length in runs:
+        if found and (start - sum(found[-1])) % bins <= _BREATH:
+            found[-1] = found[-1][0], (start - found[-1][0]) % bins + length
+        else:
+            found.append((start, length))
+    if len(found) > 1 and (found[0][0] - sum(found[-1])) % bins <= _BREATH:
+        start, length = found.pop()
+        found[0] = start, (found[0][0] - start) % bins + found[0][1]
+    return found
 
 
 def _runs(talks: NDArray[np.bool_]) -> list[tuple[int, int]]:

@@ -4,14 +4,15 @@ Placement asks the first before a job comes, a conductor the second where not al
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
 
 from reclaimnet.model.market import JobId
-from reclaimnet.model.moving import Link
-from reclaimnet.model.rhythm import Rhythm, Round
+from reclaimnet.model.moving import Link, LinkId
+from reclaimnet.model.rhythm import Burst, Rhythm, Round
 from reclaimnet.model.units import show_duration
 from reclaimnet.model.work import Decision
 from reclaimnet.policy.draft import EXCESS_WEIGHT, Floats, Scene
@@ -24,6 +25,34 @@ MOST_TRIED: Final = 8
 """Jobs of a round of which it is worked out how the others would live without them."""
 QUICK_LOOK: Final = Rotate(nodes=0, played=0)
 """For questions that are asked of many places."""
+
+
+def through(rhythm: Rhythm, rooms: Mapping[LinkId, int]) -> Rhythm:
+    """The rhythm as its links let it through. What was counted where buffers take it, or heard on
+    faster links, takes longer on these; it begins earlier for that, or the iteration is longer."""
+    room = min((rooms[link] for link in rhythm.links if rooms.get(link)), default=0)
+    if not room or all(burst.demand <= room for burst in rhythm.bursts):
+        return rhythm
+    lengths = [max(b.length, -(-b.length * b.demand // room)) for b in rhythm.bursts]
+    earliest = list(accumulate(lengths))  # Ends, with no silence before them.
+    period = limit = max(rhythm.period, earliest[-1])
+    bursts: list[Burst] = []
+    for burst, length, first in reversed([*zip(rhythm.bursts, lengths, earliest, strict=True)]):
+        end = max(min(burst.start + length, limit), first)
+        limit = end - length
+        bursts.insert(0, Burst(start=limit, length=length, demand=min(burst.demand, room)))
+    return replace(rhythm, period=period, bursts=_as_one(bursts))
+
+
+def _as_one(bursts: Iterable[Burst]) -> tuple[Burst, ...]:
+    """Bursts that follow each other without a silence, and are alike, are one."""
+    found: list[Burst] = []
+    for burst in bursts:
+        if found and found[-1].end == burst.start and found[-1].demand == burst.demand:
+            found[-1] = replace(found[-1], length=found[-1].length + burst.length)
+        else:
+            found.append(burst)
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +70,8 @@ def fit(
 ) -> Fit:
     """Placement's question about a rhythm: what if this job came to these links?"""
     links = tuple(links)
-    plan = policy((*present, rhythm), links)
+    rooms = {link.id: link.room for link in links}
+    plan = policy([through(one, rooms) for one in (*present, rhythm)], links)
     ours = plan.round_of(rhythm.job)
     assert ours is not None, "a job that was planned for is in the plan"
     return Fit(

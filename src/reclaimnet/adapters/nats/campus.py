@@ -173,6 +173,11 @@ class Campus:
     def is_up(self) -> bool:
         return self._link.is_up
 
+    def messages(self) -> tuple[int, int]:
+        """Sent and received over its connection so far."""
+        stats = self._link.client.stats
+        return stats["out_msgs"], stats["in_msgs"]
+
     @property
     def journal_added(self) -> int:
         """Lines given to the journal so far; all of them are stored but those that were dropped."""

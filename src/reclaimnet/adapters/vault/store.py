@@ -11,62 +11,47 @@ A manifest is written after its chunks are durable and removed before them, so t
 moment leaves at worst chunks that nobody needs.
 """
 
-import errno
-import fcntl
 import itertools
 import os
 import stat
 import threading
-import time
-import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from blake3 import blake3
 
 from reclaimnet import wire
-from reclaimnet.adapters.vault.assembly import (
-    LANES,
-    Assembly,
-    check_name,
-    chunk_count,
-    chunk_length,
-    each,
+from reclaimnet.adapters.vault.assembly import LANES, Assembly, check_name, chunk_count, each
+from reclaimnet.adapters.vault.disk import explained, lock_file, read_fully, sync_folder, write_file
+from reclaimnet.adapters.vault.loose import MAX_LOOSE, Loose, LooseChunk
+from reclaimnet.adapters.vault.manifests import (
+    CHUNK_BYTES,
+    check_manifest,
+    chunk_sizes,
+    job_folder,
+    manifest_id,
+    parse_manifest,
 )
-from reclaimnet.adapters.vault.slots import SLOT_BYTES, Bytes, Slots, chunk_buffer, write_fully
-from reclaimnet.errors import Damaged, NotFound, Unavailable, UsageError, VaultFull
+from reclaimnet.adapters.vault.slots import Bytes, Slots, chunk_buffer
+from reclaimnet.errors import Damaged, NotFound, UsageError, VaultFull
 from reclaimnet.model.market import JobId
-from reclaimnet.model.units import MIB, show_size
+from reclaimnet.model.units import show_size
 from reclaimnet.model.work import ChunkId, Manifest, ManifestId, Part, Saving
 
-CHUNK_BYTES: Final = SLOT_BYTES
-"""Large enough that threads pay off, small enough that a sparse change stays sparse."""
-MAX_MANIFEST_BYTES: Final = 32 * MIB
-"""The list of a checkpoint of about 450 GiB."""
-MAX_PARTS: Final = 65_536
 MAX_QUARANTINED: Final = 16
-STAND_BACK: Final = 10
-"""By how much nicer a thread is that makes durable what others can have already."""
-STAND_BACK_S: Final = 2.0
-"""So long at most it leaves the disk to those who fetch meanwhile."""
-MAX_LOOSE: Final = 16
-"""So many files are kept open for that; what comes after them is stored at once."""
 CHANGING_TRIES: Final = 5
 """How often a file is read that becomes shorter each time."""
-FETCHING_S: Final = 0.05
-"""Who has read something so short a time ago is fetching."""
 COLLECT_BATCH: Final = 64
 """How many chunks are removed at a time, so that a save or a pull never waits long for it."""
 
-_HEX: Final = frozenset("0123456789abcdef")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _COMING: Final = ".part"
 _TEMPORARY: Final = ".tmp"
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,15 +103,6 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loose:
-    """A chunk that is on its way into the vault: where in the file that is being saved it is."""
-
-    descriptor: int
-    offset: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Kept:
     """What is remembered of a manifest on disk."""
 
@@ -149,17 +125,15 @@ class Vault:
         self._chunks: dict[ChunkId, _Place] = {}
         self._kept: dict[ManifestId, _Kept] = {}
         self._coming: dict[ManifestId, _Kept] = {}
-        self._promised: dict[ManifestId, tuple[Manifest, bytes]] = {}
-        self._loose: dict[ChunkId, _Loose] = {}
-        self._loose_read_at = 0.0
+        self._loose = Loose(self._lock)
         self._holds: set[Hold] = set()
         self._used = 0
         self._reserved = 0
         self._serial = itertools.count()
-        with _explained(f"the vault {root} cannot be opened"):
+        with explained(f"the vault {root} cannot be opened"):
             (root / "manifests").mkdir(mode=0o700, parents=True, exist_ok=True)
             (root / "damaged").mkdir(mode=0o700, exist_ok=True)
-            self._lock_fd = _lock_file(root / "lock")
+            self._lock_fd = lock_file(root / "lock")
             try:
                 self._slots = Slots(root)
                 self._look_around()
@@ -210,7 +184,7 @@ class Vault:
             with self._lock:
                 if base is not None and base in self._kept:
                     hold.chunks.update(self._kept[base].chunks)
-            loose: dict[ChunkId, _Loose] | None = None if on_named is None else {}
+            loose: dict[ChunkId, LooseChunk] | None = None if on_named is None else {}
             saved_parts = tuple(
                 saved
                 for rank, part in enumerate(parts)
@@ -230,9 +204,11 @@ class Vault:
             identity = manifest_id(data)
             if loose is not None and on_named is not None:
                 self._check_room(sum(chunk.size for chunk in loose.values()))
-                with self._promising(identity, manifest, data, loose):
+                with self._loose.promising(identity, manifest, data, loose):
                     on_named(self._saved(identity, manifest, loose))
-                    self._store_loose(loose, hold, pool)
+                    # In one thread, that may stand back.
+                    store = partial(self._store, hold=hold)
+                    pool.submit(self._loose.store_all, loose, store).result()
                     self.put_manifest(data, identity)
             else:
                 self.put_manifest(data, identity)
@@ -251,7 +227,7 @@ class Vault:
     def manifest_and_bytes(self, identity: ManifestId) -> tuple[Manifest, bytes]:
         """As `manifest`, with the bytes that its name is the hash of."""
         with self._lock:
-            promised = self._promised.get(identity)
+            promised = self._loose.promised.get(identity)
             kept = self._kept.get(identity)
         if promised is not None:
             return promised
@@ -332,7 +308,7 @@ class Vault:
         manifest = self.manifest(identity)
         with (
             self.hold(chunk_sizes(manifest)),
-            _explained(f"checkpoint {identity[:12]} cannot be written to {assembly.into}"),
+            explained(f"checkpoint {identity[:12]} cannot be written to {assembly.into}"),
         ):
             assembly.begin(manifest)
             assembly.finish(self.read_into)
@@ -361,7 +337,7 @@ class Vault:
                         self._drop_manifest(held, identity, suffix=suffix)
             # Before any chunk goes, the manifests are gone for good.
             with suppress(FileNotFoundError):
-                _sync_folder(self.root / "manifests" / _job_folder(job))
+                sync_folder(self.root / "manifests" / job_folder(job))
         freed_manifests = before - self._used
         return max(0, freed_manifests) + self.collect()
 
@@ -446,7 +422,7 @@ class Vault:
         hold: Hold,
         pool: ThreadPoolExecutor,
         files: ExitStack,
-        loose: dict[ChunkId, _Loose] | None,
+        loose: dict[ChunkId, LooseChunk] | None,
         rank: int,
     ) -> Part | None:
         """None if it is not there any more, and need not be."""
@@ -470,7 +446,7 @@ class Vault:
         hold: Hold,
         pool: ThreadPoolExecutor,
         files: ExitStack,
-        loose: dict[ChunkId, _Loose] | None,
+        loose: dict[ChunkId, LooseChunk] | None,
     ) -> Part:
         """Store the file's new chunks; or, with `loose`, only note there where they are."""
         check_name(source.name)
@@ -497,13 +473,13 @@ class Vault:
                 view = buffer[: min(CHUNK_BYTES, size - offset)]
                 # Copied once and then hashed and written from the copy: the file may be in use,
                 # and what is written has to be what was hashed.
-                if _read_fully(descriptor, view, offset, size=len(view)) != len(view):
+                if read_fully(descriptor, view, offset, size=len(view)) != len(view):
                     raise _BecameShorter(f"{source.path} shrank while it was saved; save again")
                 chunk = chunks[index] = ChunkId(blake3(view).hexdigest())
                 if loose is None:
                     self._store(chunk, view, hold)
                 elif not self._holding(chunk, hold):
-                    loose[chunk] = _Loose(descriptor, offset, len(view))
+                    loose[chunk] = LooseChunk(descriptor, offset, len(view))
 
             each(range(len(chunks)), save_chunk, pool)
             if loose is not None:
@@ -515,44 +491,6 @@ class Vault:
         with self._lock:
             hold.chunks.add(chunk)
             return chunk in self._chunks
-
-    @contextmanager
-    def _promising(
-        self, identity: ManifestId, manifest: Manifest, data: bytes, loose: dict[ChunkId, _Loose]
-    ) -> Iterator[None]:
-        with self._lock:
-            self._loose.update(loose)
-            self._promised[identity] = manifest, data
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._promised[identity]
-                for chunk, place in loose.items():
-                    if self._loose.get(chunk) is place:
-                        del self._loose[chunk]
-
-    def _store_loose(
-        self, loose: dict[ChunkId, _Loose], hold: Hold, pool: ThreadPoolExecutor
-    ) -> None:
-        """In one thread, that stands back: who waits for the checkpoint pulls it meanwhile."""
-
-        def store_all() -> None:
-            before = os.getpriority(os.PRIO_PROCESS, 0)
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), before + STAND_BACK)
-            buffer = chunk_buffer()
-            give_up = time.monotonic() + STAND_BACK_S
-            for chunk, place in loose.items():
-                while self._loose_read_at + FETCHING_S > time.monotonic() < give_up:
-                    time.sleep(FETCHING_S)
-                view = buffer[: place.size]
-                got = _read_fully(place.descriptor, view, place.offset, size=place.size)
-                if got != place.size or blake3(view).hexdigest() != chunk:
-                    raise Damaged("a file changed while it was saved; save again")
-                self._store(chunk, view, hold)
-
-        pool.submit(store_all).result()
 
     def _check_room(self, size: int) -> None:
         if size > self.room():
@@ -628,17 +566,12 @@ class Vault:
         """How many bytes were read, and from where."""
         with self._lock:
             place = self._chunks.get(chunk)
-            loose = self._loose.get(chunk) if place is None else None
-            if loose is not None:
-                self._loose_read_at = time.monotonic()
-            # A copy of the descriptor, since the save may end and close its own.
-            descriptor = -1 if loose is None else os.dup(loose.descriptor)
+            loose = self._loose.borrowed(chunk) if place is None else None
         if loose is not None:
             try:
-                got = _read_fully(descriptor, into, loose.offset, size=min(loose.size, len(into)))
-                return got, _Place(-1, loose.size)
+                return loose.read(into), _Place(-1, loose.size)
             finally:
-                os.close(descriptor)
+                os.close(loose.descriptor)
         if place is None:
             raise NotFound(f"chunk {chunk[:12]} is not in this vault; pull it")
         try:
@@ -716,7 +649,7 @@ class Vault:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
-            with _explained(f"the vault {self.root} cannot be written"):
+            with explained(f"the vault {self.root} cannot be written"):
                 yield
         except VaultFull:
             self._slots.release()
@@ -734,11 +667,11 @@ class Vault:
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 # What was coming is forgotten at a power cut anyway.
                 durable = suffix != _COMING
-                _write_file(temporary, data, durable=durable)
+                write_file(temporary, data, durable=durable)
                 os.rename(temporary, path)
                 if durable:
-                    _sync_folder(path.parent)
-                    _sync_folder(path.parent.parent)
+                    sync_folder(path.parent)
+                    sync_folder(path.parent.parent)
         except BaseException:
             # Under either name: its chunks are about to be collected.
             for name in (temporary, path):
@@ -756,122 +689,8 @@ class Vault:
             self._manifest_path(kept.job, identity + suffix).unlink(missing_ok=True)
 
     def _manifest_path(self, job: JobId, name: str) -> Path:
-        return self.root / "manifests" / _job_folder(job) / name
-
-
-# --- manifests from outside ----------------------------------------------------------------
-
-
-def manifest_id(data: bytes) -> ManifestId:
-    return ManifestId(blake3(data).hexdigest())
-
-
-def parse_manifest(data: bytes, expect: ManifestId) -> Manifest:
-    """Raises Damaged for anything but a manifest of that name that makes sense."""
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise Damaged(f"manifest {expect[:12]} is too large: {show_size(len(data))}")
-    if manifest_id(data) != expect:
-        raise Damaged(f"manifest {expect[:12]} is not what was saved; use an older checkpoint")
-    manifest = wire.decode_manifest(data)
-    check_manifest(manifest)
-    return manifest
-
-
-def check_manifest(manifest: Manifest) -> None:
-    """Raises Damaged if it contradicts itself, or would write where it must not."""
-    if manifest.chunk_bytes != CHUNK_BYTES:
-        raise Damaged(f"the manifest has chunks of {manifest.chunk_bytes} bytes, not {CHUNK_BYTES}")
-    if len(manifest.parts) > MAX_PARTS:
-        raise Damaged(f"a checkpoint has at most {MAX_PARTS} files; save fewer, larger ones")
-    _job_folder(manifest.job)
-    names = {part.name for part in manifest.parts}
-    if len(names) != len(manifest.parts):
-        raise Damaged("the manifest has two parts of one name")
-    for part in manifest.parts:
-        check_name(part.name)
-        pieces = part.name.split("/")
-        if any("/".join(pieces[:depth]) in names for depth in range(1, len(pieces))):
-            raise Damaged(f"a folder of part {part.name!r} is also a file")
-        if part.size < 0 or len(part.chunks) != chunk_count(part.size):
-            raise Damaged(f"part {part.name!r} says {part.size} bytes in {len(part.chunks)} chunks")
-        if not 0 <= part.mode <= 0o7777:
-            raise Damaged(f"part {part.name!r} has the impossible mode {part.mode:o}")
-    chunk_sizes(manifest)
-
-
-def chunk_sizes(manifest: Manifest) -> dict[ChunkId, int]:
-    """Each chunk once, in the rank in which they first appear."""
-    sizes: dict[ChunkId, int] = {}
-    for part in manifest.parts:
-        for index, chunk in enumerate(part.chunks):
-            length = chunk_length(part.size, index)
-            if sizes.setdefault(chunk, length) != length or not _is_id(chunk):
-                raise Damaged(f"part {part.name!r} has an impossible chunk {chunk[:12]!r}")
-    return sizes
+        return self.root / "manifests" / job_folder(job) / name
 
 
 def _kept(manifest: Manifest, data: bytes) -> _Kept:
     return _Kept(job=manifest.job, size=len(data), chunks=frozenset(chunk_sizes(manifest)))
-
-
-def _is_id(text: str) -> bool:
-    return len(text) == 64 and _HEX.issuperset(text)
-
-
-def _job_folder(job: JobId) -> str:
-    folder = urllib.parse.quote(job, safe="", errors="surrogatepass").replace(".", "%2E")
-    if not 0 < len(folder) <= 200:
-        raise Damaged(f"{job[:40]!r} cannot be a job's id")
-    return folder
-
-
-# --- files ---------------------------------------------------------------------------------
-
-
-def _read_fully(descriptor: int, into: memoryview, offset: int, *, size: int) -> int:
-    """Up to `size` bytes; fewer if the file ends before."""
-    got = 0
-    while got < size:
-        count = os.preadv(descriptor, [into[got:size]], offset + got)
-        if count == 0:
-            break
-        got += count
-    return got
-
-
-def _write_file(path: str, data: bytes, *, durable: bool) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        write_fully(descriptor, data, 0)
-        if durable:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _lock_file(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise Unavailable(f"another process uses the vault {path.parent}; stop it first") from error
-    return descriptor
-
-
-@contextmanager
-def _explained(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise VaultFull(f"{what}: the disk is full; make room on it") from error
-        raise Unavailable(f"{what}: {error.strerror or error}") from error

@@ -30,6 +30,7 @@ from reclaimnet.apps.bench import chaos_agent
 from reclaimnet.apps.bench.as_gateway import as_gateway
 from reclaimnet.apps.client import Gateway, ask_local
 from reclaimnet.apps.config import Config, load
+from reclaimnet.apps.own_command import finish, rn
 from reclaimnet.errors import ReclaimNetError, Unavailable
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, StatusRequest, WithdrawRequest
 from reclaimnet.model.market import JobId
@@ -208,14 +209,9 @@ class Site:
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "rn-chaos", vault], check=True)
 
     def start_gateway(self) -> None:
-        argv = [sys.executable, "-m", "reclaimnet.apps.cli", "up", "--listen"]
-        argv += [str(self.bed.address), "--gateway-port", str(self._gateway_port)]
-        argv += ["--servers", str(self.servers)]
-        done = subprocess.run(
-            argv, env=self._env, capture_output=True, timeout=2 * PATIENCE_S, check=False
-        )
-        if done.returncode != 0:
-            raise Unavailable(f"the chaos campus did not come up: {done.stderr.decode().strip()}")
+        argv = rn("up", "--listen", str(self.bed.address), "--servers", str(self.servers))
+        argv += ["--gateway-port", str(self._gateway_port)]
+        finish(argv, "`rn up` of the chaos campus", env=self._env, patience_s=2 * PATIENCE_S)
         self._gateway_port = int(str(self.config.gateway_url).rpartition(":")[2])
 
     def start_guard(self, host: str) -> None:

@@ -40,6 +40,7 @@ from reclaimnet.apps.bench.load_minds import Count
 from reclaimnet.apps.cli_jobs import LISTED
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import Config, load
+from reclaimnet.apps.own_command import finish, rn
 from reclaimnet.apps.register import STANDING, Register
 from reclaimnet.errors import ReclaimNetError, Unavailable
 from reclaimnet.model.market import JobId, NodeId
@@ -162,16 +163,10 @@ class Site:
         return keys
 
     def _rn(self, *words: str) -> None:
-        argv = [sys.executable, "-m", "reclaimnet.apps.cli", *words]
-        done = subprocess.run(
-            argv, env=self._env, capture_output=True, timeout=READY_S, check=False
-        )
-        if done.returncode != 0:
-            raise Unavailable(f"`rn {words[0]}` failed: {done.stderr.decode().strip()}")
+        finish(rn(*words), f"`rn {words[0]}`", env=self._env, patience_s=READY_S)
 
     def _start_agent(self, name: str) -> None:
-        argv = [sys.executable, "-m", "reclaimnet.apps.cli", "agent", "--name", name]
-        argv += ["--gpus", "1", "--lend"]
+        argv = rn("agent", "--name", name, "--gpus", "1", "--lend")
         with (self.home / f"{name}.log").open("wb") as log:
             self.agents[name] = subprocess.Popen(
                 argv, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -266,10 +261,9 @@ class Site:
 
     def ps(self) -> tuple[float, float]:
         """Wall and CPU seconds of the whole command."""
-        argv = [sys.executable, "-m", "reclaimnet.apps.cli", "ps"]
         began = time.monotonic()
         child = subprocess.Popen(
-            argv, env=self._env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            rn("ps"), env=self._env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)

@@ -14,18 +14,16 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Final
 
-from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.nats.access import Key
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.seals import Seal
 from reclaimnet.adapters.nats.witness import Witness
 from reclaimnet.adapters.tls import ca
-from reclaimnet.apps.bench.place_live import BenchAgent
-from reclaimnet.errors import Unavailable
+from reclaimnet.apps.bench.timed_agent import TimedAgent
+from reclaimnet.engine.node import Node
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
-from reclaimnet.model.market import NodeId, Offer, Terms
-from reclaimnet.model.units import MINUTE, SECOND
+from reclaimnet.model.units import SECOND
 
 GPUS: Final = 2
 FLUSHES: Final = 30
@@ -51,40 +49,12 @@ class Count:
     """Job and epoch."""
     cpu_s: float = 0.0
 
+    def handled(self, _mind: Node, event: ev.Event) -> None:
+        self.probes += isinstance(event, ev.ProbeArrived)
 
-class LoadAgent(BenchAgent):
-    def __init__(self, node: NodeId, campus: Campus, count: Count) -> None:
-        super().__init__(node, campus)
-        self._count = count
-
-    async def live(self) -> None:
-        node = self.mind.body.node
-        offer = Offer(provider="load", gpus=find.declared(node, GPUS), terms=Terms(notice=MINUTE))
-        await self.campus.listen(node, self.deliver)
-        self.deliver(ev.LendAsked(request="lend", offer=offer))
-
-    def deliver(self, event: ev.Event) -> None:
-        if isinstance(event, ev.ProbeArrived):
-            self._count.probes += 1
-        super().deliver(event)
-
-    async def _beat(self, order: od.Beat) -> None:
-        self._count.beats += 1
-        try:
-            await super()._beat(order)
-        except Unavailable:
-            self._count.beats_lost += 1
-            raise
-
-    def _start(self, order: od.Start) -> None:
-        self._count.started.append((order.job, order.epoch))
-        self._submitted.pop(order.job, None)
-        self._taken.pop(order.job, None)
-        started = ev.ProcessStarted(job=order.job, epoch=order.epoch)
-        exited = ev.ProcessExited(job=order.job, epoch=order.epoch, code=0)
-        self._loop.call_soon(self.deliver, started)
-        lasts = (order.spec.lasts or 0) / SECOND
-        self._loop.call_later(lasts, self.deliver, exited)
+    def began(self, order: od.Start) -> float:
+        self.started.append((order.job, order.epoch))
+        return (order.spec.lasts or 0) / SECOND
 
 
 def work(url: str, authority: str, keys: list[Key], pipe: Connection) -> None:
@@ -95,7 +65,7 @@ def work(url: str, authority: str, keys: list[Key], pipe: Connection) -> None:
 
 async def _work(url: str, authority: str, keys: list[Key], pipe: Connection) -> None:
     count = Count()
-    agents: list[LoadAgent] = []
+    agents: list[TimedAgent] = []
     tls, seal = ca.server_known_by(authority), Seal(authority)
     opening = asyncio.Semaphore(OPENING)
 
@@ -105,9 +75,9 @@ async def _work(url: str, authority: str, keys: list[Key], pipe: Connection) -> 
             campus = await Campus.connect(
                 url, key, key.name, tls=tls, prepare=False, witness=witness
             )
-            agent = LoadAgent(key.name, campus, count)
+            agent = TimedAgent(key.name, campus, began=count.began, handled=count.handled)
             agents.append(agent)
-            await agent.live()
+            await agent.lend(GPUS)
 
     hearing: asyncio.Task[None] | None = None
     try:
@@ -120,6 +90,8 @@ async def _work(url: str, authority: str, keys: list[Key], pipe: Connection) -> 
                 while not await agent.campus.flush_journal() and tries:
                     tries -= 1
                 count.journalled[agent.mind.body.node] = agent.campus.journal_added
+            count.beats = sum(agent.beats for agent in agents)
+            count.beats_lost = sum(agent.beats_lost for agent in agents)
             count.dropped = sum(agent.campus.journal_dropped for agent in agents)
             count.bad = sum(agent.campus.store.bad_messages for agent in agents)
             count.cpu_s = time.process_time()
@@ -130,10 +102,10 @@ async def _work(url: str, authority: str, keys: list[Key], pipe: Connection) -> 
         await asyncio.gather(*(agent.close() for agent in agents), return_exceptions=True)
 
 
-async def _hear_dispatchers(agents: list[LoadAgent]) -> None:
+async def _hear_dispatchers(agents: list[TimedAgent]) -> None:
     hearing = agents[0].campus.watch_cards(is_urgent=lambda: False)
     async with contextlib.aclosing(hearing) as cards:
         async for heard in cards:
             if heard.card.roles:
                 for agent in agents:
-                    agent.deliver(ev.BeatHeard(card=heard.card))
+                    agent.hear(heard.card)

@@ -33,6 +33,7 @@ from reclaimnet.adapters.tls import ca
 from reclaimnet.apps import bundle, up
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
+from reclaimnet.apps.own_command import finish, rn
 from reclaimnet.errors import Unavailable
 from reclaimnet.model.asking import LendRequest, ReclaimRequest
 from reclaimnet.model.market import NodeId
@@ -376,14 +377,11 @@ def campus(
     env = {key: value for key, value in os.environ.items() if not key.startswith("RECLAIMNET_")}
     env |= {"XDG_STATE_HOME": str(home / "state"), "XDG_CONFIG_HOME": str(home / "config")}
     config = load(env=env, project=home / "none", system=home / "none")
-    rn = [sys.executable, "-m", "reclaimnet.apps.cli"]
     try:
-        _run([*rn, "up", "--gateway-port", "0", "--listen", network.listen], env)
+        _run(rn("up", "--gateway-port", "0", "--listen", network.listen), env)
         lending = ("--gpus", "1", "--lend", "--detach", "--suite", suite)
         commands = [
-            network.on(
-                name, [*rn, "agent", "--name", name, *lending, "--address", network.host(name)]
-            )
+            network.on(name, rn("agent", "--name", name, *lending, "--address", network.host(name)))
             for name in agents
         ]
         with ThreadPoolExecutor() as starting:
@@ -400,16 +398,7 @@ def campus(
 
 
 def _run(command: list[str], env: dict[str, str]) -> None:
-    done = subprocess.run(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise Unavailable(f"{' '.join(command[2:5])} failed: {done.stderr.decode().strip()}")
+    finish(command, " ".join(command[2:5]), env=env, patience_s=PATIENCE_S)
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,21 +23,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from reclaimnet import journal
-from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.server import start_server, stop_server
-from reclaimnet.apps.live.world import written
-from reclaimnet.engine.body import Body
-from reclaimnet.engine.dispatcher import DISPATCHER
+from reclaimnet.apps.bench.timed_agent import TimedAgent
 from reclaimnet.engine.node import Node
 from reclaimnet.errors import Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
-from reclaimnet.model.market import JobId, NodeId, Offer, Terms
-from reclaimnet.model.units import MINUTE, SECOND
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, Saving
-from reclaimnet.policy.suite import Suite
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -54,7 +49,6 @@ FLOOD_WIDTH: Final = 96
 """Jobs under way at once while it is counted how many can be placed."""
 SETTLE_S: Final = 4.0
 IDLE_S: Final = 3.0
-ROLE_TTL: Final = 6 * SECOND
 READY_S: Final = 60.0
 ANSWER_S: Final = 60.0
 OUT: Final = Path("out")
@@ -79,145 +73,28 @@ class Tally:
     seen: tuple[Seen, ...]
 
 
-# --- an agent's mind -----------------------------------------------------------------------
+class Placements:
+    """What the agents of a process have seen of jobs that came to them."""
 
-
-class BenchAgent:
-    """A live world for one mind, in which a process is only a timer."""
-
-    def __init__(self, node: NodeId, campus: Campus) -> None:
-        self.campus = campus
-        self.mind = Node(Body(node=node, provider="bench"), Suite())
+    def __init__(self) -> None:
         self.seen: list[Seen] = []
-        self._taken: dict[JobId, float] = {}
         self._submitted: dict[JobId, int] = {}
-        self._loop = asyncio.get_running_loop()
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._watching: asyncio.Task[None] | None = None
+        self._taken: dict[JobId, float] = {}
 
-    async def live(self) -> None:
-        node = self.mind.body.node
-        offer = Offer(provider="bench", gpus=find.declared(node, GPUS), terms=Terms(notice=MINUTE))
-        await self.campus.listen(node, self.deliver)
-        self.deliver(ev.LendAsked(request="lend", offer=offer))
-        self._spawn(self._hear())
-        self._spawn(self.campus.hold_role(DISPATCHER, node, ROLE_TTL, self._role))
-
-    def deliver(self, event: ev.Event) -> None:
-        now = time.time_ns()
+    def handled(self, mind: Node, event: ev.Event) -> None:
         if isinstance(event, ev.TicketRedeemed):
-            self._submitted[event.record.id] = event.record.submitted_at
-        orders = self.mind.handle(event, now)
-        if isinstance(event, ev.TicketRedeemed) and event.record.id in self.mind.guests.attempts:
-            self._taken[event.record.id] = (time.time_ns() - event.record.submitted_at) / 1e6
-        for entry in journal.entries(now, self.mind.body.node, event, orders):
-            self.campus.journal(entry)
-        for order in orders:
-            self._carry_out(order)
-        if orders or not isinstance(event, ev.BeatHeard):
-            self._set_alarm()
+            job = event.record.id
+            self._submitted[job] = event.record.submitted_at
+            if job in mind.guests.attempts:
+                self._taken[job] = self._since(job)
 
-    def _set_alarm(self) -> None:
-        wake = self.mind.next_wake()
-        if wake is None or (self._alarm is not None and self._alarm_at <= wake):
-            return
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm_at = wake
-        delay = max(wake - time.time_ns(), 0) / SECOND
-        self._alarm = self._loop.call_later(delay, self._ring)
-
-    def _ring(self) -> None:
-        self._alarm = None
-        self.deliver(ev.Woke())
-
-    def _carry_out(self, order: od.Order) -> None:
-        match order:
-            case od.Tell():
-                if order.to == self.mind.body.node:
-                    self._loop.call_soon(self.deliver, order.event)
-                else:
-                    self._spawn(self.campus.tell(order.to, order.event))
-            case od.Write():
-                self._spawn(self._write(order))
-            case od.Read():
-                self._spawn(self._read(order.job))
-            case od.Beat():
-                self._spawn(self._beat(order))
-            case od.Check():
-                self._spawn(self._check(order.node))
-            case od.Start():
-                self._start(order)
-            case _:
-                pass
-
-    def _start(self, order: od.Start) -> None:
-        began = (time.time_ns() - self._submitted[order.job]) / 1e6
+    def began(self, order: od.Start) -> float:
+        began = self._since(order.job)
         self.seen.append(Seen(order.job, self._taken.get(order.job, began), began))
-        started = ev.ProcessStarted(job=order.job, epoch=order.epoch)
-        exited = ev.ProcessExited(job=order.job, epoch=order.epoch, code=0)
-        self._loop.call_soon(self.deliver, started)
-        self._loop.call_later(JOB_S, self.deliver, exited)
+        return JOB_S
 
-    async def _write(self, order: od.Write) -> None:
-        self.deliver(await written(self.campus, order))
-
-    async def _read(self, job: JobId) -> None:
-        self.deliver(ev.RecordSeen(job=job, record=await self.campus.records.read(job)))
-
-    async def _beat(self, order: od.Beat) -> None:
-        sent_at = time.time_ns()
-        await self.campus.beat(order.card)
-        self.deliver(ev.BeatAcked(sent_at=sent_at))
-
-    async def _check(self, node: NodeId) -> None:
-        self.deliver(ev.BeatChecked(node=node, card=await self.campus.read_card(node)))
-
-    async def _hear(self) -> None:
-        hearing = self.campus.watch_cards(is_urgent=lambda: self.mind.dispatcher is not None)
-        async with contextlib.aclosing(hearing) as cards:
-            async for heard in cards:
-                self.deliver(ev.BeatHeard(card=heard.card))
-
-    def _role(self, event: ev.RoleWon | ev.RoleLost) -> None:
-        self.deliver(event)
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None
-        if isinstance(event, ev.RoleWon):
-            self._watching = self._spawn(self._watch())
-
-    async def _watch(self) -> None:
-        async with contextlib.aclosing(self.campus.records.watch()) as records:
-            async for record in records:
-                self.deliver(ev.RecordSeen(job=record.id, record=record))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            # What the link lost is asked again by the mind; the exception was seen.
-            task.exception()
-
-    async def close(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.campus.close()
-
-    def messages(self) -> tuple[int, int]:
-        """Sent and received over its connection so far."""
-        stats = self.campus._link.client.stats
-        return stats["out_msgs"], stats["in_msgs"]
+    def _since(self, job: JobId) -> float:
+        return (time.time_ns() - self._submitted[job]) / 1e6
 
 
 # --- a process with some of the agents -----------------------------------------------------
@@ -229,24 +106,29 @@ def work(url: str, token: str, names: list[str], pipe: Connection) -> None:
 
 
 async def _work(url: str, token: str, names: list[str], pipe: Connection) -> None:
-    agents: list[BenchAgent] = []
+    agents: list[TimedAgent] = []
+    placements = Placements()
     try:
         for name in names:
-            agent = BenchAgent(NodeId(name), await Campus.connect(url, token, name))
+            campus = await Campus.connect(url, token, name)
+            agent = TimedAgent(
+                NodeId(name), campus, began=placements.began, handled=placements.handled
+            )
             agents.append(agent)
-            await agent.live()
+            await agent.lend(GPUS)
+            agent.dispatch()
         pipe.send("ready")
         while True:
             question = await asyncio.to_thread(pipe.recv)
             if question == "end":
                 return
-            counts = [agent.messages() for agent in agents]
+            counts = [agent.campus.messages() for agent in agents]
             pipe.send(
                 Tally(
                     sum(sent for sent, _ in counts),
                     sum(received for _, received in counts),
                     time.process_time(),
-                    tuple(seen for agent in agents for seen in agent.seen),
+                    tuple(placements.seen),
                 )
             )
     finally:

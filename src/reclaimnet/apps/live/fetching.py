@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from reclaimnet.adapters.vault.pulling import PullResult, pull
 from reclaimnet.adapters.vault.store import Vault
-from reclaimnet.adapters.vault.transfer import PullResult, pull
 from reclaimnet.apps.live.errands import Errands
 from reclaimnet.apps.live.processes import Processes
 from reclaimnet.apps.live.scratch import LaidOut

@@ -13,7 +13,8 @@ from typing import Final
 from reclaimnet.adapters.linux.attempts.job_files import remove_tree
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.vault.assembly import Assembly, changed_chunks
-from reclaimnet.adapters.vault.store import CHUNK_BYTES, Vault
+from reclaimnet.adapters.vault.manifests import CHUNK_BYTES
+from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps import bundle
 from reclaimnet.apps.live.errands import Errands
 from reclaimnet.model.market import JobId

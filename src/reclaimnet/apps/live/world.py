@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import ssl
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, assert_never
@@ -21,10 +21,11 @@ from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.linux.sandbox import Sandbox
 from reclaimnet.adapters.nats.campus import Campus
-from reclaimnet.adapters.nats.records import Refused
 from reclaimnet.adapters.vault.sending import Sendings
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps.guarded import Guarded
+from reclaimnet.apps.live.alarm import Alarm
+from reclaimnet.apps.live.board import Board
 from reclaimnet.apps.live.clock import Clock
 from reclaimnet.apps.live.errands import Errands
 from reclaimnet.apps.live.fetching import Fetching
@@ -36,12 +37,10 @@ from reclaimnet.apps.live.reflex import Reflex
 from reclaimnet.apps.live.scratch import RESUME, Scratch
 from reclaimnet.apps.live.serving import Serving
 from reclaimnet.engine.node import Node
-from reclaimnet.errors import Damaged, Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
-from reclaimnet.model.market import Card, JobId, NodeId
+from reclaimnet.model.market import Card, NodeId
 from reclaimnet.model.rhythm import ExplainLink
-from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import ManifestId
 
 FLUSH_PATIENCE_S: Final = 2.0
@@ -52,8 +51,9 @@ class LiveWorld:
     """What came of an order is delivered to the mind as an event.
 
     It delivers events, wakes the mind and gives each order to the part whose state it changes:
-    processes, keeping (checkpoints), fetching and serving (transfers to and from here), holding
-    (what jobs send), or to the campus. Only the reflex (memory) acts by itself, and then tells.
+    the board (records, cards, messages), processes, keeping (checkpoints), fetching and serving
+    (transfers to and from here), holding (what jobs send). Only the reflex (memory) acts by itself,
+    and then tells.
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class LiveWorld:
         self._campus = campus
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = 0
+        self._alarm = Alarm(now=clock.now, ring=lambda: self.deliver(ev.Woke()))
         self._cards: dict[NodeId, Card] = {}
         self._answers: dict[str, asyncio.Future[od.Answer]] = {}
         self._closed = False
         self._turned = asyncio.Event()
         self._uplink = Uplink()
         self._errands = Errands()
+        self._board = Board(node, campus=campus, errands=self._errands, deliver=self.deliver)
         self._logs = Logs(node, campus)
         self._errands.run(self._logs.send())
         protect_self()
@@ -161,7 +161,7 @@ class LiveWorld:
             self.after_owner_event()
         for order in orders[len(stops) :]:
             self._carry_out(order)
-        self._set_alarm()
+        self._alarm.set(self.mind.next_wake())
         self._turned.set()
 
     async def empty(self) -> None:
@@ -181,39 +181,25 @@ class LiveWorld:
         self.deliver(event)
         return await answer
 
-    def _set_alarm(self) -> None:
-        """One that rings too early only asks again, so that most events need not touch it."""
-        wake = self.mind.next_wake()
-        if wake is None or (self._alarm is not None and self._alarm_at <= wake):
-            return
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm_at = wake
-        delay = max(wake - self._clock.now(), 0) / SECOND
-        self._alarm = self._loop.call_later(delay, self._ring)
-
-    def _ring(self) -> None:
-        self._alarm = None
-        self.deliver(ev.Woke())
-
     # --- orders out ------------------------------------------------------------------------
 
     def _carry_out(self, order: od.Order) -> None:
         match order:
             case od.Tell():
-                self._tell(order)
+                self.serving.invite(order)
+                self._board.tell(order)
             case od.Answer():
                 waiting = self._answers.pop(order.request, None)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(order)
             case od.Write():
-                self._errands.run(self._write(order))
+                self._board.write(order)
             case od.Read():
-                self._errands.run(self._read(order.job))
+                self._board.read(order)
             case od.Beat():
                 self._errands.run(self._beat(order.card))
             case od.Check():
-                self._errands.run(self._check(order.node))
+                self._board.check(order)
             case od.HoldLease():
                 self.processes.hold_lease(order)
             case od.WarmUp():
@@ -251,37 +237,12 @@ class LiveWorld:
             case _:
                 assert_never(order)
 
-    def _tell(self, order: od.Tell) -> None:
-        self.serving.invite(order)
-        if order.to == self.node:
-            self._loop.call_soon(self.deliver, order.event)
-        else:
-            self._errands.run(self._attempted(self._campus.tell(order.to, order.event)))
-
-    async def _attempted(self, sending: Awaitable[None]) -> None:
-        """At most once: who needs an answer waits for it, and asks again if none comes."""
-        with contextlib.suppress(Unavailable):
-            await sending
-
-    async def _write(self, order: od.Write) -> None:
-        self.deliver(await written(self._campus, order))
-
-    async def _read(self, job: JobId) -> None:
-        with contextlib.suppress(Unavailable):
-            self.deliver(ev.RecordSeen(job=job, record=await self._campus.records.read(job)))
-
     async def _beat(self, card: Card) -> None:
         sent_at = self._clock.now()
         card = replace(card, traffic=self._uplink.rates(sent_at))
         if self._guard is not None:
             card = replace(card, edge=self._guard.edge())
-        with contextlib.suppress(Unavailable):
-            await self._campus.beat(card)
-            self.deliver(ev.BeatAcked(sent_at=sent_at))
-
-    async def _check(self, node: NodeId) -> None:
-        with contextlib.suppress(Unavailable):
-            self.deliver(ev.BeatChecked(node=node, card=await self._campus.read_card(node)))
+        await self._board.beat(card, sent_at)
 
     async def _forget(self, order: od.Forget, known: frozenset[ManifestId] | None) -> None:
         await self._keeping.forget(order, known)
@@ -341,8 +302,7 @@ class LiveWorld:
 
     async def close(self) -> None:
         self._closed = True
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._alarm.cancel()
         self._fetching.stop()
         self._holding.stop()
         await self._errands.cancel()
@@ -350,15 +310,3 @@ class LiveWorld:
         await asyncio.to_thread(self.runner.close)
         await self._errands.close()
         await self._holding.close()
-
-
-async def written(campus: Campus, order: od.Write) -> ev.Written | ev.WriteRefused | ev.WriteFailed:
-    """Write the record; what came of it."""
-    record, writer = order.record, order.writer
-    try:
-        result = await campus.records.write(record)
-    except (Unavailable, Damaged) as error:
-        return ev.WriteFailed(job=record.id, reason=str(error), writer=writer)
-    if isinstance(result, Refused):
-        return ev.WriteRefused(job=record.id, current=result.current, writer=writer)
-    return ev.Written(record=result, writer=writer)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from reclaimnet.engine.attempt import Attempt
 from reclaimnet.engine.booking import BOOKED_PATIENCE, OFFERED_PATIENCE, Booking
 from reclaimnet.engine.copies import COPY_TRIES, Copies
@@ -17,11 +19,22 @@ from reclaimnet.model.events import (
     ProcessExited,
     PullFailed,
     RecordSeen,
+    SaveFailed,
     Written,
 )
-from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
-from reclaimnet.model.orders import Explain, HoldLease, Order, Pull, Read, Tell, Write
-from reclaimnet.model.units import SECOND
+from reclaimnet.model.market import Card, Cause, Gpu, GpuId, JobId, NodeId, Notice, NoticeId
+from reclaimnet.model.orders import (
+    Explain,
+    HoldLease,
+    Order,
+    Pull,
+    Read,
+    Resume,
+    Save,
+    Tell,
+    Write,
+)
+from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import (
     REQUEUE_EXIT_CODE,
     Checkpoint,
@@ -231,6 +244,31 @@ def test_who_is_restarted_while_a_job_leaves_it_gives_back_the_place_it_had_book
     assert withdrawn in lost
     for stays in (replace(leaves, standby=None), replace(leaves, state=JobState.RUNNING)):
         assert not [order for order in adopted(stays) if isinstance(order, Tell)]
+
+
+# --- a last state that could not be kept ----------------------------------------------------
+
+
+@pytest.mark.parametrize("why", ["reclaim", "memory"])
+def test_a_job_goes_on_after_a_last_state_that_could_not_be_kept(why: str) -> None:
+    """It waits for whoever asked for it, and nobody will take it over: should the owner take the
+    notice back, it would stand still for ever."""
+    around = neighbourhood(THERE)
+    record = replace(RECORD, checkpoints=())
+    attempt = Attempt(node=HERE, record=record, gpus=(), source=None, suite=Suite(), around=around)
+    attempt.adopt(0)
+    if why == "reclaim":
+        notice = Notice(
+            id=NoticeId("n"), gpus=(), given_at=0, deadline=MINUTE, cause=Cause.RECLAIM, reason=""
+        )
+        asked = attempt.leave(notice, 0)
+        for _ in range(30):
+            asked += attempt.woke(attempt.next_wake() or 0)
+    else:
+        asked = attempt.release("memory", SECOND, 0)
+    assert [order for order in asked if isinstance(order, Save) and order.final]
+    failed = attempt.save_failed(SaveFailed(job=JOB, epoch=1, reason="the disk is full"), MINUTE)
+    assert Resume(job=JOB, epoch=1) in failed
 
 
 # --- stumbles ------------------------------------------------------------------------------

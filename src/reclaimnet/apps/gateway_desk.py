@@ -222,7 +222,7 @@ class Desk:
             return self._view.is_closing or record is None or record.state.terminal
 
         epoch_before, at_line_start = 1, True
-        pieces = self._campus.read_log(job, follow, ended)
+        pieces = self._campus.read_log(job, follow=follow, ended=ended)
         async with aclosing(pieces):
             async for epoch, node, data in pieces:
                 if epoch != epoch_before:

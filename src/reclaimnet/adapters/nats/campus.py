@@ -511,7 +511,7 @@ class Campus:
                 )
 
     async def read_log(
-        self, job: JobId, follow: bool = False, ended: Callable[[], bool] = lambda: False
+        self, job: JobId, *, follow: bool = False, ended: Callable[[], bool] = lambda: False
     ) -> AsyncGenerator[tuple[int, NodeId, bytes], None]:
         """What the job wrote, as (epoch, node, bytes). With `follow` it goes on with what
         comes, until `ended` says so and nothing came for a moment."""

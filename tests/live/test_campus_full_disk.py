@@ -1,4 +1,4 @@
-"""A disk full in the middle of a manifest: the job runs on, and goes back to what is whole."""
+"""A full disk: jobs run on, and go back to what is whole; owners get their machines back."""
 
 import os
 from pathlib import Path
@@ -71,6 +71,26 @@ def test_a_disk_that_is_full_in_the_middle_of_a_manifest(tmp_path: Path) -> None
         campus.await_job(job, lambda r: not r.reason, "nothing is wrong any more")
         campus.counted()
         assert "disk is full" in campus.why(job)
+
+
+def test_an_owner_whose_disk_is_full_gets_the_machine_back(tmp_path: Path) -> None:
+    with small_disk(16 * MIB) as disk, live_campus(tmp_path) as campus:
+        campus.start()
+        campus.config.agents.mkdir(parents=True)
+        (campus.config.agents / "a").symlink_to(disk)
+        agent = campus.add("a")
+        job = campus.train()
+        campus.await_saved(job)
+        with fill(disk, leave=0) as take_the_rest:
+            take_the_rest()
+            agent.reclaim(grace_s=0)
+            until(lambda: not agent.guests(), "no guest is left")
+            record = campus.await_job(job, lambda r: r.holder is None, "it waits")
+            assert record.checkpoints
+            # Killed, it has not forgotten: it lends only what it is told to lend again.
+            agent.restart()
+            assert not agent.card().vacant
+        campus.counted()
 
 
 def has_vacant_slot(vault: Path) -> bool:

@@ -1,6 +1,8 @@
 """Real processes: attempts run, save, stand still, leave and end as they were told to."""
 
 import contextlib
+import errno
+import io
 import json
 import os
 import signal
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 from tests.live.reporting import Reporting
 from tests.live.waiting import alive, until
+from tests.vault_files import fill, small_disk
 
 from reclaimnet.adapters.linux import cgroup, minder
 from reclaimnet.adapters.linux.attempts import sdk_saves, signal_saves
@@ -30,7 +33,7 @@ from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.errors import Unavailable
 from reclaimnet.model.market import Cause, GpuId, JobId, Notice, NoticeId
 from reclaimnet.model.page import FOREVER, Word
-from reclaimnet.model.units import SECOND
+from reclaimnet.model.units import MIB, SECOND
 from reclaimnet.model.work import JobSpec, Saving
 from reclaimnet.sdk import image
 
@@ -565,7 +568,7 @@ AGENT = """
     import sys, threading, time
     from pathlib import Path
     from reclaimnet.adapters.linux.runner import Runner
-    from reclaimnet.model.units import SECOND
+    from reclaimnet.model.units import MIB, SECOND
     from reclaimnet.model.work import JobSpec, Saving
     root, script, saving, lease_s, limit_s = Path(sys.argv[1]), *sys.argv[2:]
     runner = Runner(root, lambda report: print(type(report).__name__, flush=True))
@@ -776,6 +779,20 @@ def test_exit_85_is_a_checkpoint_and_a_wish_to_run_again(plain, tmp_path):
     assert "resumed half way" in plain.log(2)
 
 
+@pytest.mark.parametrize("left", ["nothing", "a file"])
+def test_a_job_that_removes_its_checkpoint_directory_ends_all_the_same(plain, tmp_path, left):
+    text = """
+        import os, shutil, sys
+        shutil.rmtree(os.environ["RN_CHECKPOINT_DIR"])
+        if LEFT == "a file":
+            open(os.environ["RN_CHECKPOINT_DIR"], "w").close()
+        sys.exit(85)
+    """.replace("LEFT", repr(left))
+    plain.start(script(tmp_path, text, saving=Saving.SIGNAL))
+    assert plain.wait(Exited).code == 85
+    assert not plain.all(Snapshot)
+
+
 def test_a_script_that_only_knows_sigterm_leaves_with_its_checkpoint(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(signal_saves, "TERM_AFTER", SECOND // 5)
     text = """
@@ -856,12 +873,63 @@ def test_what_was_left_half_made_is_removed(root):
         bench.close()
 
 
+@pytest.mark.parametrize("lost", ["attempt.json", "page"])
+def test_an_attempt_of_which_nothing_can_be_read_any_more_is_ended_and_removed(
+    root, tmp_path, lost
+):
+    """As the power fails, what was written last may be left empty; the next agent starts all the
+    same."""
+    first = Bench(root, cgroups=False)
+    first.start(script(tmp_path, COUNTER))
+    first.wait_step(1)
+    minder_pid = first.runner.minder_of(JOB, 1)
+    if lost == "page":
+        # What is mapped still must not be made shorter.
+        (root / f"{JOB}.1" / "page").unlink()
+    (root / f"{JOB}.1" / lost).write_bytes(b"")
+    first.runner.close()
+    second = Bench(root, cgroups=False)
+    try:
+        assert second.runner.adopt() == []
+        assert not (root / f"{JOB}.1").exists()
+        until(lambda: not alive(minder_pid), "its processes are gone")
+    finally:
+        second.close()
+
+
 def test_a_flood_of_output_is_skipped_not_kept(plain, tmp_path):
     text = "import sys\nfor _ in range(300): sys.stdout.write('x' * 99_999 + chr(10))\nprint('end')"
     plain.start(script(tmp_path, text, saving=Saving.NONE))
     plain.wait(Exited)
     assert plain.log().endswith("end\n")
     assert len(plain.log()) == 300 * 100_000 + 4 or "bytes of log skipped" in plain.log()
+
+
+@pytest.mark.needs("root")
+def test_what_a_full_disk_keeps_from_starting_is_not_the_jobs_fault(tmp_path):
+    with small_disk(4 * MIB) as disk:
+        bench = Bench(disk / "runs", cgroups=False)
+        try:
+            for epoch, left in enumerate((0, 4096, 5 * 4096, 9 * 4096), start=1):
+                with fill(disk, leave=left):
+                    bench.start(script(tmp_path, "pass", saving=Saving.NONE), epoch=epoch)
+                    exited = bench.wait(Exited, epoch=epoch)
+                    assert exited.killed or exited.code == 0, exited
+                    assert left or exited.killed
+        finally:
+            bench.close()
+
+
+def test_a_log_that_cannot_be_written_does_not_leave_the_attempts_alone(plain, monkeypatch):
+    class Full(io.TextIOBase):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    done = threading.Event()
+    plain.runner._loop.do(lambda: 1 // 0)
+    plain.runner._loop.do(done.set)
+    assert done.wait(PATIENCE_S)
 
 
 def test_a_limit_stands_when_it_has_been_asked_for_however_busy_the_runner_is(bench, tmp_path):

@@ -172,7 +172,7 @@ def test_jobs_behind_one_link_are_heard_and_kept_apart() -> None:
     mind = world.machines[NodeId("n0")].mind
     assert mind is not None
     conductor = mind.concert.conductors["building narrow"]
-    assert conductor.clock_error(NodeId("n1"), world.now) < 10 * MILLISECOND
+    assert conductor.clocks.error(NodeId("n1"), world.now) < 10 * MILLISECOND
     link = next(one for one in conductor.seen() if one.link == "narrow up")
     assert {voice.job for voice in link.voices} == set(jobs)
     assert all(voice.shift is not None for voice in link.voices)

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from reclaimnet.engine.conductor import PATIENCE, SETTLE, STAYS, Conductor
+from reclaimnet.engine.conductor import SETTLE, Conductor
+from reclaimnet.engine.player import PATIENCE
+from reclaimnet.engine.strain import STAYS
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.page import wait_before
@@ -306,7 +308,7 @@ def test_clocks_are_disciplined_and_their_error_is_told() -> None:
         heard = asked + way * MILLISECOND
         conductor.handle(ClockSampled(node=far, asked=asked, told=told, heard=heard), heard)
     now = 3 * SECOND
-    error = conductor.clock_error(far, now)
+    error = conductor.clocks.error(far, now)
     assert MILLISECOND <= error < 2 * MILLISECOND
     conductor.handle(seen(A), now)
     conductor.handle(seen(B, node=far), now)

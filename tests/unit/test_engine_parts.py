@@ -5,16 +5,19 @@ from dataclasses import replace
 from reclaimnet.engine.attempt import Attempt
 from reclaimnet.engine.booking import BOOKED_PATIENCE, OFFERED_PATIENCE, Booking
 from reclaimnet.engine.copies import COPY_TRIES, Copies
+from reclaimnet.engine.dispatcher import Dispatcher
 from reclaimnet.engine.fetch import FETCH_ROUNDS, Fetch
 from reclaimnet.engine.lease import Lease
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood
 from reclaimnet.engine.pen import Pen
 from reclaimnet.engine.strays import LOOK_AGAIN, Strays
-from reclaimnet.model.events import PullFailed, RecordSeen, Written
+from reclaimnet.engine.stumbles import SOON, rest_of
+from reclaimnet.model.events import ProcessExited, PullFailed, RecordSeen, Written
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
-from reclaimnet.model.orders import HoldLease, Order, Pull, Read, Tell, Write
+from reclaimnet.model.orders import Explain, HoldLease, Order, Pull, Read, Tell, Write
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import (
+    REQUEUE_EXIT_CODE,
     Checkpoint,
     JobRecord,
     JobSpec,
@@ -200,3 +203,44 @@ def test_who_refused_a_copy_is_not_asked_for_it_again_and_few_are_asked() -> Non
     assert not any(copies.refused(NodeId(f"n{n}")) for n in range(COPY_TRIES - len(asked)))
     copies.begin()
     assert copies.ask(record, mine, 0)[0] in asked
+
+
+# --- stumbles ------------------------------------------------------------------------------
+
+
+def ended(record: JobRecord, *, began: int, now: int, code: int = REQUEUE_EXIT_CODE) -> JobRecord:
+    """An attempt that is started then and whose process exits now; the record it leaves."""
+    waiting = replace(record, holder=None, state=JobState.PENDING)
+    attempt = Attempt(
+        node=HERE, record=waiting, gpus=(), source=None, suite=Suite(), around=neighbourhood()
+    )
+    attempt.arrival.begin(began)
+    attempt.written(Written(record=attempt.record, writer=Writer.ATTEMPT), began)
+    attempt.started(began)
+    attempt.exited(ProcessExited(job=JOB, epoch=attempt.epoch, code=code, killed=code == 137), now)
+    return attempt.record
+
+
+def test_a_job_that_ends_at_once_with_nothing_saved_rests_for_longer_each_time() -> None:
+    record, rests = replace(RECORD, checkpoints=()), []
+    for code in (REQUEUE_EXIT_CODE, 137) * 6:
+        record = ended(record, began=5, now=5 + SOON - 1, code=code)
+        assert record.state is JobState.PENDING
+        rests.append(rest_of(record) // SECOND)
+    assert rests == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60]
+    assert rest_of(ended(record, began=5, now=5 + SOON)) == 0, "it did something"
+
+
+def test_a_job_that_rests_is_not_placed_before_and_its_user_is_told_until_when() -> None:
+    around = neighbourhood(THERE)
+    around.heard(replace(around.card(THERE), beat=1, vacant=(GpuId("g"),)), 1)
+    dispatcher = Dispatcher(node=HERE, suite=Suite(), around=around, now=0)
+    record = replace(RECORD, holder=None, state=JobState.PENDING, checkpoints=(), stumbles=2)
+    (told,) = dispatcher.record_seen(record, 0)
+    assert isinstance(told, Explain)
+    assert told.decision.chosen == "in 2s"
+    assert not [o for o in dispatcher.woke(2 * SECOND - 1) if isinstance(o, Tell)]
+    assert [o for o in dispatcher.woke(2 * SECOND) if isinstance(o, Tell)]
+    healthy = replace(record, id=JobId("k"), stumbles=0)
+    again = Dispatcher(node=HERE, suite=Suite(), around=around, now=0)
+    assert [o for o in again.record_seen(healthy, 0) if isinstance(o, Tell)]

@@ -1,6 +1,7 @@
 """Parts of the live world, without a machine below them."""
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,20 @@ import pytest
 
 from reclaimnet.adapters.linux.attempts import reports as rn
 from reclaimnet.adapters.vault.pulling import PullResult
+from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps.live import fetching
 from reclaimnet.apps.live.clock import Clock
 from reclaimnet.apps.live.errands import Errands
 from reclaimnet.apps.live.fetching import Fetching
+from reclaimnet.apps.live.keeping import OUTPUT, Keeping
+from reclaimnet.apps.live.links import LINKS, put_back
 from reclaimnet.apps.live.processes import Processes
 from reclaimnet.apps.live.scratch import Scratch
-from reclaimnet.errors import Unavailable
+from reclaimnet.errors import Damaged, Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Address, Card, JobId, NodeId
+from reclaimnet.model.units import GIB
 from reclaimnet.model.work import JobSpec, Manifest, ManifestId, Saving
 
 JOB = JobId("j-1")
@@ -153,3 +158,122 @@ async def test_who_names_a_better_source_need_not_wait_for_one_that_is_gone(
     (came,) = told
     assert isinstance(came, ev.Pulled)
     assert came.step == 3
+
+
+class FakeLogs:
+    def __init__(self) -> None:
+        self.said = b""
+
+    def add(self, job: JobId, epoch: int, text: bytes) -> None:
+        self.said += text
+
+
+class Outputs:
+    """As much of a runner as is needed to keep what a job has left."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def output_of(self, job: JobId, epoch: int) -> Path:
+        return self._folder
+
+    def intact(self, snapshot: rn.Snapshot) -> bool:
+        return True
+
+
+async def test_a_file_whose_name_is_not_text_is_no_state_but_is_output(tmp_path: Path) -> None:
+    """It must not end the agent, nor those of all nodes that the job goes to then."""
+    output, taken, told = tmp_path / "output", tmp_path / "run" / "taken", []
+    output.mkdir()
+    taken.mkdir(parents=True)
+    Path(os.fsdecode(bytes(output) + b"/caf\xe9")).write_text("served")
+    errands, logs = Errands(), FakeLogs()
+    with Vault(tmp_path / "vault", quota_bytes=GIB) as vault:
+        keeping = Keeping(
+            vault,
+            Outputs(output),  # type: ignore[arg-type]
+            logs,  # type: ignore[arg-type]
+            errands,
+            now=lambda: 7,
+            deliver=told.append,
+        )
+        snapshot = rn.Snapshot(
+            job=JOB, epoch=1, path=taken, step=3, final=False, pause_ns=0, serial=1
+        )
+        try:
+            await keeping.keep(snapshot, Saving.SIGNAL)
+            assert [type(event) for event in told] == [ev.SaveFailed]
+            assert "not UTF-8" in told[0].reason
+            kept = await keeping.keep_output(JOB, 1)
+        finally:
+            await errands.close()
+        assert kept is not None, logs.said
+        vault.assemble(kept.manifest, tmp_path / "fetched")
+    assert (tmp_path / "fetched" / "caf\\xe9").read_text() == "served"
+
+
+async def test_links_and_empty_folders_go_along_with_a_checkpoint(tmp_path: Path) -> None:
+    output, taken = tmp_path / "output", tmp_path / "run" / "taken"
+    for folder in (output, taken):
+        (folder / "step-7" / "deep").mkdir(parents=True)
+        (folder / "empty" / "inner").mkdir(parents=True)
+        (folder / "step-7" / "deep" / "weights").write_text(folder.name)
+        (folder / "latest").symlink_to("step-7")
+        (folder / "step-7" / "deep" / "again").symlink_to("../deep/weights")
+        (folder / "alone" / "in").mkdir(parents=True)
+        (folder / "alone" / "in" / "here").symlink_to("nothing")
+        (folder / "outside").symlink_to("/etc/passwd")
+        (folder / "climbs").symlink_to("step-7/../../other")
+    errands, told = Errands(), []
+    with Vault(tmp_path / "vault", quota_bytes=GIB) as vault:
+        keeping = Keeping(
+            vault,
+            Outputs(output),  # type: ignore[arg-type]
+            FakeLogs(),  # type: ignore[arg-type]
+            errands,
+            now=lambda: 7,
+            deliver=told.append,
+        )
+        snapshot = rn.Snapshot(
+            job=JOB, epoch=1, path=taken, step=7, final=False, pause_ns=0, serial=1
+        )
+        try:
+            await keeping.keep(snapshot, Saving.SIGNAL)
+        finally:
+            await errands.close()
+        resume = tmp_path / "resume"
+        vault.assemble(told[0].manifest, resume)
+    put_back(resume)
+    for name, folder in (("output", resume / OUTPUT), ("taken", resume)):
+        assert (folder / "latest").readlink() == Path("step-7")
+        assert (folder / "latest" / "deep" / "again").read_text() == name
+        assert list((folder / "empty" / "inner").iterdir()) == []
+        assert (folder / "alone" / "in" / "here").is_symlink()
+        assert not [name for name in ("outside", "climbs", LINKS) if os.path.lexists(folder / name)]
+    put_back(resume)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no JSON",
+        "[]",
+        '{".": {"links": {}}}',
+        '{"../x": {"links": {}, "folders": ["new"]}}',
+        '{".": {"links": {}, "folders": ["../new"]}}',
+        '{".": {"links": {"a": "/etc"}, "folders": []}}',
+        '{".": {"links": {"a": "../b"}, "folders": []}}',
+        '{".": {"links": {"a": "sub", "a/b": "c"}, "folders": ["sub"]}}',
+        '{".": {"links": {"state": "x"}, "folders": []}}',
+        '{".": {"links": {"gone/a": "x"}, "folders": []}}',
+    ],
+)
+def test_links_that_somebody_made_up_are_refused(tmp_path: Path, text: str) -> None:
+    resume = tmp_path / "resume"
+    resume.mkdir()
+    (resume / "state").write_text("as saved")
+    (resume / LINKS).write_text(text)
+    with pytest.raises(Damaged):
+        put_back(resume)
+    assert [path.name for path in tmp_path.iterdir()] == ["resume"]
+    assert (resume / "state").read_text() == "as saved"

@@ -1,6 +1,7 @@
 """The vault keeps what it was given, notices damage, and leaves no trace of what failed."""
 
 import os
+import resource
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -272,6 +273,31 @@ def test_a_manifest_that_would_grow_beyond_the_disk_is_not_laid_out(
     with pytest.raises(VaultFull, match="would take"):
         Assembly(tmp_path / "laid-out").begin(bomb)
     assert list((tmp_path / "laid-out").iterdir()) == []
+
+
+def test_a_last_state_of_more_files_than_may_be_open_is_saved(vault: Vault, tmp_path: Path) -> None:
+    many = 3 * store.MAX_LOOSE
+    for number in range(many):
+        (tmp_path / str(number)).write_text(f"file {number}")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    named = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2 * store.MAX_LOOSE, hard))
+    try:
+        saved = vault.save(
+            JOB,
+            epoch=1,
+            step=1,
+            saving=Saving.SDK,
+            taken_at=1,
+            parts=[Source(name=str(n), path=tmp_path / str(n)) for n in range(many)],
+            on_named=named.append,
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [one.manifest for one in named] == [saved.manifest]
+    vault.assemble(saved.manifest, tmp_path / "out")
+    assert (tmp_path / "out" / str(many - 1)).read_text() == f"file {many - 1}"
 
 
 def test_jobs_whose_names_look_like_paths_stay_inside(vault: Vault, tmp_path: Path) -> None:

@@ -329,7 +329,13 @@ class Agent:
             return Reply(ok=True, text=wire.encode_card(mind.card()).decode())
         await self._guests_known.wait()
         answer = await world.ask(self._word.asked(request, mind.provider))
-        return Reply(ok=answer.ok, text=answer.text)
+        text = answer.text
+        if answer.ok and self._word.unwritten:
+            text += (
+                f" (It cannot be written down: {self._word.unwritten}; mend that before the agent "
+                "is restarted, or say it again then.)"
+            )
+        return Reply(ok=answer.ok, text=text)
 
     # --- the end ---------------------------------------------------------------------------
 

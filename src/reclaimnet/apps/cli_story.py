@@ -180,7 +180,7 @@ def _exited(event: events.ProcessExited) -> str:
     if event.code == 0:
         return f"The process finished by itself{reason}."
     if event.code == REQUEUE_EXIT_CODE:
-        return f"The process saved and asked to be run again (exit code {event.code}){reason}."
+        return f"The process asked to be run again (exit code {event.code}){reason}."
     signal = -event.code if event.code < 0 else event.code - _SIGNALS
     by = f"signal {signal}" if event.code < 0 or event.code > _SIGNALS else f"code {event.code}"
     return f"The process ended with {by}{reason}."

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from reclaimnet.apps.notes import write_down
 from reclaimnet.errors import Unavailable, UsageError
 
 READY_POLL_S: Final = 0.05
@@ -47,9 +48,7 @@ def the_only_one(pid_file: Path, what: str) -> Iterator[None]:
 def _note_self(pid_file: Path) -> None:
     pid = os.getpid()
     fields = {"pid": pid, "started": _started(pid)}
-    temporary = pid_file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(fields))
-    temporary.replace(pid_file)
+    write_down(pid_file, json.dumps(fields))
 
 
 def running(pid_file: Path) -> Daemon | None:

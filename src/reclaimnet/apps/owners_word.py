@@ -6,7 +6,6 @@ An agent that dies has promised its owner something, and the next one keeps it.
 import getpass
 import json
 import logging
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import msgspec
 
 from reclaimnet.adapters.linux.boot import boot_id
 from reclaimnet.apps.live.clock import Clock
+from reclaimnet.apps.notes import write_down
 from reclaimnet.engine.provider import Provider
 from reclaimnet.errors import Damaged, NotFound, UsageError
 from reclaimnet.model import events as ev
@@ -33,6 +33,8 @@ class OwnersWord:
         self._file = file
         self._clock = clock
         self._requests = 0
+        self.unwritten = ""
+        """Why the owner's last word is not on disk; empty if it is."""
 
     def mint(self) -> str:
         """A name for the next thing that is asked."""
@@ -110,7 +112,8 @@ class OwnersWord:
     # --- what outlives the agent -----------------------------------------------------------
 
     def keep(self, provider: Provider) -> None:
-        """On disk when this returns; only then the owner is answered."""
+        """The owner's word is on disk before it is answered. It holds also if that cannot be: it is
+        tried again whenever we wake."""
         state = msgspec.to_builtins(
             {
                 "boot": boot_id(),
@@ -129,16 +132,15 @@ class OwnersWord:
                 ],
             }
         )
-        path = self._file
         text = json.dumps(state)
-        if path.exists() and path.read_text() == text:
-            return
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        try:
+            if not self._file.exists() or self._file.read_text() != text:
+                write_down(self._file, text)
+            self.unwritten = ""
+        except OSError as error:
+            if not self.unwritten:
+                _log.warning("what was lent and asked back cannot be written down: %s", error)
+            self.unwritten = f"{error.strerror or error}"
 
     def kept(self) -> list[Asked]:
         """What the agent before us was asked and has not done yet."""

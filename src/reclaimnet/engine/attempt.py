@@ -24,6 +24,7 @@ from reclaimnet.engine.departure import Departure
 from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.pen import Pen, claimed, may_claim
 from reclaimnet.engine.phase import Phase
+from reclaimnet.engine.stumbles import stumbles_of
 from reclaimnet.model.events import (
     CopyHeld,
     CopyRefused,
@@ -406,15 +407,18 @@ class Attempt:
         """What becomes of the job now that its process is gone."""
         if self._verdict is not None:
             return self.close(self._verdict, self.record.reason, now)
+        if event.killed and self._releasing:
+            return self.close(JobState.PENDING, f"Released: {self._releasing}", now)
+        if event.killed and self.notice is not None:
+            return self.close(JobState.PENDING, f"Reclaimed: {self.notice.cause}", now)
+        stumbles = stumbles_of(self.record, began=self.arrival.begun_at, now=now)
         if event.killed:
             why = f"NodeFail: {event.reason or 'ended by this node'}"
-            if self._releasing:
-                why = f"Released: {self._releasing}"
-            elif self.notice is not None:
-                why = f"Reclaimed: {self.notice.cause}"
-            return self.close(JobState.PENDING, why, now)
+            return self.close(JobState.PENDING, why, now, stumbles=stumbles)
         if event.code == REQUEUE_EXIT_CODE:
-            return self.close(JobState.PENDING, "saved, and asked to be run again", now)
+            how = "at once, with nothing saved" if stumbles else "saved"
+            why = f"{how}, and asked to be run again"
+            return self.close(JobState.PENDING, why, now, stumbles=stumbles)
         if event.code == 0 and event.output is not None:
             return self._finish(event.output, event.output_bytes, now)
         if event.code == 0:

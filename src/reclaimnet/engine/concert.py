@@ -221,7 +221,7 @@ class Concert:
                 ours = {link.id for link in conductor.links}
                 if not ours.issuperset(event.rhythm.links):
                     continue
-                if conductor.clock_due(event.node, now):
+                if conductor.clocks.due(event.node, now):
                     asked = ev.ClockAsked(node=self._body.node, asked=now)
                     orders.append(Tell(to=event.node, event=asked))
             orders += self._rotated(conductor.handle(event, now), now)

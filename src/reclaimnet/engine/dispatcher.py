@@ -17,6 +17,7 @@ from reclaimnet.engine.desk import Desk, Waiter
 from reclaimnet.engine.gang import seated
 from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.prober import Prober
+from reclaimnet.engine.stumbles import rest_of
 from reclaimnet.model.events import (
     JobMissed,
     ProbeAnswered,
@@ -179,8 +180,15 @@ class Dispatcher:
         self.waiting[record.id] = record
         self._reports.set(record.id, now + REPORT_AFTER)
         self._rank[record.id] = self.suite.rank(record, self._gpus_of[record.spec.user])
-        self._line_up(record)
         self._count(record, 1)
+        rest = rest_of(record)
+        if rest:
+            self._resting.set(record.id, now + rest)
+            self._reports.set(record.id, now + rest + REPORT_AFTER)
+            chosen, why = f"in {show_duration(rest)}", record.reason
+            decision = Decision(question="when is it run again?", chosen=chosen, reasons=(why,))
+            return [*orders, Explain(job=record.id, decision=decision)]
+        self._line_up(record)
         return orders + self._place(now)
 
     def _stop_search(self, job: JobId) -> list[Order]:

@@ -19,6 +19,7 @@ from zlib import crc32
 
 from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.pen import Pen, claimed
+from reclaimnet.engine.stumbles import stumbles_of
 from reclaimnet.model.events import SeatGranted, SeatTaken, SeatTold, WriteRefused, Written
 from reclaimnet.model.market import JobId, NodeId, Progress
 from reclaimnet.model.orders import Explain, Order, Tell
@@ -447,6 +448,11 @@ class Gang:
                 holders=output.holders,
             )
             self.record = replace(self.record, output=kept)
+        began = self._began[0] if self._began is not None else now
+        leaves = any(m.told is not None and m.told.leaving is not None for m in self._members)
+        if state == JobState.PENDING and self._verdict is None and not leaves:
+            stumbles = stumbles_of(self.record, began=began, now=now)
+            self.record = replace(self.record, stumbles=stumbles)
         return self._change(
             state=state,
             reason=reason,
@@ -469,7 +475,7 @@ class Gang:
         if moved is not None:
             return JobState.PENDING, moved.reason or f"NodeFail: {moved.node} ended it"
         if any(r.exit_code == REQUEUE_EXIT_CODE for r in reports):
-            return JobState.PENDING, "saved, and asked to be run again"
+            return JobState.PENDING, "asked to be run again"
         bad = next(r for r in reports if _ended_badly(r))
         return JobState.FAILED, f"rank {bad.rank}: {bad.reason or f'exit code {bad.exit_code}'}"
 

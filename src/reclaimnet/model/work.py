@@ -247,6 +247,8 @@ class JobRecord:
     """How long its process took to load where it was last started cold."""
     changed: float | None = None
     """The share of its state that was new to whoever held the copy before; None if unknown."""
+    stumbles: int = 0
+    """How often in a row it has ended as soon as it was started, with nothing saved."""
     relieved_at: int | None = None
     """When it was last asked to leave a link on which not all fit: for a while after that it is
     left in peace."""

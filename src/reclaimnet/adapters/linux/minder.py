@@ -329,7 +329,8 @@ class Minder:
     def _become_command(self, tell: int, status: int) -> None:
         """In the child: never returns. On `status` bubblewrap says what has become of it."""
         argv: list[str] = self._attempt["argv"]
-        code, doing = CANNOT_RUN, "set up the process"
+        # Up to here it is the node's fault: the job may do better elsewhere, or later.
+        code, doing = KILLED, "set up the process"
         try:
             os.setsid()
             # Our death is the command's: without a minder nobody would keep its deadline.
@@ -359,14 +360,14 @@ class Minder:
             os.dup2(log, 1)
             os.dup2(log, 2)
             if self._sandbox is not None:
-                doing = "make a sandbox for it"
+                code, doing = CANNOT_RUN, "make a sandbox for it"
                 enter(self._sandbox, argv, status)
-            doing = f"enter the working directory {self._attempt['cwd']}"
+            code, doing = CANNOT_RUN, f"enter the working directory {self._attempt['cwd']}"
             os.chdir(self._attempt["cwd"])
             code, doing = NO_SUCH_COMMAND, f"run {argv[0]}"
             os.execvpe(argv[0], argv, self._attempt["env"])
         except OSError as error:
-            if isinstance(error, PermissionError):
+            if isinstance(error, PermissionError) and code != KILLED:
                 code = CANNOT_RUN
             os.write(tell, f"{code} cannot {doing}: {error.strerror or error}".encode())
         finally:

@@ -297,31 +297,54 @@ class Runner:
         resume = task.resume
         if attempt is None:
             attempt = self._make(task)
-            if attempt is None:
+            if attempt is None or not self._allow(attempt, task):
                 return
-            steer.allow(attempt, task)
             if attempt.saving is Saving.CRIU:
                 self._prepare(attempt, lambda: furnish(attempt, task.spec, task.workdir, resume))
             elif resume is not None and attempt.saving is Saving.SIGNAL:
                 self._prepare(
                     attempt,
-                    lambda: shutil.copytree(resume, attempt.checkpoint, dirs_exist_ok=True),
+                    lambda: shutil.copytree(
+                        resume, attempt.checkpoint, symlinks=True, dirs_exist_ok=True
+                    ),
                 )
             else:
                 self._launch(attempt)
         elif attempt.warm and not attempt.over:
             attempt.warm = False
-            steer.allow(attempt, task)
-            if attempt.main:
+            if self._allow(attempt, task) and attempt.main:
                 self._on(Started(job=task.job, epoch=task.epoch))
+
+    def _allow(self, attempt: Attempt, task: Task) -> bool:
+        """If that cannot be written, it ends, and that is told."""
+        try:
+            steer.allow(attempt, task)
+        except OSError as error:
+            if attempt.pidfd < 0:
+                self._not_started(attempt, error)
+            else:
+                # It waits for its state in vain.
+                self._set_end(task.job, task.epoch, AT_ONCE)
+            return False
+        return True
+
+    def _not_started(self, attempt: Attempt, error: BaseException) -> None:
+        """The node's fault, and not the job's."""
+        reason = f"could not be started: {error}"
+        # Of one that was only started ahead nobody need hear: `start` tries again.
+        self._exited(attempt, 128 + signal.SIGKILL, not attempt.warm, reason)
 
     def _make(self, task: Task) -> Attempt | None:
         """Exited is reported if it cannot be made."""
         try:
             attempt = self._maker.make(task)
-        except (OSError, Unavailable, UsageError) as error:
+        except UsageError as error:
             reason = f"the run directory cannot be made: {error}"
             self._on(Exited(job=task.job, epoch=task.epoch, code=126, killed=False, reason=reason))
+            return None
+        except (OSError, Unavailable) as error:
+            reason = f"could not be started: {error}"
+            self._on(Exited(job=task.job, epoch=task.epoch, code=137, killed=True, reason=reason))
             return None
         attempt.words[Word.LEASE_UNTIL] = self._leases.get(task.job, 0)
         attempt.words[Word.GATE] = int(self._gate is None)
@@ -344,7 +367,7 @@ class Runner:
         elif isinstance(error, Damaged):
             self._exited(attempt, 128 + signal.SIGKILL, True, str(error), restored=False)
         else:
-            self._exited(attempt, 126, False, f"its checkpoint cannot be restored: {error}")
+            self._not_started(attempt, error)
         for order in orders:
             order()
 
@@ -355,7 +378,7 @@ class Runner:
         try:
             pid = spawn_minder(attempt)
         except OSError as error:
-            self._exited(attempt, 126, False, f"no process can be started: {error}")
+            self._not_started(attempt, error)
             return
         # Our own child that nobody has waited for: its pid cannot have been recycled.
         self._loop.watch(attempt, pid, os.pidfd_open(pid))
@@ -460,7 +483,7 @@ class Runner:
         return found
 
     def _find(self, attempt: Attempt, *, same_boot: bool) -> Found:
-        alive = former.find_minder(attempt) if same_boot else None
+        alive = former.find_minder(attempt.dir) if same_boot else None
         exited = None
         if alive is not None:
             pid, fd, attempt.main = alive

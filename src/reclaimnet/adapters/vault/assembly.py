@@ -198,7 +198,11 @@ def chunk_length(size: int, index: int) -> int:
 
 def check_name(name: str) -> None:
     pieces = name.split("/")
-    if not name or len(name.encode(errors="surrogatepass")) > MAX_NAME_BYTES:
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise Damaged(f"a file's name is not UTF-8: {name!r}; rename it") from error
+    if not 0 < length <= MAX_NAME_BYTES:
         raise Damaged("a part's name is empty or too long")
     if any(piece in ("", ".", "..") for piece in pieces) or "\0" in name:
         raise Damaged(f"a part's name climbs out of its folder: {name!r}")

@@ -20,6 +20,8 @@ STAND_BACK: Final = 10
 """By how much nicer a thread is that makes durable what others can have already."""
 STAND_BACK_S: Final = 2.0
 """So long at most it leaves the disk to those who fetch meanwhile."""
+MAX_LOOSE: Final = 16
+"""So many files are kept open for that; what comes after them is stored at once."""
 FETCHING_S: Final = 0.05
 """Who has read something so short a time ago is fetching."""
 

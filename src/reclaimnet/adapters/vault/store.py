@@ -28,7 +28,7 @@ from blake3 import blake3
 from reclaimnet import wire
 from reclaimnet.adapters.vault.assembly import LANES, Assembly, check_name, chunk_count, each
 from reclaimnet.adapters.vault.disk import explained, lock_file, read_fully, sync_folder, write_file
-from reclaimnet.adapters.vault.loose import Loose, LooseChunk
+from reclaimnet.adapters.vault.loose import MAX_LOOSE, Loose, LooseChunk
 from reclaimnet.adapters.vault.manifests import (
     CHUNK_BYTES,
     check_manifest,
@@ -176,7 +176,10 @@ class Vault:
                 if base is not None and base in self._kept:
                     hold.chunks.update(self._kept[base].chunks)
             loose: dict[ChunkId, LooseChunk] | None = None if on_named is None else {}
-            saved_parts = tuple(self._save_part(part, hold, pool, files, loose) for part in parts)
+            saved_parts = tuple(
+                self._save_part(part, hold, pool, files, loose if rank < MAX_LOOSE else None)
+                for rank, part in enumerate(parts)
+            )
             manifest = Manifest(
                 job=job,
                 epoch=epoch,

@@ -3,14 +3,18 @@
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from reclaimnet.adapters.linux.attempts import reports as rn
+from reclaimnet.adapters.linux.attempts.job_files import entries_below
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.vault.store import Saved, Source, Vault
 from reclaimnet.apps.live.errands import Errands
+from reclaimnet.apps.live.links import LINKS, described
 from reclaimnet.apps.live.logs import Logs
 from reclaimnet.errors import ReclaimNetError
 from reclaimnet.model import events as ev
@@ -62,21 +66,25 @@ class Keeping:
             named.append(saved)
             self._loop.call_soon_threadsafe(self._taken, report, saved)
 
+        def save(base: ManifestId | None) -> Saved:
+            links = os.memfd_create("links", os.MFD_CLOEXEC)
+            try:
+                return self._vault.save(
+                    job,
+                    epoch=epoch,
+                    step=report.step,
+                    saving=saving,
+                    taken_at=self._now(),
+                    parts=self._state_and_output(report, links),
+                    base=base,
+                    on_named=on_named if hurry else None,
+                )
+            finally:
+                os.close(links)
+
         async with self._turns.setdefault(job, asyncio.Lock()):
             try:
-                parts = await self._errands.in_thread(self._state_and_output, report)
-                saved = await self._errands.in_thread(
-                    lambda: self._vault.save(
-                        job,
-                        epoch=epoch,
-                        step=report.step,
-                        saving=saving,
-                        taken_at=self._now(),
-                        parts=parts,
-                        base=self._newest.get(job),
-                        on_named=on_named if hurry else None,
-                    )
-                )
+                saved = await self._errands.in_thread(save, self._newest.get(job))
             except (ReclaimNetError, OSError) as error:
                 if named:
                     # Who fetches it may have it all by now; if not, they say so.
@@ -107,8 +115,9 @@ class Keeping:
             )
         )
 
-    def _state_and_output(self, report: rn.Snapshot) -> list[Source]:
-        """What a job has written so far belongs to its state: it moves, and goes back, with it."""
+    def _state_and_output(self, report: rn.Snapshot, links: int) -> list[Source]:
+        """What a job has written so far belongs to its state: it moves, and goes back, with it. Its
+        links go into the file `links`."""
         # The job may have put something else in the place of a folder, but not of what it is in.
         below = report.path.parent
         if (report.path / OUTPUT).exists():
@@ -116,7 +125,11 @@ class Keeping:
             return parts_of(report.path, below=below)
         output = self._runner.output_of(report.job, report.epoch)
         written = parts_of(output, prefix=OUTPUT, below=output)
-        return [*parts_of(report.path, below=below), *written]
+        parts = [*parts_of(report.path, below=below), *written]
+        os.write(links, described({str(HERE): report.path, str(OUTPUT): output}))
+        if os.fstat(links).st_size:
+            parts.append(Source(name=LINKS, path=Path(f"/proc/self/fd/{links}")))
+        return parts
 
     async def keep_output(self, job: JobId, epoch: int) -> Saved | None:
         """What a completed job left for its user, if anything."""
@@ -125,6 +138,7 @@ class Keeping:
             parts = await self._errands.in_thread(lambda: parts_of(output, below=output))
             if not parts:
                 return None
+            parts = [replace(part, name=_spelled_out(part.name)) for part in parts]
             return await self._errands.in_thread(
                 lambda: self._vault.save(
                     job,
@@ -166,8 +180,16 @@ class Keeping:
         self._newest.pop(job, None)
 
 
+def _spelled_out(name: str) -> str:
+    """Bytes in a file's name that are not UTF-8, as people write them: what a job has left for its
+    user is not lost for the sake of its name. A state with such a name is refused."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
 def parts_of(folder: Path, prefix: Path = HERE, *, below: Path) -> list[Source]:
     """Every file below, by its relative name; none that is really elsewhere than `below`."""
+    if not folder.is_dir():
+        return []
     real = below.resolve()
     return [
         Source(
@@ -176,6 +198,9 @@ def parts_of(folder: Path, prefix: Path = HERE, *, below: Path) -> list[Source]:
             mode=path.stat().st_mode & 0o777,
             below=real,
         )
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink()
+        for path in sorted(
+            Path(entry.path)
+            for entry in entries_below(folder)
+            if entry.is_file(follow_symlinks=False)
+        )
     ]

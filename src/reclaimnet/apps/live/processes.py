@@ -14,6 +14,7 @@ from reclaimnet.apps.guarded import Guarded
 from reclaimnet.apps.live.clock import Clock
 from reclaimnet.apps.live.errands import Errands
 from reclaimnet.apps.live.keeping import OUTPUT, Keeping
+from reclaimnet.apps.live.links import put_back
 from reclaimnet.apps.live.scratch import RESUME, SCRATCH, LaidOut, Scratch, fresh_folder
 from reclaimnet.errors import Damaged, NotFound, ReclaimNetError
 from reclaimnet.model import events as ev
@@ -135,6 +136,7 @@ class Processes:
             resume = changed = None
             if order.manifest is not None:
                 resume, changed = await self._restored(order, order.manifest)
+                await self._errands.in_thread(put_back, resume)
                 output = self._runner.output_of(order.job, order.epoch)
                 await self._errands.in_thread(_move_files, resume / OUTPUT, output)
         except (Damaged, NotFound) as error:

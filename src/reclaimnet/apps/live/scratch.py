@@ -4,12 +4,13 @@
 """
 
 import asyncio
-import shutil
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from reclaimnet.adapters.linux.attempts.job_files import remove_tree
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.vault.assembly import Assembly, changed_chunks
 from reclaimnet.adapters.vault.manifests import CHUNK_BYTES
@@ -121,7 +122,7 @@ class Scratch:
             await asyncio.wait([preparing])
         async with self.laid_out(job, epoch).lock:
             for place in places:
-                await self._errands.in_thread(_remove_folder, self._place(place, job, epoch))
+                await self._errands.in_thread(remove_tree, self._place(place, job, epoch))
         self._laid_out.pop((job, epoch), None)
 
     async def remove_all_but(self, attempts: Iterable[tuple[JobId, int]]) -> None:
@@ -129,21 +130,19 @@ class Scratch:
         for place in SCRATCH:
             for folder in (self._folder / place).glob("*"):
                 if folder.name not in names:
-                    await self._errands.in_thread(_remove_folder, folder)
+                    await self._errands.in_thread(remove_tree, folder)
 
     def _place(self, place: str, job: JobId, epoch: int) -> Path:
         return self._folder / place / f"{job}.{epoch}"
 
 
 def fresh_folder(folder: Path) -> None:
-    """Emptied and not replaced: a process in a sandbox would go on seeing the one it knows."""
+    """Emptied and not replaced: a process in a sandbox would go on seeing the one it knows. What a
+    link leads to that a job has put in its place is not ours to empty."""
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for entry in list(folder.iterdir()):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
-def _remove_folder(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(entry)
+        if os.path.lexists(entry):
+            raise OSError(f"{entry} is in the way and cannot be removed")

@@ -18,7 +18,7 @@ def read_exit(attempt: Attempt) -> tuple[int, bool, str]:
     try:
         end = json.loads((attempt.dir / "exit").read_text())
         return end["code"], end["killed"], end["reason"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         _end_orphans(attempt)
         # Not the job's fault: the machine went down, or memory ran out.
         reason = " ".join(["its minder died before it did", *_last_words(attempt)])
@@ -38,7 +38,12 @@ def _end_orphans(attempt: Attempt) -> None:
     group, or else by its environment."""
     if attempt.group is not None:
         cgroup.end_group(attempt.group)
-    sign = f"RN_RUN_DIR={attempt.dir}".encode()
+    end_signed(attempt.dir)
+
+
+def end_signed(directory: Path) -> None:
+    """What was started with this run directory in its environment."""
+    sign = f"RN_RUN_DIR={directory}".encode()
     for _ in range(ORPHAN_ROUNDS):
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         if not [pid for pid in pids if _kill_if_signed(pid, sign)]:

@@ -1,7 +1,10 @@
 """What a former runner left: its attempts, and the minders of those that still run."""
 
+import contextlib
 import json
 import os
+import select
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Final
 
 from reclaimnet.adapters.linux import minder
 from reclaimnet.adapters.linux.attempts.attempt import Attempt
+from reclaimnet.adapters.linux.attempts.end import end_signed
 from reclaimnet.adapters.linux.attempts.job_files import mark_of
 from reclaimnet.adapters.linux.attempts.places import DESCRIPTION, Places
 from reclaimnet.adapters.linux.attempts.reports import Exited, Found
@@ -24,44 +28,69 @@ ADOPT_POLL: Final = 20 * MILLISECOND
 
 
 def left_in(places: Places) -> Iterator[tuple[Attempt, bool]]:
-    """The attempts there, and whether each was started in this boot of the machine."""
+    """The attempts there, and whether each was started in this boot of the machine. One of which
+    nothing can be read any more, after a power failure for example, is ended and removed."""
     for file in sorted(places.root.glob(f"*/{DESCRIPTION}")):
-        text = json.loads(file.read_text())
-        words = open_page(file.parent / "page")
-        if words is None:
-            continue
-        job, epoch = JobId(text["job"]), text["epoch"]
-        attempt = Attempt(
-            job=job,
-            epoch=epoch,
-            saving=Saving(text["saving"]),
-            gpus=tuple(GpuId(gpu) for gpu in text["gpus"]),
-            dir=file.parent,
-            images=Path(text["images"]),
-            output=places.output_of(job, epoch),
-            group=None if text["group"] is None else Path(text["group"]),
-            memory=Path(text["memory"]) if text.get("memory") else None,
-            words=words,
-            warm=not words[Word.GO],
-            failed_seen=words[Word.SAVE_FAILED],
-            taken_mark=mark_of(file.parent / "checkpoint"),
-            step_at=words[Word.STEP_AT],
-        )
-        yield attempt, text["boot"] == boot_id()
+        try:
+            found = _described(file, places)
+        except (OSError, ValueError, KeyError, TypeError):
+            _end_unknown(file.parent)
+            places.remove(file.parent.name)
+        else:
+            yield found
 
 
-def find_minder(attempt: Attempt) -> tuple[int, int, int] | None:
+def _described(file: Path, places: Places) -> tuple[Attempt, bool]:
+    text = json.loads(file.read_text())
+    words = open_page(file.parent / "page")
+    if words is None:
+        raise ValueError(f"{file.parent} has no page")
+    job, epoch = JobId(text["job"]), text["epoch"]
+    attempt = Attempt(
+        job=job,
+        epoch=epoch,
+        saving=Saving(text["saving"]),
+        gpus=tuple(GpuId(gpu) for gpu in text["gpus"]),
+        dir=file.parent,
+        images=Path(text["images"]),
+        output=places.output_of(job, epoch),
+        group=None if text["group"] is None else Path(text["group"]),
+        memory=Path(text["memory"]) if text.get("memory") else None,
+        words=words,
+        warm=not words[Word.GO],
+        failed_seen=words[Word.SAVE_FAILED],
+        taken_mark=mark_of(file.parent / "checkpoint"),
+        step_at=words[Word.STEP_AT],
+    )
+    return attempt, text["boot"] == boot_id()
+
+
+def _end_unknown(directory: Path) -> None:
+    """Its command dies with its minder, and what that has started is known by its environment."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        alive = find_minder(directory)
+        if alive is not None:
+            _, pidfd, _ = alive
+            try:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                select.select([pidfd], [], [], ADOPT_PATIENCE / SECOND)
+            finally:
+                os.close(pidfd)
+    end_signed(directory)
+
+
+def find_minder(directory: Path) -> tuple[int, int, int] | None:
     """Pid and pidfd of the minder, and the command's pid; None if the minder is gone."""
     # Writing `exit` is the last thing a minder does: no process of the attempt is left then.
-    if (attempt.dir / "exit").exists():
+    if (directory / "exit").exists():
         return None
     give_up = time.monotonic_ns() + ADOPT_PATIENCE
-    while not (attempt.dir / "minder").exists():
+    while not (directory / "minder").exists():
         # It was started just before the former runner died, and has not come to itself yet.
         if time.monotonic_ns() > give_up:
             return None
         time.sleep(ADOPT_POLL / SECOND)
-    who = json.loads((attempt.dir / "minder").read_text())
+    who = json.loads((directory / "minder").read_text())
     try:
         pidfd = os.pidfd_open(who["pid"])
     except OSError:

@@ -2,12 +2,12 @@
 
 import contextlib
 import functools
+import logging
 import os
 import queue
 import selectors
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -20,6 +20,8 @@ POLL: Final = 20 * MILLISECOND
 """How often pages are looked at when no bell rings."""
 CALM_POLL: Final = 100 * MILLISECOND
 """If all attempts are calm: only their output is looked for."""
+
+_log = logging.getLogger("reclaimnet.agent")
 
 
 class Loop:
@@ -111,8 +113,9 @@ class Loop:
 
 
 def _safely(action: Callable[[], None]) -> None:
-    """One attempt's trouble must not leave the others without their lease."""
+    """One attempt's trouble must not leave the others without their lease; nor may a disk that is
+    too full for our log."""
     try:
         action()
     except Exception:  # noqa: BLE001
-        traceback.print_exc()
+        _log.exception("something could not be done for an attempt")

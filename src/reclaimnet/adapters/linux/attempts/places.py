@@ -5,12 +5,12 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
 import stat
 from pathlib import Path
 from typing import Final
 
 from reclaimnet.adapters.linux import cgroup, sandbox
+from reclaimnet.adapters.linux.attempts.job_files import remove_tree
 from reclaimnet.adapters.linux.memory import V2, MemoryGroup, make_memory_group
 from reclaimnet.errors import Unavailable
 from reclaimnet.model.market import JobId
@@ -110,10 +110,10 @@ class Places:
         if self._memory is not None:
             MemoryGroup(self._memory / (cgroup.MARK + self.group_name(name))).remove()
         sandbox.remove_pids(self.group_name(name))
-        shutil.rmtree(self.image_root / name, ignore_errors=True)
+        remove_tree(self.image_root / name)
         with contextlib.suppress(OSError):
             self.image_root.rmdir()
-        shutil.rmtree(self.root / name, ignore_errors=True)
+        remove_tree(self.root / name)
 
     def remove_halves(self) -> None:
         """What was left half made, or half removed."""

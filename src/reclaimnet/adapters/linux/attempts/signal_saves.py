@@ -13,7 +13,13 @@ from typing import Final
 from reclaimnet.adapters.linux import minder
 from reclaimnet.adapters.linux.attempts.aside import Aside
 from reclaimnet.adapters.linux.attempts.attempt import SAVE_PATIENCE, Attempt, SignalSave
-from reclaimnet.adapters.linux.attempts.job_files import Mark, copy_settled, mark_of, settled
+from reclaimnet.adapters.linux.attempts.job_files import (
+    Mark,
+    copy_settled,
+    holds_anything,
+    mark_of,
+    settled,
+)
 from reclaimnet.adapters.linux.attempts.reports import Tell
 from reclaimnet.model.page import SLOTS, Word
 from reclaimnet.model.units import MILLISECOND, SECOND
@@ -139,7 +145,7 @@ class SignalSaves:
         marked = mark is not None and mark != attempt.taken_mark
         left = code == REQUEUE_EXIT_CODE or attempt.words[Word.LEAVING] == 1
         saved = marked or code in (0, REQUEUE_EXIT_CODE)
-        if left and saved and any(attempt.checkpoint.iterdir()):
+        if left and saved and holds_anything(attempt.checkpoint):
             attempt.taken += 1
             self._tell(attempt.took(attempt.checkpoint, mark, final=True))
         if left and code != REQUEUE_EXIT_CODE:

@@ -111,6 +111,17 @@ def test_bad_input_gets_one_sentence_and_changes_nothing(
     assert all(method == "GET" for method, *_ in gateway.asked)
 
 
+@pytest.mark.parametrize("words", [[], ["person"], ["guard"], ["testbed"]])
+def test_no_command_at_all_gets_the_help_as_it_is_asked_for(
+    person: Person, words: list[str]
+) -> None:
+    assert person.types(*words, "--help") == 0
+    asked_for = person.out
+    assert person.types(*words) == 2
+    assert person.err == asked_for
+    assert person.out == ""
+
+
 def test_without_a_gateway_it_says_how_to_get_one(home: Path, person: Person) -> None:
     assert person.types("ps") == 69
     assert "`rn up`" in person.err

@@ -53,6 +53,10 @@ def run_command(arguments: list[str]) -> int:
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as ended:
         return ended.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        # Whoever says nothing gets the help, which is more than a sentence.
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "rn"
         complain(f"{sentence(error.format_message())} (see `{command} --help`)")

@@ -28,7 +28,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from reclaimnet.apps import bundle, up
+from reclaimnet.apps import bundle, printing, up
 from reclaimnet.apps.client import Gateway, Node
 from reclaimnet.apps.config import Config, load
 from reclaimnet.apps.own_command import finish, rn
@@ -373,7 +373,7 @@ def _show(rows: list[Row], took_s: float) -> None:
             show_duration(round(row.downtime_s * SECOND)),
             "[green]yes, bit for bit[/]" if row.identical else "[red]no[/]",
         )
-    Console().print(table)
+    printing.console().print(table)
 
 
 # --- the parts -------------------------------------------------------------------------------

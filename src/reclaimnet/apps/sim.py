@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from reclaimnet.apps import printing
 from reclaimnet.errors import BadConfig
 from reclaimnet.journal import entries
 from reclaimnet.model.events import Event
@@ -122,7 +123,7 @@ def scenario_of(
 
 
 def _show(scenario: Scenario, accounts: dict[str, dict[str, Any]], files: list[str]) -> None:
-    console = Console()
+    console = printing.console()
     days = (scenario.until - scenario.start) / DAY
     titles = {
         f"{scenario.name}: {len(scenario.nodes)} nodes, {days:.1f} days": COSTS,

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from reclaimnet.apps import printing
 from reclaimnet.apps.workers import workers
 from reclaimnet.model.units import DAY
 from reclaimnet.sim.baselines import ASSUMPTIONS, CONTENDERS, SENSITIVITY
@@ -150,7 +151,7 @@ def _limit(results: dict[str, dict[str, float]]) -> float:
 
 
 def render(result: dict[str, Any]) -> None:
-    console = Console()
+    console = printing.console()
     params = result["params"]
     table = Table(
         title=f"{params['campus']}, {params['days']:.0f} days, {params['seeds']} seeds: "

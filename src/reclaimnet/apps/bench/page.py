@@ -16,11 +16,10 @@ from statistics import median
 from typing import Any, Final, cast
 
 from playwright.sync_api import sync_playwright
-from rich.console import Console
 from rich.table import Table
 
 from reclaimnet.adapters.nats.campus import Campus, Heard
-from reclaimnet.apps import gateway, gateway_page
+from reclaimnet.apps import gateway, gateway_page, printing
 from reclaimnet.errors import Unavailable
 from reclaimnet.model.market import Card, Gpu, GpuId, NodeId, Traffic
 from reclaimnet.model.units import SECOND
@@ -71,7 +70,7 @@ def render(result: dict[str, Any]) -> None:
             f"{row['frames_per_s']:.0f}",
             f"{row['longest_frame_ms']:.0f} ms",
         )
-    console = Console()
+    console = printing.console()
     console.print(table)
     console.print(f"to reach: first view < 1000 ms, busy < 30 % with 500 nodes; picture: {PICTURE}")
 

@@ -39,13 +39,14 @@ def demo(as_json: bool, keep: bool, testbed: bool) -> Any:
 @click.option(
     "--trace",
     type=click.Path(path_type=Path, exists=True),
-    help="Real data to run on, where the bench takes any.",
+    help="Real data to run on; chain and loss take it.",
 )
-@click.option("--live", is_flag=True, help="With real agents over NATS, where the bench can.")
+@click.option("--live", is_flag=True, help="With real agents over NATS; place can.")
 def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None, live: bool) -> Any:
     """Measure one thing against its contenders.
 
-    All of them run on the same input; progress goes to standard error.
+    NAME is one of airlock, background, chain, chaos, killswitch, load, loss, migrate, page, place,
+    rhythm, swarm. All contenders run on the same input; progress goes to standard error.
     """
     return app("bench.registry", "run")(
         name, json=as_json, seed=seed, quick=quick, trace=trace, live=live

@@ -37,7 +37,7 @@ COSTS: Final = {
     "waste GPU-h": "waste_gpu_h",
     "down h": "downtime_h",
     "moves": "migrations",
-    "missed": "deadline_misses",
+    "killed at deadline": "deadline_misses",
     "done": "completed",
 }
 

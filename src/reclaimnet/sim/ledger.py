@@ -43,6 +43,7 @@ class Account:
     downtime_h: float
     migrations: int
     deadline_misses: int
+    """Jobs that still ran when the notice was over, and were killed then; none is let run on."""
     useful_gpu_h: float
     completed: int
     first_start_gpu_h: float

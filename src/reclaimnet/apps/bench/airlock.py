@@ -40,7 +40,7 @@ how many die under their rules is not."""
 QUICK_SIM_NODES: Final = 4
 
 
-def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
     parent = find_memory()
     if parent is None:
         raise Unavailable(

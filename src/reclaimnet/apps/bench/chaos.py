@@ -10,7 +10,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, Final
 
 from reclaimnet.apps import printing, swarm
@@ -370,7 +369,7 @@ def whole(steps: list[Step]) -> bool:
     return True
 
 
-def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
     def tell(line: str) -> None:
         if sys.stderr.isatty() or os.environ.get("RN_CHAOS_TELL"):
             sys.stderr.write(f"{line}\n")

@@ -511,7 +511,7 @@ def _losses(place: Site, counts: list[Count], stored: Stored) -> dict[str, Any]:
     }
 
 
-def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
     size = QUICK if quick else FULL
     return {
         "bench": "load",

@@ -159,7 +159,13 @@ def render(result: dict[str, Any]) -> None:
     )
     widest = max(len(name) for name in result["waste_by_cause"])
     table.add_column("contender", min_width=widest)
-    for title in ("work lost GPU-h", "waste GPU-h", "downtime h", "migrations", "missed deadlines"):
+    for title in (
+        "work lost GPU-h",
+        "waste GPU-h",
+        "downtime h",
+        "migrations",
+        "killed at deadline",
+    ):
         table.add_column(title, justify="right")
     for name, row in {**result["results"], **result["sensitivity"]}.items():
         table.add_row(name, *(f"{row[key]:.1f} ± {row[f'{key}_ci']:.1f}" for key in KEYS))

@@ -147,7 +147,7 @@ class Measured:
     moved_bytes: int
 
 
-def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
     report = {"bench": "migrate", "seed": seed, **_over(LOOPBACK, seed=seed, quick=quick)}
     try:
         with _shaped() as network:

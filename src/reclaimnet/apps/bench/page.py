@@ -38,8 +38,8 @@ READY_S: Final = 30.0
 PICTURE: Final = Path("out/page.png")
 
 
-def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
-    """`seed` and `trace` change nothing here: beats are what they are."""
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
+    """`seed` changes nothing here: beats are what they are."""
     watched_s = WATCHED_QUICK_S if quick else WATCHED_S
     results = {f"nodes_{size}": _measure(size, watched_s) for size in SIZES}
     return {

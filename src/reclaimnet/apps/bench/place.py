@@ -55,7 +55,7 @@ Run = Callable[[Load], Placed]
 Row = dict[str, float]
 
 
-def run(*, seed: int, quick: bool, trace: Path | None = None, live: bool = False) -> dict[str, Any]:
+def run(*, seed: int, quick: bool, live: bool = False) -> dict[str, Any]:
     """One JSON object as DESIGN section 9 has it."""
     if live:
         return place_live.run(seed=seed, quick=quick)

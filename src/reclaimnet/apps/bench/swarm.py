@@ -4,7 +4,6 @@ after every event."""
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any, Final
 
 from reclaimnet.apps import printing, swarm
@@ -13,7 +12,7 @@ RUNS: Final = 1000
 QUICK_RUNS: Final = 100
 
 
-def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
     runs = QUICK_RUNS if quick else RUNS
     seeds = range(seed, seed + runs)
 

@@ -111,6 +111,22 @@ def test_bad_input_gets_one_sentence_and_changes_nothing(
     assert all(method == "GET" for method, *_ in gateway.asked)
 
 
+def test_ending_the_demo_removes_what_was_kept_and_nothing_else(
+    home: Path, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, running = home / "reclaimnet-demo-a", home / "reclaimnet-demo-b"
+    for folder in (kept, running):
+        (folder / "state").mkdir(parents=True)
+    (kept / "kept").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(home))
+    assert person.types("demo", "--end") == 0
+    assert str(kept) in person.err
+    assert (kept.exists(), running.exists()) == (False, True)
+    assert person.types("demo", "--end") == 0
+    assert "No demo was kept" in person.err
+    assert person.types("demo", "--end", "--keep") == 2
+
+
 @pytest.mark.parametrize("words", [[], ["person"], ["guard"], ["testbed"]])
 def test_no_command_at_all_gets_the_help_as_it_is_asked_for(
     person: Person, words: list[str]

@@ -47,6 +47,9 @@ STEPS: Final = 300
 LONG_STEPS: Final = 1_000_000
 """Of the jobs that are left running: more than a day."""
 STEP_DELAY: Final = "0.1"
+PREFIX: Final = "reclaimnet-demo-"
+KEPT: Final = "kept"
+"""A file in the folder of a demo that goes on after its command."""
 PATIENCE_S: Final = 85.0
 REFRESH_S: Final = 0.25
 EVENTS_SHOWN: Final = 9
@@ -112,14 +115,8 @@ def main(*, json: bool, keep: bool, testbed: bool) -> int:
     if testbed and keep:
         raise UsageError("--keep and --testbed exclude each other; choose one")
     console = Console(stderr=True)
-    home = Path(tempfile.mkdtemp(prefix="reclaimnet-demo-"))
-    env = {
-        **os.environ,
-        "XDG_STATE_HOME": str(home / "state"),
-        "XDG_CONFIG_HOME": str(home / "config"),
-    }
-    for name in [name for name in env if name.startswith("RECLAIMNET_")]:
-        del env[name]
+    home = Path(tempfile.mkdtemp(prefix=PREFIX))
+    env = _env(home)
     began = time.monotonic()
     kept = False
     try:
@@ -138,6 +135,7 @@ def main(*, json: bool, keep: bool, testbed: bool) -> int:
     else:
         _show(rows, time.monotonic() - began)
     if kept:
+        (home / KEPT).touch()
         config = load(env=env, project=home / "none.toml", system=home / "none.toml")
         _settle(Gateway(config), home / "work")
         console.print(
@@ -146,12 +144,29 @@ def main(*, json: bool, keep: bool, testbed: bool) -> int:
             "To look around in another shell:",
             f"  export XDG_STATE_HOME={home}/state XDG_CONFIG_HOME={home}/config",
             f"  rn ps -a; rn nodes; rn why {rows[0].name}",
-            "`rn down` there ends it.",
+            "`rn demo --end` ends it, in any shell, and removes all of it.",
             sep="\n",
             highlight=False,
             soft_wrap=True,
         )
     return 0 if all(row.identical for row in rows) and len(rows) == 3 else 1
+
+
+def end() -> list[str]:
+    """End every demo of ours that was kept; the folders that were removed."""
+    removed = []
+    for mark in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{KEPT}")):
+        # Anybody may make such a folder where all keep theirs.
+        if mark.parent.lstat().st_uid == os.getuid():
+            _clean_up(mark.parent, _env(mark.parent))
+            removed.append(str(mark.parent))
+    return removed
+
+
+def _env(home: Path) -> dict[str, str]:
+    """That of a person whose only campus is the one in `home`."""
+    env = {name: text for name, text in os.environ.items() if not name.startswith("RECLAIMNET_")}
+    return {**env, "XDG_STATE_HOME": str(home / "state"), "XDG_CONFIG_HOME": str(home / "config")}
 
 
 @contextlib.contextmanager

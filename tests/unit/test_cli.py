@@ -1,5 +1,6 @@
 """The command line against a fake gateway: sentences, exit codes, shapes."""
 
+import asyncio
 import io
 import json
 import os
@@ -15,13 +16,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from litestar import Litestar
 from tests.fake_gateway import TOKEN, FakeGateway, serving
 
 from reclaimnet import wire
-from reclaimnet.apps import cli, cli_base, cli_tables
+from reclaimnet.apps import cli, cli_base, cli_tables, daemon, gateway_http
 from reclaimnet.apps.agent_options import Options
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
+from reclaimnet.errors import BadConfig, Unavailable
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
 from reclaimnet.model.units import GIB, MINUTE, SECOND
@@ -109,6 +112,35 @@ def test_bad_input_gets_one_sentence_and_changes_nothing(
     assert person.err.count("\n") == 1
     assert person.out == ""
     assert all(method == "GET" for method, *_ in gateway.asked)
+
+
+def test_what_belongs_to_somebody_else_comes_with_advice(
+    home: Path, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Path, pattern: str) -> Iterator[Path]:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "glob", refused)  # Root, who may run this, is refused nothing.
+    assert person.types("--state", "/home/ada", "reclaim") == 74
+    assert "/home/ada/agents: Permission denied; do it as whoever owns that" in person.err
+    assert person.err.count("\n") == 1
+
+
+async def test_a_port_that_is_taken_is_told_with_the_option_that_mends_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadConfig, match=f"port {port}: .*rn up --gateway-port N"):
+            await gateway_http.run(
+                Litestar(), "127.0.0.1", port, asyncio.Event(), on_ready=lambda port: None
+            )
+
+
+def test_what_ended_at_once_is_told_in_its_own_words(tmp_path: Path) -> None:
+    log = tmp_path / "up.log"
+    argv = [sys.executable, "-S", "-c", "import sys; sys.exit('rn: the port is taken.')"]
+    with pytest.raises(Unavailable) as raised:
+        daemon.spawn(argv, log=log, ready=lambda: False, patience_s=60)
+    assert str(raised.value) == f"it ended at once: the port is taken (its log is {log})"
 
 
 def test_ending_the_demo_removes_what_was_kept_and_nothing_else(

@@ -75,7 +75,10 @@ def run_command(arguments: list[str]) -> int:
         return 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        complain(f"{where}{error.strerror or error}.")
+        advice = ""
+        if isinstance(error, PermissionError) and where:
+            advice = "; do it as whoever owns that (or with sudo), or name another place"
+        complain(f"{where}{error.strerror or error}{advice}.")
         return EXIT_IO
     except Exception as error:
         # A person gets a sentence, whatever we did wrong.

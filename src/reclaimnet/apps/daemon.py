@@ -118,7 +118,8 @@ def _await_ready(
     until = time.monotonic() + patience_s
     while child.poll() is not None or not ready():
         if child.poll() is not None:
-            raise Unavailable(f"it ended at once; its log {log} ends with: {_tail(log, begin)}")
+            told = _tail(log, begin).removeprefix("rn: ").removesuffix(".")
+            raise Unavailable(f"it ended at once: {told} (its log is {log})")
         if time.monotonic() > until:
             raise Unavailable(
                 f"it was not ready after {patience_s:.0f} s; its log {log} ends with: "

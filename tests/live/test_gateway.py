@@ -142,6 +142,7 @@ async def test_the_same_key_gives_the_same_job(running: Running) -> None:
         ({"command": "python train.py"}, "array"),
         ({"command": ["x", 1]}, "str"),
         ({"command": ["x\0y"]}, "zero byte"),
+        ({"command": ["x"], "workdir": "/x\0y"}, "zero byte"),
         ({"command": ["x"], "gpus": -1}, "gpus"),
         ({"command": ["x"], "gpus": 65}, "gpus"),
         ({"command": ["x"], "gpus": "2"}, "gpus"),

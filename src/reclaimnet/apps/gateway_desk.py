@@ -324,9 +324,9 @@ class Desk:
     async def _checked(self, submission: Submission, key: str | None, user: str) -> JobSpec:
         if not submission.command[0].strip():
             raise UsageError("the command is empty; say what to run")
-        texts = (*submission.command, *submission.env.values(), user)
+        texts = (*submission.command, *submission.env.values(), submission.workdir or "", user)
         if any("\0" in text for text in texts):
-            raise UsageError("commands and variables cannot hold a zero byte")
+            raise UsageError("commands, variables and directories cannot hold a zero byte")
         if key is not None and len(key) > MAX_KEY:
             raise UsageError(f"an Idempotency-Key has at most {MAX_KEY} letters")
         if submission.nodes > 1 and submission.saving in (Saving.SIGNAL, Saving.CRIU):

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from reclaimnet.engine.arrival import Arrival
+from reclaimnet.engine.booking import booking_forgotten
 from reclaimnet.engine.copies import Copies, entered
 from reclaimnet.engine.departure import Departure
 from reclaimnet.engine.neighbourhood import Neighbourhood
@@ -124,7 +125,8 @@ class Attempt:
         self.phase = Phase.RUNNING
         self.saved_at = now
         self._first_step_seen = True
-        return self.change(state=JobState.RUNNING, reason="", handover_to=None)
+        forgotten = booking_forgotten(self.record, self.node)
+        return forgotten + self.change(state=JobState.RUNNING, reason="", handover_to=None)
 
     def pulled(self, event: Pulled, now: int) -> list[Order]:
         return self.arrival.pulled(event, now)
@@ -243,11 +245,14 @@ class Attempt:
         self._save_after = now + SAVE_AGAIN
         if self.departure is not None:
             return self.departure.save_failed(event, now)
+        # It was asked for its last state, and would wait for ever after one that could not be kept.
+        resumed: list[Order] = [Resume(job=self.job, epoch=self.epoch)] if self._releasing else []
         self._releasing = ""
         failed = {**self._as_is(), "reason": f"the last save failed: {event.reason}"}
         if failed == {"state": self.record.state, "reason": self.record.reason}:
-            return []  # A job that saves often fails often: that is said and written down once.
+            return resumed  # Who saves often fails often: that is said and written down once.
         return [
+            *resumed,
             self.explain("is it saved?", "no", event.reason),
             *self.change(**failed),
         ]

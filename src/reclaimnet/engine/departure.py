@@ -24,7 +24,7 @@ from reclaimnet.model.events import (
     TicketRedeemed,
 )
 from reclaimnet.model.market import NodeId, Notice
-from reclaimnet.model.orders import End, Explain, Limit, Order, Save, Tell, Warn
+from reclaimnet.model.orders import End, Explain, Limit, Order, Resume, Save, Tell, Warn
 from reclaimnet.model.probing import Purpose
 from reclaimnet.model.units import HOUR, SECOND, show_duration
 from reclaimnet.model.work import Decision, JobRecord, JobState, ManifestId, Saving, shape_of
@@ -296,12 +296,16 @@ class Departure:
         if not self.notice.binding:
             return self._stay(f"it could not be saved: {event.reason}", now)
         self._lost_hope = True
+        resumed: list[Order] = []
+        if self.stopped and self._final is None:
+            # It waits after a state that nobody has: no other could take the job over with it.
+            resumed.append(Resume(job=self.attempt.job, epoch=self.attempt.epoch))
         self.stopped = False
         self._precopying = False
         self._stop_at = self._seek_at = self._look_at = None
         orders = self._withdraw()
         orders.append(self._explain("is it saved?", "no", event.reason))
-        return orders + self.attempt.change(reason=f"could not be saved: {event.reason}")
+        return orders + resumed + self.attempt.change(reason=f"could not be saved: {event.reason}")
 
     # --- handing over ----------------------------------------------------------------------
 

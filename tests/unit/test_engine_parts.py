@@ -121,7 +121,7 @@ def test_a_process_whose_epoch_is_in_doubt_is_not_told_to_go_on() -> None:
     assert not lease.acked(2 * SECOND, 3 * SECOND)
     assert lease.hold(attempts) == [HoldLease(until=12 * SECOND, jobs=(JOB,))]
     assert lease.acked(20 * SECOND, 20 * SECOND)
-    (proof,) = [order for order in attempt.doubt(20 * SECOND) if isinstance(order, Write)]
+    (proof,) = [order for order in attempt.doubt() if isinstance(order, Write)]
     assert lease.hold(attempts) == []
     assert not lease.told(JOB)
     attempt.written(Written(record=proof.record, writer=Writer.ATTEMPT), 20 * SECOND)

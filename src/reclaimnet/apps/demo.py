@@ -12,6 +12,7 @@ import json as jsonlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -412,17 +413,7 @@ def _row(gateway: Gateway, record: JobRecord, undisturbed: str) -> Row:
 def _undisturbed(work: Path, count: int, env: dict[str, str]) -> Iterator[list[Callable[[], str]]]:
     """The same script outside of ReclaimNet, without pauses; each callable waits for its model."""
     plain = {**env, "PYTHONPATH": str(Path(up.__file__).resolve().parents[2])}
-    children = [
-        subprocess.Popen(
-            [sys.executable, "train.py", str(seed), str(STEPS), "0"],
-            cwd=work,
-            env=plain,
-            stdout=subprocess.PIPE,
-            # Ctrl-C is for us; we end them.
-            start_new_session=True,
-        )
-        for seed in range(count)
-    ]
+    children: list[subprocess.Popen[bytes]] = []
 
     def model(child: "subprocess.Popen[bytes]") -> str:
         output, _ = child.communicate(timeout=PATIENCE_S)
@@ -432,11 +423,34 @@ def _undisturbed(work: Path, count: int, env: dict[str, str]) -> Iterator[list[C
         return found[1].decode()
 
     try:
+        with _unheard():
+            for seed in range(count):
+                child = subprocess.Popen(
+                    [sys.executable, "train.py", str(seed), str(STEPS), "0"],
+                    cwd=work,
+                    env=plain,
+                    stdout=subprocess.PIPE,
+                    # Ctrl-C is for us; we end them.
+                    start_new_session=True,
+                )
+                children.append(child)
         yield [functools.partial(model, child) for child in children]
     finally:
         for child in children:
             child.kill()
             child.communicate()
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Whoever ends us is heard a moment later: a child that is being started would be lost."""
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    )
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_agent(env: dict[str, str], name: str) -> None:

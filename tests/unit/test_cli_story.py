@@ -181,5 +181,5 @@ def test_the_headline_says_where_it_stands() -> None:
         moves=1,
     )
     assert cli_story.headline(record) == (
-        "resnet (8f3a2c) is RUNNING on office-22: step 140, moved 1 time, lost 0 steps."
+        "resnet (8f3a2c) is RUNNING on office-22: step 140, moved 1 time, no step lost."
     )

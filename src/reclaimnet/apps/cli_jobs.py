@@ -30,8 +30,8 @@ from reclaimnet.apps.cli_base import (
 from reclaimnet.apps.client import Gateway, follow_on
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.market import JobId, Sending
-from reclaimnet.model.units import SECOND, show_duration, show_size
-from reclaimnet.model.work import JobRecord, JobState, Saving
+from reclaimnet.model.units import SECOND, show_count, show_duration, show_size
+from reclaimnet.model.work import JobRecord, JobState, Saving, show_loss
 
 POLL_S: Final = 0.5
 MAX_SILENT_POLLS: Final = 240
@@ -328,12 +328,12 @@ def _stay_with(gateway: Gateway, record: JobRecord, *, show_log: bool, as_json: 
         ) from error
     if as_json:
         print_json(job=ended)
-    moved = f"moved {ended.moves} times, " if ended.moves else ""
+    moved = f"moved {show_count(ended.moves, 'time')}, " if ended.moves else ""
     took = show_duration((ended.ended_at or time.time_ns()) - ended.submitted_at)
     because = f" ({cli_tables.printable(ended.reason)})" if ended.reason else ""
     say(
         f"{ended.spec.name} is {ended.state}{because} after {took}: step {ended.step}, {moved}"
-        f"{ended.steps_lost} steps lost."
+        f"{show_loss(ended)}."
     )
     return _exit_code(ended)
 

@@ -14,7 +14,7 @@ from reclaimnet.model import events
 from reclaimnet.model.market import Cause
 from reclaimnet.model.orders import Explain, Start, Warn
 from reclaimnet.model.units import SECOND, show_duration, show_size
-from reclaimnet.model.work import REQUEUE_EXIT_CODE, Decision, JobRecord, JobState, never_saved
+from reclaimnet.model.work import REQUEUE_EXIT_CODE, Decision, JobRecord, JobState, show_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +44,11 @@ def tell(job: str, entries: Iterable[Entry]) -> list[Passage]:
 def headline(record: JobRecord) -> str:
     """Where the job stands now, in one sentence."""
     where = f" on {record.holder}" if record.holder and not record.state.terminal else ""
-    lost = f"lost {_count(record.steps_lost, 'step')}"
-    if never_saved(record):
-        lost = "lost all it had done before its last start, since it was never saved"
     moved = f"moved {_count(record.moves, 'time')}" if record.moves else "never moved"
     reason = f" ({record.reason})" if record.reason else ""
     return (
         f"{record.spec.name} ({record.id}) is {record.state}{where}{reason}: "
-        f"step {record.step}, {moved}, {lost}."
+        f"step {record.step}, {moved}, {show_loss(record)}."
     )
 
 

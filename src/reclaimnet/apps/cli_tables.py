@@ -6,7 +6,7 @@ from typing import Final
 from reclaimnet.apps.client import Node
 from reclaimnet.model.market import Gpu, JobId, Sending
 from reclaimnet.model.units import SECOND, show_duration, show_size
-from reclaimnet.model.work import JobRecord, JobState, never_saved
+from reclaimnet.model.work import JobRecord, JobState, loss_of
 
 _LEFT: Final = "<"
 _RIGHT: Final = ">"
@@ -39,7 +39,7 @@ def job_table(
             str(job.spec.gpus) if job.spec.nodes == 1 else f"{job.spec.nodes}x{job.spec.gpus}",
             str(job.step),
             str(job.moves),
-            _lost(job),
+            loss_of(job),
             # Clocks of two machines differ: a job is never younger than new.
             show_duration(max(0, (job.ended_at or now) - job.submitted_at)),
             (_way(sending[job.id], now) if job.id in sending else "") + reason_of(job, now),
@@ -90,10 +90,6 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
             length += 1
         short[full] = full[:length]
     return short
-
-
-def _lost(job: JobRecord) -> str:
-    return "all" if never_saved(job) else str(job.steps_lost)
 
 
 def node_lines(nodes: Sequence[Node], *, now: int, width: int | None) -> list[str]:

@@ -40,10 +40,9 @@ from reclaimnet.apps.gateway_nodes import (
 )
 from reclaimnet.apps.gateway_output import Fetcher, Outputs
 from reclaimnet.apps.gateway_schema import may_fail
-from reclaimnet.apps.gateway_view import ChainSeen, View
+from reclaimnet.apps.gateway_view import ChainSeen, JobSeen, View
 from reclaimnet.apps.people import Person, Role
 from reclaimnet.errors import UsageError
-from reclaimnet.model.work import JobRecord
 from reclaimnet.wire import encode_json
 
 Watcher = Callable[[View], Coroutine[Any, Any, None]]
@@ -223,7 +222,7 @@ async def events(
                     continue
                 data = change.data
                 if change.event == "record" and caller.role is not Role.OPERATOR:
-                    data = encode_json(caller.shown(msgspec.json.decode(data, type=JobRecord)))
+                    data = encode_json(caller.shown(msgspec.json.decode(data, type=JobSeen)))
                 yield ServerSentEventMessage(event=change.event, data=data, id=change.id)
 
     return ServerSentEvent(messages())

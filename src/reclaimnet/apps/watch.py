@@ -10,7 +10,7 @@ from rich.text import Text
 from reclaimnet.apps.cli_tables import printable, reason_of
 from reclaimnet.apps.client import Node
 from reclaimnet.model.units import show_duration, show_size
-from reclaimnet.model.work import JobRecord, JobState
+from reclaimnet.model.work import JobRecord, JobState, loss_of
 
 MAX_JOBS: Final = 20
 MAX_NODES: Final = 24
@@ -109,7 +109,7 @@ def _jobs(jobs: Sequence[JobRecord], now: int) -> Table:
             job.holder or "-",
             str(job.step),
             str(job.moves),
-            str(job.steps_lost),
+            loss_of(job),
             printable(reason_of(job, now)),
             style=_STYLES.get(job.state, ""),
         )

@@ -7,7 +7,7 @@ from typing import Any, Final, NewType
 from reclaimnet.model.copying import copier
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.talk import Talk
-from reclaimnet.model.units import MINUTE
+from reclaimnet.model.units import MINUTE, show_count
 
 ManifestId = NewType("ManifestId", str)
 ChunkId = NewType("ChunkId", str)
@@ -281,6 +281,19 @@ def never_saved(record: JobRecord) -> bool:
     """It was started again from the beginning, and nobody counted what it had done."""
     counted = record.step > 0 or record.steps_lost > 0
     return record.moves > 0 and not counted and not record.checkpoints and record.output is None
+
+
+def loss_of(record: JobRecord) -> str:
+    """What it has lost, for a column: so many steps, or `all`. Whoever shows it asks here."""
+    return "all" if never_saved(record) else str(record.steps_lost)
+
+
+def show_loss(record: JobRecord) -> str:
+    """The same in words."""
+    if never_saved(record):
+        return "all it had done before its last start is lost, since it was never saved"
+    steps = record.steps_lost
+    return f"{show_count(steps, 'step')} lost" if steps else "no step lost"
 
 
 SHORT_AT_MOST: Final = 5 * MINUTE

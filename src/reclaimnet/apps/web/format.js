@@ -60,6 +60,12 @@ export function count(n, noun) {
   return `${n} ${noun}${n === 1 ? "" : "s"}`;
 }
 
+/** What a job has lost so far, in words. */
+export function lost(record) {
+  if (record.lost === "all") return "all before its last start lost: never saved";
+  return record.steps_lost ? `${count(record.steps_lost, "step")} lost` : "no step lost";
+}
+
 export function clock(ns) {
   return new Date(ns / MS).toLocaleTimeString([], { hour12: false });
 }

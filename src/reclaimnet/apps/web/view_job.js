@@ -1,7 +1,7 @@
 // One job: where it is and why, its life on a timeline, its plots across moves, its log.
 
 import { h } from "./dom.js";
-import { ago, clock, count, duration, moment, size } from "./format.js";
+import { ago, clock, count, duration, lost, moment, size } from "./format.js";
 import { placesOf } from "./reclaims.js";
 import { TERMINAL, ask } from "./store.js";
 import { state } from "./view_jobs.js";
@@ -90,7 +90,7 @@ function facts(campus, record) {
     "dl",
     { class: "totals" },
     fact("Step", campus.stepOf(record), `${gpusOf(record.spec)}, for ${record.spec.user}`),
-    fact("Moves", record.moves, record.steps_lost ? `${count(record.steps_lost, "step")} lost` : "no step lost"),
+    fact("Moves", record.moves, lost(record)),
     fact("Stood still", duration(record.downtime), "in all, by moves"),
     fact(
       "Last checkpoint",

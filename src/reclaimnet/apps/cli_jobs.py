@@ -27,7 +27,7 @@ from reclaimnet.apps.cli_base import (
     say,
     width,
 )
-from reclaimnet.apps.client import Gateway, follow_on
+from reclaimnet.apps.client import Gateway, Node, follow_on
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.market import JobId, Sending
 from reclaimnet.model.units import SECOND, show_count, show_duration, show_size
@@ -182,16 +182,22 @@ def ps(ended: bool, limit: int | None, as_json: bool) -> None:
     done, F failed, CA was cancelled.
     """
     most = limit or (None if as_json else LISTED)
-    jobs, states = Gateway(configured()).listed(ended=ended, most=most)
+    gateway = Gateway(configured())
+    jobs, states = gateway.listed(ended=ended, most=most)
     jobs.sort(key=lambda job: (job.submitted_at, job.id))
-    sending = _on_the_way(jobs)
+    held = [job for job in jobs if job.holder is not None and not job.state.terminal]
+    nodes = gateway.nodes() if held else []
+    sending = _on_the_way(nodes)
+    silent = cli_tables.silent_nodes(held, nodes)
     if as_json:
         print_json(jobs=jobs, sending=list(sending.values()), states=states)
         return
     if not jobs:
         say("no jobs" + ("." if ended else " now; `rn ps -a` lists those that are over."))
         return
-    heading, *lines = cli_tables.job_table(jobs, now=time.time_ns(), width=width(), sending=sending)
+    heading, *lines = cli_tables.job_table(
+        jobs, now=time.time_ns(), width=width(), sending=sending, silent=silent
+    )
     click.secho(heading, bold=True)
     for job, line in zip(jobs, lines, strict=True):
         click.secho(line, fg=_COLOURS.get(job.state))
@@ -204,12 +210,11 @@ def ps(ended: bool, limit: int | None, as_json: bool) -> None:
         )
 
 
-def _on_the_way(jobs: Sequence[JobRecord]) -> dict[JobId, Sending]:
+def _on_the_way(nodes: Sequence[Node]) -> dict[JobId, Sending]:
     """The last states of jobs that move, as the nodes they leave tell of them."""
-    if not any(job.state == JobState.MIGRATING for job in jobs):
-        return {}
-    cards = [node.card for node in Gateway(configured()).nodes()]
-    return {sent.job: sent for card in cards for sent in card.sending if sent.deadline is not None}
+    return {
+        sent.job: sent for node in nodes for sent in node.card.sending if sent.deadline is not None
+    }
 
 
 @command("rn logs train\nrn logs -f 8f3a")

@@ -107,8 +107,8 @@ def test_a_rehearsal_tells_what_it_cost() -> None:
     )
     said = rehearse.verdict(outcome)
     assert said == (
-        "train moved from lab to office: no step lost. Its process was up there 3s after the notice; "
-        "it took no step for 500ms."
+        "train moved from lab to office: no step lost. Its process was up there 3s after the "
+        "notice; it took no step for 500ms."
     )
     anew = rehearse.verdict(replace(outcome, all_lost=True, downtime_s=None))
     assert "all it had done is lost, since it was never saved" in anew

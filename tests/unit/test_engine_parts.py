@@ -10,11 +10,23 @@ from reclaimnet.engine.fetch import FETCH_ROUNDS, Fetch
 from reclaimnet.engine.lease import Lease
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood
 from reclaimnet.engine.pen import Pen
+from reclaimnet.engine.provider import Provider
+from reclaimnet.engine.shelf import Shelf
 from reclaimnet.engine.strays import LOOK_AGAIN, Strays
 from reclaimnet.engine.stumbles import SOON, rest_of
-from reclaimnet.model.events import ProcessExited, PullFailed, RecordSeen, Written
-from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
+from reclaimnet.model.events import (
+    CopyAsked,
+    CopyRefused,
+    LendAsked,
+    ProcessExited,
+    PullFailed,
+    ReclaimAsked,
+    RecordSeen,
+    Written,
+)
+from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Offer, Terms
 from reclaimnet.model.orders import Explain, HoldLease, Order, Pull, Read, Tell, Write
+from reclaimnet.model.probing import Probe, ProbeId, Purpose, Ticket
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import (
     REQUEUE_EXIT_CODE,
@@ -23,8 +35,10 @@ from reclaimnet.model.work import (
     JobSpec,
     JobState,
     ManifestId,
+    Shape,
     Writer,
 )
+from reclaimnet.policy.arbitrate import Denied
 from reclaimnet.policy.suite import Suite
 
 HERE, THERE, NEXT = NodeId("here"), NodeId("there"), NodeId("next")
@@ -244,3 +258,41 @@ def test_a_job_that_rests_is_not_placed_before_and_its_user_is_told_until_when()
     healthy = replace(record, id=JobId("k"), stumbles=0)
     again = Dispatcher(node=HERE, suite=Suite(), around=around, now=0)
     assert [o for o in again.record_seen(healthy, 0) if isinstance(o, Tell)]
+
+
+# --- the shelf -----------------------------------------------------------------------------
+
+
+def test_a_node_that_is_taken_back_keeps_no_copy_for_whoever_has_not_heard_yet() -> None:
+    provider = Provider(HERE)
+    offer = Offer(provider="ada", gpus=(Gpu(id=GpuId("g"), index=0),), terms=Terms(notice=SECOND))
+    provider.lend(LendAsked(request="q1", offer=offer), 0)
+    provider.adopt(JOB, (GpuId("g"),), 0)
+    shelf = Shelf(provider, Suite().place, neighbourhood(THERE), check_every=SECOND)
+    asked = CopyAsked(job=JobId("other"), manifest=NEW.manifest, source=THERE)
+    assert pulled(shelf.asked(asked)) == ["new"]
+    provider.reclaim(ReclaimAsked(request="q2"), 0)
+    [told] = shelf.asked(asked)
+    assert isinstance(told, Tell)
+    assert isinstance(told.event, CopyRefused)
+    assert told.event.reason == "is being reclaimed"
+
+
+def test_an_agent_that_ends_takes_nobody_in() -> None:
+    provider = Provider(HERE)
+    offer = Offer(provider="ada", gpus=(Gpu(id=GpuId("g"), index=0),), terms=Terms(notice=SECOND))
+    provider.lend(LendAsked(request="q1", offer=offer), 0)
+    probe = Probe(
+        id=ProbeId("p"),
+        asker=THERE,
+        job=JOB,
+        shape=Shape(gpus=1),
+        purpose=Purpose.START,
+        priority=0,
+    )
+    ticket = provider.arbitrate(probe, Suite().arbitrate, 0)
+    assert isinstance(ticket, Ticket)
+    provider.closed = True
+    assert not provider.redeem(ticket, 0)
+    assert provider.vacant() == ()
+    assert isinstance(provider.arbitrate(probe, Suite().arbitrate, 0), Denied)

@@ -306,7 +306,7 @@ def why(job: str, as_json: bool) -> None:
     for line in cli_story.render(story, zone=None, width=width() or 100):
         click.echo(line)
     if not story:
-        say("the journal has nothing about it yet.")
+        say("nothing was decided about it yet; look again in a moment.")
 
 
 _COLOURS: Final = {

@@ -308,13 +308,13 @@ function why(campus, story) {
 function passage(told) {
   return h(
     "li",
-    { key: `${told.at}${told.node}${told.text}`, memo: [told.at] },
+    { key: `${told.at}${told.node}${told.text}`, memo: [told.at, told.times] },
     h("time", { datetime: new Date(told.at / 1e6).toISOString(), title: moment(told.at) }, clock(told.at)),
     h("span", { class: "at" }, told.node),
     h(
       "div",
       null,
-      h("p", null, told.text),
+      h("p", null, told.text, told.times > 1 ? ` (${told.times} times, last at ${clock(told.until)})` : ""),
       told.reasons.length ? h("ul", { class: "because" }, told.reasons.map((text) => h("li", { key: text }, text))) : null,
       told.refused.length ? h("ul", { class: "refused" }, told.refused.map((text) => h("li", { key: text }, text))) : null,
     ),

@@ -754,3 +754,22 @@ def test_nothing_heavy_is_imported_for_help_and_ps(gateway: FakeGateway) -> None
         check=False,
     )
     assert done.stderr == "([0, 0], set())\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "--lasts", "99999999h", "--", "x"), "99999999h is too long; at most 366d"),
+        (("run", "--priority", "99999", "--", "x"), "-100<=x<=100"),
+        (("run", "--memory", "99999999T", "--", "x"), "99999999T is too much; at most 1024.0 TiB"),
+        (("run", "--gpus", "abc", "--", "x"), "'abc' is not a valid whole number"),
+        (("rehearse", "train", "--notice", "10000h"), "10000h is too long; at most 30d"),
+        (("agent", "--token-file", "/nosuch"), "(No such file or directory); `rn invite` prints"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(
+    home: Path, person: Person, words: tuple[str, ...], said: str
+) -> None:
+    assert person.types(*words) == 2
+    assert said in person.err
+    assert "Errno" not in person.err

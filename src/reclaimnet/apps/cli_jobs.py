@@ -13,10 +13,11 @@ import click
 
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.cli_base import (
-    DURATION,
     PAIR,
     RHYTHM,
-    SIZE,
+    DurationType,
+    SizeType,
+    WholeNumber,
     command,
     complete_job,
     configured,
@@ -31,7 +32,15 @@ from reclaimnet.apps.client import Gateway, Node, follow_on
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.market import JobId, Sending
 from reclaimnet.model.units import SECOND, show_count, show_duration, show_size
-from reclaimnet.model.work import JobRecord, JobState, Saving, show_loss
+from reclaimnet.model.work import (
+    MAX_LASTS,
+    MAX_MEMORY,
+    MAX_PRIORITY,
+    JobRecord,
+    JobState,
+    Saving,
+    show_loss,
+)
 
 POLL_S: Final = 0.5
 MAX_SILENT_POLLS: Final = 240
@@ -48,19 +57,17 @@ LISTED: Final = 200
     "rn run --gpus 1 -- python train.py --epochs 10\nid=$(rn run -d -- python train.py)",
     context_settings={"allow_interspersed_args": False},
 )
-@click.option(
-    "--gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="On each node."
-)
+@click.option("--gpus", type=WholeNumber(1, 64), default=1, show_default=True, help="On each node.")
 @click.option(
     "--nodes",
-    type=click.IntRange(1, 64),
+    type=WholeNumber(1, 64),
     default=1,
     show_default=True,
     help="Start on so many nodes at once, or not at all.",
 )
 @click.option(
     "--lasts",
-    type=DURATION,
+    type=DurationType(most=MAX_LASTS),
     help="How long it will take, as in 10m. Up to 5m it goes into the lane for short jobs; "
     "others are told by it when they can expect to start.",
 )
@@ -71,7 +78,13 @@ LISTED: Final = 200
     "talks, and how fast. It is placed where that fits; otherwise it is found by listening.",
 )
 @click.option("--name", help="What to call it; otherwise it is called like the script.")
-@click.option("--priority", type=int, default=0, show_default=True, help="Higher goes first.")
+@click.option(
+    "--priority",
+    type=WholeNumber(-MAX_PRIORITY, MAX_PRIORITY),
+    default=0,
+    show_default=True,
+    help="Higher goes first.",
+)
 @click.option(
     "--saving",
     "--save",
@@ -82,7 +95,9 @@ LISTED: Final = 200
     "us, without GPUs or open network connections), or not at all.",
 )
 @click.option(
-    "--memory", type=SIZE, help="The most it may use, as in 2G; kept free for it where it runs."
+    "--memory",
+    type=SizeType(most=MAX_MEMORY),
+    help="The most it may use, as in 2G; kept free for it where it runs.",
 )
 @click.option("--group", default="", help="Jobs of one group wait, go on and move together.")
 @click.option("--env", type=PAIR, multiple=True, help="Set a variable in its environment.")
@@ -171,7 +186,7 @@ def run(
 @click.option(
     "-n",
     "--limit",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help=f"At most so many, the newest. [default: {LISTED}; with --json all]",
 )
 @json_option

@@ -31,7 +31,6 @@ from reclaimnet.apps.gateway_desk import MAX_NAME, Desk, Submission
 from reclaimnet.apps.gateway_http import Req, application, refuse_guesses, run, version
 from reclaimnet.apps.gateway_nodes import (
     MAX_ASKED,
-    MAX_NOTICE,
     MAX_TIME,
     HoursBody,
     LendBody,
@@ -43,6 +42,7 @@ from reclaimnet.apps.gateway_schema import may_fail
 from reclaimnet.apps.gateway_view import ChainSeen, JobSeen, View
 from reclaimnet.apps.people import Person, Role
 from reclaimnet.errors import UsageError
+from reclaimnet.model.asking import MAX_NOTICE
 from reclaimnet.wire import encode_json
 
 Watcher = Callable[[View], Coroutine[Any, Any, None]]

@@ -7,7 +7,7 @@ from typing import Any, Final, NewType
 from reclaimnet.model.copying import copier
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.talk import Talk
-from reclaimnet.model.units import MINUTE, show_count
+from reclaimnet.model.units import DAY, MINUTE, show_count
 
 ManifestId = NewType("ManifestId", str)
 ChunkId = NewType("ChunkId", str)
@@ -295,6 +295,11 @@ def show_loss(record: JobRecord) -> str:
     steps = record.steps_lost
     return f"{show_count(steps, 'step')} lost" if steps else "no step lost"
 
+
+MAX_PRIORITY: Final = 100
+"""Of a job, and its negative the least."""
+MAX_LASTS: Final = 366 * DAY
+MAX_MEMORY: Final = 1 << 50
 
 SHORT_AT_MOST: Final = 5 * MINUTE
 """A job that says it lasts no longer than five minutes is short."""

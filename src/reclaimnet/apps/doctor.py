@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from reclaimnet.adapters.linux import sandbox
-from reclaimnet.adapters.linux.criu import LEAST as LEAST_CRIU
+from reclaimnet.adapters.linux.criu import obstacle as criu_obstacle
 from reclaimnet.adapters.linux.criu import parse_version
 from reclaimnet.apps.client import Gateway, local_agents, status_of
 from reclaimnet.apps.config import Config
@@ -158,11 +158,11 @@ def bubblewrap() -> str:
 
 
 def criu() -> str:
-    version = parse_version(_run("criu", "--version"))
-    if version < LEAST_CRIU:
-        least = "{}.{}".format(*LEAST_CRIU)
-        raise Absent("{}.{} is too old for new kernels, {} is needed".format(*version, least))
-    return "criu {}.{}".format(*version)
+    """As an agent would find it: an agent of whoever asks."""
+    obstacle = criu_obstacle()
+    if obstacle:
+        raise Absent(obstacle)
+    return "criu {}.{}".format(*parse_version(_run("criu", "--version")))
 
 
 def clang() -> str:

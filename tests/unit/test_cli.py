@@ -18,6 +18,7 @@ import pytest
 from tests.fake_gateway import TOKEN, FakeGateway, serving
 
 from reclaimnet import wire
+from reclaimnet.adapters.tls import ca
 from reclaimnet.apps import cli, cli_base, cli_tables
 from reclaimnet.apps.agent_options import Options
 from reclaimnet.apps.client import Gateway
@@ -773,3 +774,21 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     assert person.types(*words) == 2
     assert said in person.err
     assert "Errno" not in person.err
+
+
+def test_an_invitation_says_whom_it_is_good_for(home: Path, person: Person) -> None:
+    state = home / "state" / "reclaimnet"
+    state.mkdir(parents=True)
+    ca.make_ca(state / "ca")
+
+    def campus_at(address: str) -> None:
+        (state / "campus.json").write_text(json.dumps({"nats_url": f"tls://{address}:4222"}))
+
+    campus_at("127.0.0.1")
+    assert person.types("invite") == 0
+    assert "serves this machine only" in person.err
+    campus_at("192.0.2.7")
+    assert person.types("invite") == 0
+    assert person.err == ""
+    assert person.types("invite", "--node", "x y") == 2
+    assert "cannot be a node's name" in person.err

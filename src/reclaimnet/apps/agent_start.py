@@ -20,7 +20,7 @@ from reclaimnet.apps.cli_base import waiting
 from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import Config, did_you_mean
 from reclaimnet.apps.own_command import rn
-from reclaimnet.apps.register import NODE_NAME, read_invitation
+from reclaimnet.apps.register import A_NAME, NODE_NAME, read_invitation
 from reclaimnet.engine.body import WHOLE
 from reclaimnet.errors import BadConfig, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, StatusRequest
@@ -38,9 +38,7 @@ def main(options: Options, *, config: Config, detach: bool) -> int:
         raise UsageError(f"there is no suite {suite}{did_you_mean(suite, list(SUITES))}")
     node = NodeId(options.name or socket.gethostname().partition(".")[0])
     if not NODE_NAME.fullmatch(node):
-        raise UsageError(
-            f"{node!r} cannot be a node's name; use letters, digits, dots and dashes: --name lab1"
-        )
+        raise UsageError(f"{node!r} cannot be a node's name; {A_NAME}: give one with --name")
     box = _sandbox(options, hidden=config.state)
     plan = _plan_in(options.topology) if options.topology is not None else None
     uplink_bps = _uplink(node, options.uplink, plan)

@@ -110,6 +110,11 @@ def invite(node: str | None, valid: int) -> None:
     """
     invitation = app("register", "invitation_for")(configured().state, node=node, valid=valid)
     click.echo(str(invitation))
+    if any(f"//{address}:" in invitation.url for address in ("127.0.0.1", "[::1]", "localhost")):
+        complain(
+            "this campus serves this machine only, and so does the invitation; to let others join, "
+            "start it with `rn up --listen ADDRESS` and invite again."
+        )
 
 
 @command("rn revoke lab1")

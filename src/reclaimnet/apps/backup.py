@@ -60,7 +60,7 @@ class Backup:
         return f"{self.files} files, {show_size(self.bytes)}"
 
 
-def backup(config: Config, file: Path) -> Backup:
+def backup(config: Config, file: Path, *, replace: bool = False) -> Backup:
     """Write the campus of the state directory into a file that only its owner can read. Refuses
     while the campus runs, since its store changes all the time."""
     if not (config.state / "ca").is_dir():
@@ -68,6 +68,8 @@ def backup(config: Config, file: Path) -> Backup:
     file = file.absolute()
     if file.is_relative_to(config.state.absolute()):
         raise UsageError(f"{file} would be lost with the campus; write it elsewhere")
+    if file.exists() and not replace:
+        raise UsageError(f"there is a {file} already; name another file, or say --force")
     with _standing_still(config):
         return _write(config.state, file)
 

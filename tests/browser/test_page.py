@@ -276,9 +276,9 @@ def test_the_operator_sees_chains_with_gap_and_overlap(place: Place) -> None:
         page.get_by_text("No chain runs on a batch cluster").wait_for()
         place.campus.gateway.tell_chain("serve", told)
         row = page.get_by_role("row", name="serve")
-        for words in ("ada", "serving", "1 min 30 s", "30 min 00 s", "in 1 h"):
+        for words in ("ada", "serving", "1m30s", "30m00s", "in 1h"):
             row.get_by_text(words).first.wait_for()
-        row.get_by_role("img", name="2 jobs, gap 1 min 30 s, overlap 30 min 00 s so far").wait_for()
+        row.get_by_role("img", name="2 jobs, gap 1m30s, overlap 30m00s so far").wait_for()
         place.shoot(page, "operator")
 
 

@@ -228,7 +228,7 @@ def test_a_long_list_is_cut_and_says_how_many_more_there_are(
         "job-1",
         "job-0",
     ]
-    assert "2 older ones are not shown; there are 5 (4 PD, 1 R)" in person.err
+    assert "2 older not shown; in all there are 5 (4 PD, 1 R)" in person.err
     assert "rn ps --limit 5" in person.err
     assert person.types("ps", "--limit", "5") == 0
     assert person.err == ""

@@ -24,7 +24,7 @@ from reclaimnet.adapters.nats.streams import STORE_BYTES
 from reclaimnet.apps import daemon, up
 from reclaimnet.apps.config import Config
 from reclaimnet.errors import Damaged, NotFound, UsageError
-from reclaimnet.model.units import GIB, show_size
+from reclaimnet.model.units import GIB, show_count, show_size
 
 VERSION: Final = 1
 MAX_FILES: Final = 1_000_000
@@ -57,7 +57,7 @@ class Backup:
     """Wall time, in nanoseconds."""
 
     def __str__(self) -> str:
-        return f"{self.files} files, {show_size(self.bytes)}"
+        return f"{show_count(self.files, 'file')}, {show_size(self.bytes)}"
 
 
 def backup(config: Config, file: Path, *, replace: bool = False) -> Backup:

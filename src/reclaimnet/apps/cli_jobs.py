@@ -220,7 +220,7 @@ def ps(ended: bool, limit: int | None, as_json: bool) -> None:
     if total > len(jobs):
         parts = ", ".join(f"{states[state]} {state.code}" for state in JobState if state in states)
         say(
-            f"{total - len(jobs)} older ones are not shown; there are {total} ({parts}). "
+            f"{total - len(jobs)} older not shown; in all there are {total} ({parts}). "
             f"`rn ps --limit {total}` lists all."
         )
 
@@ -265,8 +265,7 @@ def fetch(job: str, directory: Path | None) -> None:
     with progress() as tell:
         pieces = _counted(gateway.output(record.id), record, tell)
         count = bundle.unpack_output(pieces, target)
-    noun = "1 file" if count == 1 else f"{count} files"
-    say(f"{noun} of {record.spec.name} went into {target}/.")
+    say(f"{show_count(count, 'file')} of {record.spec.name} went into {target}/.")
 
 
 def _counted(

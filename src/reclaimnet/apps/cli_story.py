@@ -13,7 +13,7 @@ from reclaimnet.errors import Damaged
 from reclaimnet.model import events
 from reclaimnet.model.market import Cause
 from reclaimnet.model.orders import Explain, Start, Warn
-from reclaimnet.model.units import SECOND, show_duration, show_size
+from reclaimnet.model.units import SECOND, show_count, show_duration, show_size
 from reclaimnet.model.work import REQUEUE_EXIT_CODE, Decision, JobRecord, JobState, show_loss
 
 
@@ -66,7 +66,7 @@ def _told_again(passage: Passage, passages: list[Passage]) -> bool:
 def headline(record: JobRecord) -> str:
     """Where the job stands now, in one sentence."""
     where = f" on {record.holder}" if record.holder and not record.state.terminal else ""
-    moved = f"moved {_count(record.moves, 'time')}" if record.moves else "never moved"
+    moved = f"moved {show_count(record.moves, 'time')}" if record.moves else "never moved"
     reason = f" ({record.reason})" if record.reason else ""
     return (
         f"{record.spec.name} ({record.id}) is {record.state}{where}{reason}: "
@@ -168,7 +168,7 @@ def _told(job: str, event: events.Event) -> str | None:
 def _lend(event: events.LendAsked) -> str:
     offer = event.offer
     return (
-        f"{_who(offer.provider)} lends {_count(len(offer.gpus), 'GPU')} "
+        f"{_who(offer.provider)} lends {show_count(len(offer.gpus), 'GPU')} "
         f"with {show_duration(offer.terms.notice)} notice."
     )
 
@@ -187,7 +187,7 @@ def _reclaim(event: events.ReclaimAsked) -> str:
 
 def _probe(event: events.ProbeAnswered) -> str:
     if event.ticket is not None:
-        return f"{event.node} promised {_count(len(event.ticket.gpus), 'GPU')}."
+        return f"{event.node} promised {show_count(len(event.ticket.gpus), 'GPU')}."
     reasons = "; ".join(event.reasons) or "no reason given"
     return f"{event.node} said no: {reasons.rstrip('.')}."
 
@@ -285,10 +285,6 @@ def _says(passage: Passage) -> tuple[object, ...]:
 
 def _who(provider: str) -> str:
     return provider or "The owner"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _paragraph(text: str, head: str, margin: int, width: int) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Final
 
 from reclaimnet.apps.client import Node
 from reclaimnet.model.market import Gpu, JobId, NodeId, Sending
-from reclaimnet.model.units import SECOND, show_duration, show_size
+from reclaimnet.model.units import SECOND, show_age, show_duration, show_size
 from reclaimnet.model.work import JobRecord, JobState, loss_of
 
 _LEFT: Final = "<"
@@ -44,7 +44,7 @@ def job_table(
             str(job.moves),
             loss_of(job),
             # Clocks of two machines differ: a job is never younger than new.
-            show_duration(max(0, (job.ended_at or now) - job.submitted_at)),
+            show_age(max(0, (job.ended_at or now) - job.submitted_at)),
             (_way(sending[job.id], now) if job.id in sending else "") + reason_of(job, now, silent),
         )
         for job in jobs

@@ -20,7 +20,7 @@ from reclaimnet.apps.client import Gateway, local_agents, status_of
 from reclaimnet.apps.config import Config
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET, GuardClient
 from reclaimnet.errors import ReclaimNetError, Unavailable
-from reclaimnet.model.units import GIB, show_size
+from reclaimnet.model.units import GIB, show_count, show_size
 
 COMMAND_TIMEOUT_S: Final = 10.0
 MIN_ROOM_BYTES: Final = 2 * GIB
@@ -216,7 +216,8 @@ def _gateway(config: Config) -> str:
     gateway.health()
     took_ms = round((time.monotonic() - began) * 1000)
     # Health needs no token; this does.
-    return f"{gateway.url} answers in {took_ms} ms and knows {len(gateway.nodes())} nodes"
+    nodes = show_count(len(gateway.nodes()), "node")
+    return f"{gateway.url} answers in {took_ms} ms and knows {nodes}"
 
 
 def _agents(config: Config) -> str:

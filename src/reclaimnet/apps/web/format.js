@@ -6,17 +6,18 @@ export const MINUTE = 60 * SECOND;
 export const HOUR = 60 * MINUTE;
 export const DAY = 24 * HOUR;
 
+/** As the command line writes them: 250ms, 6.0s, 4m05s, 3h20m, 2d04h. */
 export function duration(ns) {
   if (ns === null || ns === undefined || Number.isNaN(ns)) return "–";
   const sign = ns < 0 ? "−" : "";
   const n = Math.abs(ns);
-  if (n === 0) return "0 s";
-  if (n < SECOND) return sign + Math.round(n / MS) + " ms";
-  if (n < 10 * SECOND) return sign + (n / SECOND).toFixed(1) + " s";
-  if (n < MINUTE) return sign + Math.floor(n / SECOND) + " s";
-  if (n < HOUR) return `${sign}${Math.floor(n / MINUTE)} min ${pad((n % MINUTE) / SECOND)} s`;
-  if (n < DAY) return `${sign}${Math.floor(n / HOUR)} h ${pad((n % HOUR) / MINUTE)} min`;
-  return `${sign}${Math.floor(n / DAY)} d ${pad((n % DAY) / HOUR)} h`;
+  if (n === 0) return "0s";
+  if (n < SECOND) return sign + Math.round(n / MS) + "ms";
+  if (n < 10 * SECOND) return sign + (n / SECOND).toFixed(1) + "s";
+  if (n < MINUTE) return sign + Math.floor(n / SECOND) + "s";
+  if (n < HOUR) return `${sign}${Math.floor(n / MINUTE)}m${pad((n % MINUTE) / SECOND)}s`;
+  if (n < DAY) return `${sign}${Math.floor(n / HOUR)}h${pad((n % HOUR) / MINUTE)}m`;
+  return `${sign}${Math.floor(n / DAY)}d${pad((n % DAY) / HOUR)}h`;
 }
 
 function pad(n) {

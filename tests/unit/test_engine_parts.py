@@ -11,16 +11,12 @@ from reclaimnet.engine.lease import Lease
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood
 from reclaimnet.engine.pen import Pen
 from reclaimnet.engine.provider import Provider
-from reclaimnet.engine.shelf import Shelf
 from reclaimnet.engine.strays import LOOK_AGAIN, Strays
 from reclaimnet.engine.stumbles import SOON, rest_of
 from reclaimnet.model.events import (
-    CopyAsked,
-    CopyRefused,
     LendAsked,
     ProcessExited,
     PullFailed,
-    ReclaimAsked,
     RecordSeen,
     Written,
 )
@@ -260,22 +256,7 @@ def test_a_job_that_rests_is_not_placed_before_and_its_user_is_told_until_when()
     assert [o for o in again.record_seen(healthy, 0) if isinstance(o, Tell)]
 
 
-# --- the shelf -----------------------------------------------------------------------------
-
-
-def test_a_node_that_is_taken_back_keeps_no_copy_for_whoever_has_not_heard_yet() -> None:
-    provider = Provider(HERE)
-    offer = Offer(provider="ada", gpus=(Gpu(id=GpuId("g"), index=0),), terms=Terms(notice=SECOND))
-    provider.lend(LendAsked(request="q1", offer=offer), 0)
-    provider.adopt(JOB, (GpuId("g"),), 0)
-    shelf = Shelf(provider, Suite().place, neighbourhood(THERE), check_every=SECOND)
-    asked = CopyAsked(job=JobId("other"), manifest=NEW.manifest, source=THERE)
-    assert pulled(shelf.asked(asked)) == ["new"]
-    provider.reclaim(ReclaimAsked(request="q2"), 0)
-    [told] = shelf.asked(asked)
-    assert isinstance(told, Tell)
-    assert isinstance(told.event, CopyRefused)
-    assert told.event.reason == "is being reclaimed"
+# --- the provider -------------------------------------------------------------------------
 
 
 def test_an_agent_that_ends_takes_nobody_in() -> None:

@@ -25,7 +25,6 @@ from reclaimnet.policy.place import Need, Place
 
 CHECK_SOON: Final = SECOND
 """How soon it asks about a job it has only just learnt to keep something for."""
-LEAVES: Final = "is being reclaimed"
 MAX_PENDING: Final = 64
 """Copies being pulled at once; more are refused and asked of another node."""
 
@@ -66,17 +65,18 @@ class Shelf:
             self._look_by(now + CHECK_SOON)
 
     def asked(self, event: CopyAsked) -> list[Order]:
-        objection = ""
-        if self._provider.is_leaving():
-            # Who asks has not heard of it yet, and had better ask another at once.
-            objection = LEAVES
-        elif len(self._pending) >= MAX_PENDING:
-            objection = f"is pulling {MAX_PENDING} copies already"
-        if objection:
-            refused = CopyRefused(
-                job=event.job, manifest=event.manifest, node=self.node, reason=objection
-            )
-            return [Tell(to=event.source, event=refused)]
+        if len(self._pending) >= MAX_PENDING:
+            return [
+                Tell(
+                    to=event.source,
+                    event=CopyRefused(
+                        job=event.job,
+                        manifest=event.manifest,
+                        node=self.node,
+                        reason=f"is pulling {MAX_PENDING} copies already",
+                    ),
+                )
+            ]
         self._pending[event.job, event.manifest] = event.source
         return [Pull(job=event.job, manifest=event.manifest, sources=(event.source,))]
 
@@ -163,7 +163,7 @@ class Shelf:
                 job=record.id,
                 manifest=newest.manifest,
                 node=self.node,
-                reason=LEAVES,
+                reason="is being reclaimed",
             )
             return [Tell(to=record.holder, event=refused)]
         if not self._provider.serves(now) or self._stays_elsewhere(newest, now):

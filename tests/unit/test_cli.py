@@ -23,6 +23,7 @@ from reclaimnet.apps import cli, cli_base, cli_tables
 from reclaimnet.apps.agent_options import Options
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
+from reclaimnet.errors import UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
 from reclaimnet.model.units import GIB, MINUTE, SECOND
@@ -792,3 +793,8 @@ def test_an_invitation_says_whom_it_is_good_for(home: Path, person: Person) -> N
     assert person.err == ""
     assert person.types("invite", "--node", "x y") == 2
     assert "cannot be a node's name" in person.err
+
+
+def test_words_that_are_not_utf8_are_refused_with_a_sentence(gateway: FakeGateway) -> None:
+    with pytest.raises(UsageError, match="not UTF-8"):
+        Gateway(load(env=dict(os.environ))).submit({"command": ["printf", "caf\udce9"]})

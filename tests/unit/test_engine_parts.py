@@ -281,7 +281,7 @@ def test_a_job_goes_on_after_a_last_state_that_could_not_be_kept(why: str) -> No
         for _ in range(30):
             asked += attempt.woke(attempt.next_wake() or 0)
     else:
-        asked = attempt.release("memory", SECOND, 0)
+        asked = attempt.release("memory", SECOND)
     assert [order for order in asked if isinstance(order, Save) and order.final]
     failed = attempt.save_failed(SaveFailed(job=JOB, epoch=1, reason="the disk is full"), MINUTE)
     assert Resume(job=JOB, epoch=1) in failed

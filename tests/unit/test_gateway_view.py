@@ -70,13 +70,16 @@ async def _told(view: View) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "lost"),
     [
-        ({"moves": 3}, "all"),
+        ({"moves": 3, "started_at": 1}, "all"),
+        ({"state": JobState.PENDING, "started_at": 1}, "all"),
+        ({"moves": 1}, "0"),
+        ({"state": JobState.PENDING}, "0"),
         ({"moves": 3, "step": 40, "steps_lost": 2}, "2"),
         ({"step": 40}, "0"),
     ],
 )
 def test_the_page_is_told_what_was_lost_in_the_words_of_rn_ps(
-    fields: dict[str, int], lost: str
+    fields: dict[str, Any], lost: str
 ) -> None:
     view = View()
     view.see_record(replace(job(1, state=JobState.RUNNING), **fields))

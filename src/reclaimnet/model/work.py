@@ -278,9 +278,11 @@ _but: Final = copier(JobRecord)
 
 
 def never_saved(record: JobRecord) -> bool:
-    """It was started again from the beginning, and nobody counted what it had done."""
+    """It was started again from the beginning, or will be, and nobody counted what it had done."""
     counted = record.step > 0 or record.steps_lost > 0
-    return record.moves > 0 and not counted and not record.checkpoints and record.output is None
+    again = record.moves > 0 or record.state is JobState.PENDING
+    ran = record.started_at is not None
+    return ran and again and not counted and not record.checkpoints and record.output is None
 
 
 def loss_of(record: JobRecord) -> str:
@@ -291,6 +293,8 @@ def loss_of(record: JobRecord) -> str:
 def show_loss(record: JobRecord) -> str:
     """The same in words."""
     if never_saved(record):
+        if record.state is JobState.PENDING:
+            return "all it had done is lost, since it was never saved"
         return "all it had done before its last start is lost, since it was never saved"
     steps = record.steps_lost
     return f"{show_count(steps, 'step')} lost" if steps else "no step lost"

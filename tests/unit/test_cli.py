@@ -20,6 +20,7 @@ from litestar import Litestar
 from tests.fake_gateway import TOKEN, FakeGateway, serving
 
 from reclaimnet import wire
+from reclaimnet.adapters.tls import ca
 from reclaimnet.apps import cli, cli_base, cli_tables, daemon, gateway_http
 from reclaimnet.apps.agent_options import Options
 from reclaimnet.apps.client import Gateway
@@ -286,7 +287,7 @@ def test_a_long_list_is_cut_and_says_how_many_more_there_are(
         "job-1",
         "job-0",
     ]
-    assert "2 older ones are not shown; there are 5 (4 PD, 1 R)" in person.err
+    assert "2 older not shown; in all there are 5 (4 PD, 1 R)" in person.err
     assert "rn ps --limit 5" in person.err
     assert person.types("ps", "--limit", "5") == 0
     assert person.err == ""
@@ -813,6 +814,43 @@ def test_nothing_heavy_is_imported_for_help_and_ps(gateway: FakeGateway) -> None
         check=False,
     )
     assert done.stderr == "([0, 0], set())\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "--lasts", "99999999h", "--", "x"), "99999999h is too long; at most 366d"),
+        (("run", "--priority", "99999", "--", "x"), "-100<=x<=100"),
+        (("run", "--memory", "99999999T", "--", "x"), "99999999T is too much; at most 1024.0 TiB"),
+        (("run", "--gpus", "abc", "--", "x"), "'abc' is not a valid whole number"),
+        (("rehearse", "train", "--notice", "10000h"), "10000h is too long; at most 30d"),
+        (("agent", "--token-file", "/nosuch"), "(No such file or directory); `rn invite` prints"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(
+    home: Path, person: Person, words: tuple[str, ...], said: str
+) -> None:
+    assert person.types(*words) == 2
+    assert said in person.err
+    assert "Errno" not in person.err
+
+
+def test_an_invitation_says_whom_it_is_good_for(home: Path, person: Person) -> None:
+    state = home / "state" / "reclaimnet"
+    state.mkdir(parents=True)
+    ca.make_ca(state / "ca")
+
+    def campus_at(address: str) -> None:
+        (state / "campus.json").write_text(json.dumps({"nats_url": f"tls://{address}:4222"}))
+
+    campus_at("127.0.0.1")
+    assert person.types("invite") == 0
+    assert "serves this machine only" in person.err
+    campus_at("192.0.2.7")
+    assert person.types("invite") == 0
+    assert person.err == ""
+    assert person.types("invite", "--node", "x y") == 2
+    assert "cannot be a node's name" in person.err
 
 
 def test_words_that_are_not_utf8_are_refused_with_a_sentence(gateway: FakeGateway) -> None:

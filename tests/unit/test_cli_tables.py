@@ -104,3 +104,12 @@ def test_nodes_have_a_line_for_each_gpu_with_what_it_does() -> None:
         "lab-4  DOWN  lent by ada  notice 20s  seen 9s ago",
         "  lends nothing now",
     ]
+
+
+def test_a_job_whose_node_is_silent_is_not_said_to_run_there_without_a_word() -> None:
+    job = replace(JOBS[0], state=JobState.RUNNING, holder=NodeId("lab"), reason="")
+    gone = cli_tables.silent_nodes([job], [])
+    [_, line] = cli_tables.job_table([job], now=NOW, width=None, silent=gone)
+    assert "lab is not heard of" in line
+    [_, line] = cli_tables.job_table([job], now=NOW, width=None)
+    assert "not heard" not in line

@@ -87,6 +87,8 @@ def test_a_rehearsal_says_beforehand_what_it_will_do() -> None:
     text = "\n".join(rehearse.lines(plan))
     for word in ("train", "lab", "office", "20s", "3.0 MiB", "lends the GPU again"):
         assert word in text
+    never = replace(plan, job=replace(job, checkpoints=()))
+    assert "IT STARTS ANEW" in "\n".join(rehearse.lines(never))
     alone = "\n".join(rehearse.lines(replace(plan, elsewhere=())))
     assert "no other node has room" in alone
 
@@ -104,7 +106,12 @@ def test_a_rehearsal_tells_what_it_cost() -> None:
         lent_again=True,
     )
     said = rehearse.verdict(outcome)
-    assert said.startswith("train moved from lab to office: no step lost, stood still for 500ms")
-    assert "deadline" not in said
+    assert said == (
+        "train moved from lab to office: no step lost. Its process was up there 3s after the "
+        "notice; it took no step for 500ms."
+    )
+    anew = rehearse.verdict(replace(outcome, all_lost=True, downtime_s=None))
+    assert "all it had done is lost, since it was never saved" in anew
+    assert "no step lost" not in anew
     assert "later than the deadline" in rehearse.verdict(replace(outcome, took_s=21.0))
     assert "no other place" in rehearse.verdict(replace(outcome, destination=None))

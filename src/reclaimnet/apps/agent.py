@@ -388,6 +388,8 @@ class Agent:
         if self._world is None:
             return
         world, mind = self._running()
+        # What one guest leaves vacant is not for the next who waits.
+        mind.provider.closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 await self._guests_known.wait()

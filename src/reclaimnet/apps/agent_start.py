@@ -20,7 +20,7 @@ from reclaimnet.apps.cli_base import waiting
 from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import Config, did_you_mean
 from reclaimnet.apps.own_command import rn
-from reclaimnet.apps.register import NODE_NAME, read_invitation
+from reclaimnet.apps.register import A_NAME, NODE_NAME, read_invitation
 from reclaimnet.engine.body import WHOLE
 from reclaimnet.errors import BadConfig, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, StatusRequest
@@ -88,9 +88,7 @@ def main(options: Options, *, config: Config, detach: bool) -> int:
 def _node_of(name: str | None) -> NodeId:
     node = NodeId(name or socket.gethostname().partition(".")[0])
     if not NODE_NAME.fullmatch(node):
-        raise UsageError(
-            f"{node!r} cannot be a node's name; use letters, digits, dots and dashes: --name lab1"
-        )
+        raise UsageError(f"{node!r} cannot be a node's name; {A_NAME}: give one with --name")
     return node
 
 

@@ -344,7 +344,10 @@ def token_in(path: Path) -> str:
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the token file {path} cannot be read ({error})") from error
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(
+            f"the token file {path} cannot be read ({why}); `rn invite` prints what belongs in it"
+        ) from error
     if not token:
         raise UsageError(f"the token file {path} is empty; put what `rn invite` prints into it")
     return token

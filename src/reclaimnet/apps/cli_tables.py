@@ -1,12 +1,12 @@
 """Tables of jobs and nodes for people: cut to the terminal's width, whole when piped. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from reclaimnet.apps.client import Node
-from reclaimnet.model.market import Gpu, JobId, Sending
-from reclaimnet.model.units import SECOND, show_duration, show_size
-from reclaimnet.model.work import JobRecord, JobState, never_saved
+from reclaimnet.model.market import Gpu, JobId, NodeId, Sending
+from reclaimnet.model.units import SECOND, show_age, show_duration, show_size
+from reclaimnet.model.work import JobRecord, JobState, loss_of
 
 _LEFT: Final = "<"
 _RIGHT: Final = ">"
@@ -15,6 +15,7 @@ _MAX_ID: Final = 12
 _MAX_NAME: Final = 16
 _MIN_NAME: Final = 8
 _MIN_REASON: Final = 14
+_UNREACHABLE: Final = "UNREACHABLE"
 
 
 NOTHING_SENT: Final[Mapping[JobId, Sending]] = {}
@@ -26,9 +27,11 @@ def job_table(
     now: int,
     width: int | None,
     sending: Mapping[JobId, Sending] = NOTHING_SENT,
+    silent: Collection[NodeId] = (),
 ) -> list[str]:
     """A heading and one line for each job; `width` None means nothing is cut. Of a job whose state
-    is on its way, the reason begins with how far that is."""
+    is on its way, the reason begins with how far that is. What is said of jobs on `silent` nodes
+    may no longer be so."""
     ids = short_ids([job.id for job in jobs])
     rows = [
         (
@@ -39,10 +42,10 @@ def job_table(
             str(job.spec.gpus) if job.spec.nodes == 1 else f"{job.spec.nodes}x{job.spec.gpus}",
             str(job.step),
             str(job.moves),
-            _lost(job),
+            loss_of(job),
             # Clocks of two machines differ: a job is never younger than new.
-            show_duration(max(0, (job.ended_at or now) - job.submitted_at)),
-            (_way(sending[job.id], now) if job.id in sending else "") + reason_of(job, now),
+            show_age(max(0, (job.ended_at or now) - job.submitted_at)),
+            (_way(sending[job.id], now) if job.id in sending else "") + reason_of(job, now, silent),
         )
         for job in jobs
     ]
@@ -67,8 +70,10 @@ def _where(job: JobRecord) -> str:
     return f"{job.holder}{others}" if job.holder else "-"
 
 
-def reason_of(job: JobRecord, now: int) -> str:
+def reason_of(job: JobRecord, now: int, silent: Collection[NodeId] = ()) -> str:
     """Never empty for a job that waits: Slurm's users look here first."""
+    if job.holder in silent and not job.state.terminal:
+        return f"{job.holder} is not heard of; it goes on elsewhere once that is given up"
     if job.state is JobState.MIGRATING and job.leave_by is not None:
         left = job.leave_by - now
         return f"{show_duration(left)} left: {job.reason}" if left > 0 else f"late: {job.reason}"
@@ -92,8 +97,10 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
     return short
 
 
-def _lost(job: JobRecord) -> str:
-    return "all" if never_saved(job) else str(job.steps_lost)
+def silent_nodes(jobs: Sequence[JobRecord], nodes: Sequence[Node]) -> set[NodeId]:
+    """Who holds jobs, and is not heard of now."""
+    heard = {node.card.node for node in nodes if node.state != _UNREACHABLE}
+    return {job.holder for job in jobs if job.holder is not None} - heard
 
 
 def node_lines(nodes: Sequence[Node], *, now: int, width: int | None) -> list[str]:

@@ -11,6 +11,7 @@ import click
 
 from reclaimnet.apps.cli_base import (
     DURATION,
+    DurationType,
     agreed,
     app,
     asks,
@@ -26,6 +27,7 @@ from reclaimnet.apps.cli_base import (
 )
 from reclaimnet.apps.client import Gateway, Node
 from reclaimnet.errors import Unavailable, UsageError
+from reclaimnet.model.asking import MAX_NOTICE
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord
 
@@ -137,7 +139,11 @@ def watch(every: int) -> None:
 
 
 @command("rn rehearse train\nrn rehearse train --notice 20s -y")
-@click.option("--notice", type=DURATION, help="How long it has; otherwise what its owner promises.")
+@click.option(
+    "--notice",
+    type=DurationType(most=MAX_NOTICE),
+    help="How long it has; otherwise what its owner promises.",
+)
 @yes_option
 @json_option
 @job_argument

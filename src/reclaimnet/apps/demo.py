@@ -37,7 +37,7 @@ from reclaimnet.errors import ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, WithdrawRequest
 from reclaimnet.model.market import JobId
 from reclaimnet.model.units import SECOND, show_duration
-from reclaimnet.model.work import JobRecord, JobState
+from reclaimnet.model.work import JobRecord, JobState, show_loss
 
 if TYPE_CHECKING:
     from reclaimnet.adapters.linux.testbed import Testbed
@@ -364,12 +364,12 @@ def _picture(story: _Story) -> Group:
     for record in story.records:
         where = f"{record.state} on {record.holder}" if record.holder else str(record.state)
         if record.moves:
-            where += f", moved {record.moves}x, lost {record.steps_lost} steps"
+            where += f", moved {record.moves}x, {show_loss(record)}"
         bars.add_task(record.spec.name, total=STEPS, completed=record.step, where=where)
     nodes = Table.grid(padding=(0, 2))
     for seen in story.nodes:
         card = seen.card
-        cells = ["●" if gpu.id in card.vacant else "○" for gpu in card.gpus] or ["-"]
+        cells = ["□" if gpu.id in card.vacant else "■" for gpu in card.gpus] or ["-"]
         guests = " ".join(progress.job for progress in card.jobs)
         nodes.add_row(Text(card.node, style="bold"), "".join(cells), str(seen.state), guests)
     happened = [Text.from_markup(line) for line in story.lines[-EVENTS_SHOWN:]]

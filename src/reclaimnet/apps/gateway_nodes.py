@@ -16,13 +16,19 @@ from reclaimnet.apps.gateway_http import Req, refuse_guesses
 from reclaimnet.apps.gateway_schema import may_fail
 from reclaimnet.apps.gateway_view import NodeSeen
 from reclaimnet.apps.history import Deeds, Reclaimed
-from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
+from reclaimnet.model.asking import (
+    MAX_NOTICE,
+    LendRequest,
+    ReclaimRequest,
+    Reply,
+    Request,
+    WithdrawRequest,
+)
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.units import DAY, MINUTE
 
 MAX_ASKED: Final = 1024
 """GPUs or users in one request."""
-MAX_NOTICE: Final = 30 * DAY
 MAX_TIME: Final = 9 * 10**18
 """In the year 2255; a schema tells bounds in few decimal digits, and this one needs no more."""
 MAX_REASON: Final = 1000

@@ -11,8 +11,8 @@ from typing import Final
 from reclaimnet.apps.client import Gateway, Node
 from reclaimnet.errors import ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest
-from reclaimnet.model.units import SECOND, show_duration, show_size
-from reclaimnet.model.work import JobRecord, JobState, Saving
+from reclaimnet.model.units import SECOND, show_count, show_duration, show_size
+from reclaimnet.model.work import JobRecord, JobState, Saving, never_saved
 
 POLL_S: Final = 0.2
 BEATS: Final = 10
@@ -46,9 +46,11 @@ class Outcome:
     downtime_s: float | None
     """How long it took no step; None if nobody has counted it yet."""
     took_s: float
-    """From the notice until it ran again."""
+    """From the notice until its process was up again; it may take its first step later."""
     notice_s: float
     lent_again: bool
+    all_lost: bool = False
+    """It began again, and nobody had counted what it had done."""
 
 
 def plan(gateway: Gateway, word: str, notice: int | None) -> Plan:
@@ -87,18 +89,24 @@ def plan(gateway: Gateway, word: str, notice: int | None) -> Plan:
 def lines(plan: Plan) -> list[str]:
     """The plan, for people."""
     job = plan.job
-    newest = job.newest
     notice = show_duration(plan.notice)
     places = ", ".join(plan.elsewhere) or "nowhere: no other node has room, so it would wait"
     return [
         f"job          {job.spec.name} ({job.id}), step {job.step}"
         + (f", over {', '.join(job.seats)}: all of them move together" if job.seats else ""),
-        f"leaves       {job.holder}, {len(plan.gpus)} GPU, with {notice} notice",
+        f"leaves       {job.holder}, {show_count(len(plan.gpus), 'GPU')}, with {notice} notice",
         f"may go to    {places}",
-        f"its state    {show_size(newest.size) if newest else 'was never saved'}"
-        + ("; IT CANNOT BE SAVED and starts anew" if job.spec.saving is Saving.NONE else ""),
-        f"afterwards   {job.holder} lends the GPU again",
+        f"its state    {_state(job)}",
+        f"afterwards   {job.holder} lends the GPU again; that takes until the notice has run out",
     ]
+
+
+def _state(job: JobRecord) -> str:
+    if job.newest is not None:
+        return show_size(job.newest.size)
+    if job.spec.saving is Saving.NONE:
+        return "was never saved; IT CANNOT BE SAVED: it stays as long as it may, and STARTS ANEW"
+    return "was never saved; unless it can be saved in time, IT STARTS ANEW and all it did is lost"
 
 
 def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) -> Outcome:
@@ -132,6 +140,7 @@ def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) 
         took_s=round(took, 2),
         notice_s=plan.notice / SECOND,
         lent_again=lent,
+        all_lost=never_saved(after),
     )
 
 
@@ -149,6 +158,8 @@ def _counted(gateway: Gateway, before: JobRecord, after: JobRecord) -> JobRecord
     while (
         after.state is JobState.RUNNING
         and after.downtime == before.downtime
+        # Of a job that counts no steps nobody can say it.
+        and after.last_step_at is not None
         and time.monotonic() < until
     ):
         time.sleep(POLL_S)
@@ -188,14 +199,19 @@ def verdict(outcome: Outcome) -> str:
             f"{outcome.name} found no other place in time; it goes on from its last checkpoint "
             "when there is one."
         )
-    lost = f"{outcome.steps_lost} steps lost" if outcome.steps_lost else "no step lost"
+    lost = (
+        f"{show_count(outcome.steps_lost, 'step')} lost" if outcome.steps_lost else "no step lost"
+    )
+    if outcome.all_lost:
+        lost = "all it had done is lost, since it was never saved"
     still = (
-        f"stood still for {show_duration(round(outcome.downtime_s * SECOND))}"
+        f"it took no step for {show_duration(round(outcome.downtime_s * SECOND))}"
         if outcome.downtime_s is not None
-        else "how long it stood still is not known yet"
+        else "how long it took no step is not known"
     )
     late = "" if outcome.took_s <= outcome.notice_s else ", later than the deadline"
     return (
-        f"{outcome.name} moved from {outcome.source} to {outcome.destination}: {lost}, {still}, "
-        f"ran again {show_duration(round(outcome.took_s * SECOND))} after the notice{late}."
+        f"{outcome.name} moved from {outcome.source} to {outcome.destination}: {lost}. Its process "
+        f"was up there {show_duration(round(outcome.took_s * SECOND))} after the notice{late}; "
+        f"{still}."
     )

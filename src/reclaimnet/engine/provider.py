@@ -52,6 +52,8 @@ class Provider:
         self.contracts: dict[JobId, Contract] = {}
         self.tickets: dict[TicketId, Ticket] = {}
         self.notices: dict[NoticeId, Notice] = {}
+        self.closed = False
+        """Nobody is taken in any more: its agent is about to end."""
         self._minted = 0
         self.version = 0
         """Grows with every change, so that what is derived need not be derived again."""
@@ -63,6 +65,8 @@ class Provider:
     # --- derived ---------------------------------------------------------------------------
 
     def vacant(self) -> tuple[Gpu, ...]:
+        if self.closed:
+            return ()
         taken = {gpu for contract in self.contracts.values() for gpu in contract.gpus}
         taken |= {gpu for ticket in self.tickets.values() for gpu in ticket.gpus}
         taken |= self.leaving()
@@ -294,7 +298,7 @@ class Provider:
         """The ticket becomes a contract, unless it is void."""
         self.version += 1
         held = self.tickets.pop(ticket.id, None)
-        if held is None or now >= held.expires or held.job in self.contracts:
+        if held is None or now >= held.expires or held.job in self.contracts or self.closed:
             return False
         self.contracts[held.job] = Contract(job=held.job, gpus=held.gpus, since=now)
         return True

@@ -1,9 +1,12 @@
 """Asking: what a person may ask of an agent, locally or through the gateway."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from reclaimnet.model.market import Hours, Maintenance
-from reclaimnet.model.units import MINUTE
+from reclaimnet.model.units import DAY, MINUTE
+
+MAX_NOTICE: Final = 30 * DAY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -328,14 +328,24 @@ class Agent:
         if isinstance(request, StatusRequest):
             return Reply(ok=True, text=wire.encode_card(mind.card()).decode())
         await self._guests_known.wait()
-        answer = await world.ask(self._word.asked(request, mind.provider))
+        word, provider = self._word, mind.provider
+        asked, before = word.asked(request, provider), word.said_at
+        # Before it is carried out: both are written down together.
+        word.said_at = self._clock.now()
+        answer = await world.ask(asked)
+        if not answer.ok:
+            word.said_at = before
+            word.keep(provider)
+            return Reply(ok=False, text=answer.text)
         text = answer.text
-        if answer.ok and self._word.unwritten:
+        if isinstance(asked, ev.LendAsked):
+            text += f" {word.repeated(asked.offer)}"
+        if word.unwritten:
             text += (
-                f" (It cannot be written down: {self._word.unwritten}; mend that before the agent "
+                f" (It cannot be written down: {word.unwritten}; mend that before the agent "
                 "is restarted, or say it again then.)"
             )
-        return Reply(ok=answer.ok, text=text)
+        return Reply(ok=True, text=text, said_at=word.said_at)
 
     # --- the end ---------------------------------------------------------------------------
 

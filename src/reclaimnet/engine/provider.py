@@ -48,6 +48,8 @@ class Provider:
         """What is lent now."""
         self.standing: Offer | None = None
         """What the provider has said to lend, at the hours that were declared."""
+        self.said: Offer | None = None
+        """What stood last, whether or not it still does: what "again" and "as before" mean."""
         self.lending_since: int | None = None
         self.contracts: dict[JobId, Contract] = {}
         self.tickets: dict[TicketId, Ticket] = {}
@@ -131,19 +133,19 @@ class Provider:
                 text=f"These GPUs are under notice ({_listed(back)}); "
                 "withdraw it first with: rn reclaim --cancel",
             )
-        self.standing = event.offer
         gpus = f"{len(offered)} GPU{'s' * (len(offered) != 1)}"
         notice = show_duration(event.offer.terms.notice)
         if not event.offer.terms.lends_at(now) and not in_use:
-            self.offer, self.lending_since = None, None
-            self._hours_at = event.offer.terms.opens_after(now)
-            if self._hours_at is None:
-                self.standing = None
+            opens = event.offer.terms.opens_after(now)
+            if opens is None:
                 text = "The hours that were declared never come; declare others."
                 return Answer(request=event.request, ok=False, text=text)
-            wait = show_duration(self._hours_at - now)
+            self.standing = self.said = event.offer
+            self.offer, self.lending_since, self._hours_at = None, None, opens
+            wait = show_duration(opens - now)
             text = f"{self.node} will lend {gpus} with {notice} notice, in {wait}."
             return Answer(request=event.request, ok=True, text=text)
+        self.standing = self.said = event.offer
         self._open(event.offer, now)
         text = f"{self.node} lends {gpus} with {notice} notice."
         return Answer(request=event.request, ok=True, text=text)
@@ -336,9 +338,8 @@ class Provider:
 
     def _stop_lending(self, notice: Notice, now: int) -> None:
         gpus = set(notice.gpus)
-        if self.standing is not None and notice.cause != Cause.HOURS:
-            kept = tuple(gpu for gpu in self.standing.gpus if gpu.id not in gpus)
-            self.standing = replace(self.standing, gpus=kept) if kept else None
+        if notice.cause != Cause.HOURS:
+            self._take_from_standing(gpus)
         if self.offer is None:
             # An earlier deadline took the last GPU already.
             return
@@ -348,6 +349,13 @@ class Provider:
             self.lending_since = None
             self.served_until = notice.deadline if now < notice.deadline else None
             self._hours_at = self.standing.terms.opens_after(now) if self.standing else None
+
+    def _take_from_standing(self, gpus: set[GpuId]) -> None:
+        if self.standing is None:
+            return
+        kept = tuple(gpu for gpu in self.standing.gpus if gpu.id not in gpus)
+        self.standing = replace(self.standing, gpus=kept) if kept else None
+        self.said = self.standing or self.said
 
     def _lent(self) -> tuple[Gpu, ...]:
         return self.offer.gpus if self.offer else ()

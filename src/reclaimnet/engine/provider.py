@@ -101,6 +101,10 @@ class Provider:
         touching = [n for n in self.notices.values() if set(n.gpus) & set(contract.gpus)]
         return min(touching, key=lambda notice: (notice.deadline, notice.id), default=None)
 
+    def opens_at(self) -> int | None:
+        """When it lends again by itself; None if it lends now, or does not."""
+        return self._hours_at if self.offer is None and self.standing is not None else None
+
     def next_wake(self) -> int | None:
         if not self.tickets and not self.notices and self.served_until is None:
             return self._hours_at
@@ -227,17 +231,19 @@ class Provider:
             f"will be free in {show_duration(grace)} at the latest; {len(guests)} "
             f"job{'s have' if len(guests) != 1 else ' has'} to leave."
             if guests and grace > 0
-            else "are yours now."
-            if len(gpus) != 1
-            else "is yours now."
+            else f"{'are' if len(gpus) != 1 else 'is'} yours now"
+            + (f"; {len(guests)} job{'s' * (len(guests) != 1)} had to leave." if guests else ".")
         )
         if guests and grace < promised:
             text += f" (You promised {show_duration(promised)}.)"
         return Answer(request=event.request, ok=True, text=text), notice
 
     def _reclaim_rest(self, event: ReclaimAsked, now: int) -> Answer:
-        """Of a node that lends nothing any more, the end of what is fetched from it."""
+        """Of a node that lends nothing now, what it would lend again by itself, or the end of what
+        is fetched from it."""
         until = self.served_until
+        if self.standing is not None and event.replaces is None:
+            return self._reclaim_standing(self.standing, event, now)
         if until is None or event.grace is None or event.replaces is not None:
             text = f"{self.node} lends nothing, so there is nothing to take back."
             return Answer(request=event.request, ok=False, text=text)
@@ -246,6 +252,25 @@ class Provider:
             f"another {show_duration(self.served_until - now)}."
             if self.served_until > now
             else "this."
+        )
+        return Answer(request=event.request, ok=True, text=text)
+
+    def _reclaim_standing(self, standing: Offer, event: ReclaimAsked, now: int) -> Answer:
+        stood = [gpu.id for gpu in standing.gpus]
+        gpus = tuple(event.gpus) or tuple(stood)
+        unknown = [gpu for gpu in gpus if gpu not in stood]
+        if unknown:
+            text = f"{_listed(unknown)} is not lent by {self.node}; it will lend {_listed(stood)}."
+            return Answer(request=event.request, ok=False, text=text)
+        self._take_from_standing(set(gpus))
+        if self.standing is None:
+            self._hours_at = None
+        if self.served_until is not None and event.grace is not None:
+            self.served_until = min(self.served_until, now + max(event.grace, 0))
+        one = len(gpus) == 1
+        text = (
+            f"{len(gpus)} GPU{'s' * (not one)} of {self.node} {'is' if one else 'are'} yours now, "
+            "and not lent again by itself."
         )
         return Answer(request=event.request, ok=True, text=text)
 

@@ -28,7 +28,7 @@ from reclaimnet.apps.live.serving import Serving
 from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.apps.membership import joined
 from reclaimnet.apps.owners_door import open_door
-from reclaimnet.apps.owners_word import OwnersWord
+from reclaimnet.apps.owners_word import FILE, NEVER, OwnersWord
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
 from reclaimnet.engine.node import Node
@@ -204,7 +204,7 @@ class Agent:
         self._word = OwnersWord(
             node=settings.node,
             gpus=settings.gpus,
-            file=settings.folder / "provider.json",
+            file=settings.folder / FILE,
             clock=self._clock,
         )
         self._parting = False
@@ -296,7 +296,8 @@ class Agent:
             if record.holder == self.settings.node and not known:
                 world.deliver(ev.RecordSeen(job=record.id, record=record))
         self._guests_known.set()
-        if self.settings.lend is not None and mind.provider.offer is None:
+        if self.settings.lend is not None and self._word.said_at == NEVER:
+            # A machine that its owner took back stays so, however often we are started.
             await self.answer(self.settings.lend)
         world.deliver(ev.Woke())
 
@@ -367,6 +368,7 @@ class Agent:
         asked = ev.ReclaimAsked(
             request=self._word.mint(), grace=grace, reason="the agent is stopping"
         )
+        self._word.part(mind.provider)
         await world.ask(asked)
         await world.empty()
 

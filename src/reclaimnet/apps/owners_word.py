@@ -11,7 +11,7 @@ import logging
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -27,6 +27,12 @@ from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, NoticeId, Offer, 
 
 Asked = ev.LendAsked | ev.ReclaimAsked | ev.WithdrawAsked
 
+FILE: Final = "provider.json"
+"""In the agent's folder."""
+NEVER: Final = 0
+AT_SOME_TIME: Final = 1
+"""The owner has spoken, and nobody knows when or what."""
+
 _log = logging.getLogger("reclaimnet.agent")
 
 
@@ -39,7 +45,9 @@ class OwnersWord:
         self._requests = 0
         self._before: Offer | None = None
         """What the owner had said before this agent lived."""
-        self.said_at = 0
+        self._parting: tuple[Offer, set[GpuId]] | None = None
+        """What stood when the agent began to end, and which of its GPUs nobody had asked back."""
+        self.said_at = NEVER
         """When the owner spoke last."""
         self.unwritten = ""
         """Why the owner's last word is not on disk; empty if it is."""
@@ -55,6 +63,8 @@ class OwnersWord:
         self, request: LendRequest | ReclaimRequest | WithdrawRequest, provider: Provider
     ) -> Asked:
         """Refused if it names what is not there; whether it is granted is up to the mind."""
+        # While the agent ends, too, the owner has the last word.
+        self._parting = None
         match request:
             case LendRequest():
                 return self._lend(request, provider)
@@ -160,8 +170,7 @@ class OwnersWord:
         state = msgspec.to_builtins(
             {
                 "boot": boot_id(),
-                # What stands is lent again by itself when its hours begin.
-                "offer": provider.offer or provider.standing,
+                "offer": self._stands(provider),
                 "said": provider.said or self._before,
                 "said_at": self.said_at,
                 "notices": [
@@ -187,6 +196,29 @@ class OwnersWord:
                 _log.warning("what was lent and asked back cannot be written down: %s", error)
             self.unwritten = f"{error.strerror or error}"
 
+    def part(self, provider: Provider) -> None:
+        """The agent ends, and guests leave: that is no word of the owner's about the loan, which
+        the next agent goes on with."""
+        stands = provider.standing
+        if stands is not None:
+            asked_back = {
+                gpu
+                for notice in provider.notices.values()
+                if notice.cause is not Cause.HOURS
+                for gpu in notice.gpus
+            }
+            self._parting = stands, {gpu.id for gpu in stands.gpus} - asked_back
+
+    def _stands(self, provider: Provider) -> Offer | None:
+        """What is lent, or will be by itself when its hours begin."""
+        if self._parting is None:
+            return provider.standing
+        offer, staying = self._parting
+        # Notices that run are kept, and so are their GPUs.
+        staying = staying | provider.leaving()
+        gpus = tuple(gpu for gpu in offer.gpus if gpu.id in staying)
+        return replace(offer, gpus=gpus) if gpus else None
+
     def kept(self) -> list[Asked]:
         """What the agent before us was asked and has not done yet."""
         try:
@@ -196,7 +228,7 @@ class OwnersWord:
                 for name in ("offer", "said")
             )
             self._before = said or kept
-            self.said_at = int(state.get("said_at", 0))
+            self.said_at = int(state.get("said_at", AT_SOME_TIME))
             offer = self._still_here(kept)
             if offer is None:
                 return []
@@ -216,6 +248,7 @@ class OwnersWord:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self.said_at = self.said_at or AT_SOME_TIME
             _log.warning("what was lent before is not known any more (%s); lend again", error)
             return []
         return [ev.LendAsked(request=self.mint(), offer=offer), *notices]
@@ -242,3 +275,14 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise ValueError(f"{file.name} holds no word of an owner")
     return state
+
+
+def is_taken_back(file: Path) -> bool:
+    """Whether the owner has said last that nothing is lent, as far as is known."""
+    try:
+        state = _read(file)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return state.get("offer") is None and state.get("said_at", AT_SOME_TIME) != NEVER

@@ -17,7 +17,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it_and_why_says_so(
 ) -> None:
     with live_campus(tmp_path) as campus:
         job, older, newest = _two_checkpoints(campus)
-        _flip_a_byte_of_what_is_new(campus["a"])
+        _flip_a_byte_of_what_is_new(campus["a"], newest)
         campus["a"].lend()
         record = campus.await_running(job, epoch=2)
         campus.await_steps(3, epoch=2)
@@ -58,7 +58,7 @@ def test_a_damaged_copy_is_mended_from_the_one_on_another_node(tmp_path: Path) -
         campus.await_job(job, lambda r: r.state is JobState.PENDING, "it waits")
         record = campus.await_saved(job, holders=2)
         assert record.newest is not None
-        _flip_a_byte_of_what_is_new(home)
+        _flip_a_byte_of_what_is_new(home, record.newest)
         home.lend()
         campus.await_running(job, epoch=2)
         first = campus.job(job)
@@ -82,11 +82,13 @@ def _two_checkpoints(campus: LiveCampus) -> tuple[str, Checkpoint, Checkpoint]:
     return job, older, newest
 
 
-def _flip_a_byte_of_what_is_new(agent: LiveAgent) -> None:
+def _flip_a_byte_of_what_is_new(agent: LiveAgent, checkpoint: Checkpoint) -> None:
+    """Only that one has it, but for what was saved after it and nobody knows of."""
     root = agent.folder / "vault"
-    files = [path for path in root.glob("manifests/*/*") if not path.suffix]
-    manifests = [wire.decode_manifest(path.read_bytes()) for path in files]
-    *older, newest = sorted(manifests, key=lambda manifest: (manifest.epoch, manifest.step))
+    files = {path.name: path for path in root.glob("manifests/*/*") if not path.suffix}
+    manifests = {name: wire.decode_manifest(path.read_bytes()) for name, path in files.items()}
+    newest = manifests[checkpoint.manifest]
+    older = [manifest for manifest in manifests.values() if manifest.step < newest.step]
     known = {chunk for manifest in older for part in manifest.parts for chunk in part.chunks}
     new = [chunk for part in newest.parts for chunk in part.chunks if chunk not in known]
     vault_files.rot(root, new[0])

@@ -36,11 +36,11 @@ KEEPER = """
 import sys
 from pathlib import Path
 from reclaimnet.adapters.slurm import client
-from reclaimnet.apps import chain_live
+from reclaimnet.apps.chain_keeper import Keeper
 client.FRESH = 0
 folder = Path(sys.argv[1])
 slurm = client.Slurm(folder.parent / ".slurm", timeout_s=5)
-sys.exit(chain_live.Keeper(folder, slurm, lambda text: print(text, flush=True)).live())
+sys.exit(Keeper(folder, slurm, lambda text: print(text, flush=True)).live())
 """
 
 

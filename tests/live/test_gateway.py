@@ -12,7 +12,8 @@ import httpx
 import pytest
 from tests.live.embedded import embedded, joined, until
 
-from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES, Campus, Heard
+from reclaimnet.adapters.nats.bundles import MAX_BUNDLE_BYTES
+from reclaimnet.adapters.nats.campus import Campus, Heard
 from reclaimnet.adapters.nats.server import Server, stop_server
 from reclaimnet.apps.gateway import serve
 from reclaimnet.apps.gateway_desk import Desk
@@ -142,6 +143,7 @@ async def test_the_same_key_gives_the_same_job(running: Running) -> None:
         ({"command": "python train.py"}, "array"),
         ({"command": ["x", 1]}, "str"),
         ({"command": ["x\0y"]}, "zero byte"),
+        ({"command": ["x"], "workdir": "/x\0y"}, "zero byte"),
         ({"command": ["x"], "gpus": -1}, "gpus"),
         ({"command": ["x"], "gpus": 65}, "gpus"),
         ({"command": ["x"], "gpus": "2"}, "gpus"),
@@ -419,9 +421,9 @@ async def test_only_bundles_that_no_living_job_needs_are_tidied_away(running: Ru
     async with view.kept(running.campus):
         desk = Desk(running.campus, view, "test")
         await desk.tidy(sent_before=0)
-        assert set(await running.campus.list_bundles()) == set(ids)
+        assert set(await running.campus.bundles.sent()) == set(ids)
         await desk.tidy(sent_before=time.time_ns() + 60 * SECOND)
-        assert set(await running.campus.list_bundles()) == {ids[0]}
+        assert set(await running.campus.bundles.sent()) == {ids[0]}
 
 
 async def test_two_gateways_agree(running: Running) -> None:

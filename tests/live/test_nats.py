@@ -20,8 +20,8 @@ from tests.live.embedded import TOKEN, embedded, joined, until
 
 from reclaimnet.adapters.nats import streams
 from reclaimnet.adapters.nats.access import CAMPUS_HOST, token
+from reclaimnet.adapters.nats.bundles import MAX_BUNDLE_BYTES
 from reclaimnet.adapters.nats.campus import (
-    MAX_BUNDLE_BYTES,
     Campus,
     Enrolment,
     EnrolmentAsked,
@@ -446,7 +446,9 @@ async def test_a_role_is_held_by_one_and_taken_over_when_its_holder_is_gone(serv
                 told.append((name, event))
                 assert len(holders()) <= 1, f"two hold the role: {told}"
 
-            return asyncio.create_task(members[name].hold_role("dispatch", NodeId(name), ttl, tell))
+            return asyncio.create_task(
+                members[name].roles.hold("dispatch", NodeId(name), ttl, tell)
+            )
 
         tasks = {name: hold(name) for name in names}
         try:
@@ -478,7 +480,7 @@ async def test_bad_bytes_in_a_role_do_not_end_those_who_want_it(campus: Campus, 
     """Any node may write there: a hostile one must not be able to end all agents at once."""
     await campus._link.jetstream.publish("$KV.roles.bad", bad)
     told: list[object] = []
-    wanting = asyncio.create_task(campus.hold_role("bad", LAB, SECOND, told.append))
+    wanting = asyncio.create_task(campus.roles.hold("bad", LAB, SECOND, told.append))
     try:
         await until(lambda: told or wanting.done(), "the role is won")
         assert told == [RoleWon(role="bad")]
@@ -491,7 +493,7 @@ async def test_a_role_is_given_up_while_the_server_is_away(tmp_path: Path) -> No
     told: list[object] = []
     with embedded(tmp_path) as server:
         async with joined(server) as campus:
-            holding = asyncio.create_task(campus.hold_role("dispatch", LAB, SECOND, told.append))
+            holding = asyncio.create_task(campus.roles.hold("dispatch", LAB, SECOND, told.append))
             try:
                 await until(lambda: told == [RoleWon(role="dispatch")], "the role is won")
                 stop_server(server)
@@ -588,36 +590,36 @@ async def test_output_is_read_and_followed_across_attempts(campus: Campus) -> No
 
 async def test_a_bundle_is_named_by_its_bytes_and_verified(campus: Campus) -> None:
     data = os.urandom(300_000)
-    bundle = await campus.put_bundle(data)
-    assert await campus.put_bundle(data) == bundle
-    assert await campus.get_bundle(bundle) == data
-    assert await campus.get_bundle(await campus.put_bundle(b"")) == b""
+    bundle = await campus.bundles.put(data)
+    assert await campus.bundles.put(data) == bundle
+    assert await campus.bundles.get(bundle) == data
+    assert await campus.bundles.get(await campus.bundles.put(b"")) == b""
     with pytest.raises(NotFound):
-        await campus.get_bundle("0" * 64)
+        await campus.bundles.get("0" * 64)
     with pytest.raises(NotFound):
-        await campus.get_bundle("../etc/passwd")
+        await campus.bundles.get("../etc/passwd")
     with pytest.raises(UsageError, match="more than"):
-        await campus.put_bundle(bytes(MAX_BUNDLE_BYTES + 1))
-    await campus._bundles().put(bundle, b"something else")
+        await campus.bundles.put(bytes(MAX_BUNDLE_BYTES + 1))
+    await campus.bundles._objects().put(bundle, b"something else")
     with pytest.raises(Damaged):
-        await campus.get_bundle(bundle)
+        await campus.bundles.get(bundle)
 
 
 async def test_bundles_are_listed_touched_and_dropped(campus: Campus) -> None:
-    one, two = await campus.put_bundle(b"one"), await campus.put_bundle(b"two")
-    before = await campus.list_bundles()
+    one, two = await campus.bundles.put(b"one"), await campus.bundles.put(b"two")
+    before = await campus.bundles.sent()
     assert set(before) == {one, two}
-    await campus.put_bundle(b"one")
-    after = await campus.list_bundles()
+    await campus.bundles.put(b"one")
+    after = await campus.bundles.sent()
     assert after[one] > before[one]
     assert after[two] == before[two]
-    assert await campus.get_bundle(one) == b"one"
-    await campus.drop_bundle(one)
-    await campus.drop_bundle(one)
-    assert set(await campus.list_bundles()) == {two}
-    assert not await campus.has_bundle(one)
-    assert await campus.put_bundle(b"one") == one
-    assert await campus.get_bundle(one) == b"one"
+    assert await campus.bundles.get(one) == b"one"
+    await campus.bundles.drop(one)
+    await campus.bundles.drop(one)
+    assert set(await campus.bundles.sent()) == {two}
+    assert not await campus.bundles.has(one)
+    assert await campus.bundles.put(b"one") == one
+    assert await campus.bundles.get(one) == b"one"
 
 
 @pytest.mark.parametrize("text", ["lab3.cs", "a b", "x>*", "ünï", "", "=00", "_"])

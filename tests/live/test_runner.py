@@ -146,6 +146,19 @@ def test_a_working_directory_that_does_not_exist_is_named(plain, tmp_path):
     assert "nowhere" in exited.reason
 
 
+@pytest.mark.parametrize("name", ["loop", "zero\0byte"])
+def test_a_working_directory_that_cannot_be_is_the_jobs_fault(plain, tmp_path, name):
+    """And it does not keep its GPUs for ever."""
+    (tmp_path / "loop").symlink_to("loop")
+    spec = JobSpec(name="x", user="ada", command=("true",))
+    plain.runner.start(JOB, 1, spec, (), tmp_path / name, None, 0)
+    exited = plain.wait(Exited)
+    assert exited.code == 126
+    assert not exited.killed
+    assert name[:4] in exited.reason
+    assert not (plain.root / f"{JOB}.1").exists()
+
+
 def test_a_signal_that_ended_the_job_is_named(plain, tmp_path):
     plain.start(script(tmp_path, "import os; os.kill(os.getpid(), 11)"))
     exited = plain.wait(Exited)

@@ -201,6 +201,30 @@ def test_memory_is_looked_at_even_where_the_kernel_never_calls(tmp_path) -> None
     assert readings[0].share == pytest.approx(0.6)
 
 
+def test_what_cannot_be_read_once_does_not_blind_for_good(tmp_path) -> None:
+    """Whatever it is; and a disk too full for the log to say so."""
+    heard, reads = os.eventfd(0, os.EFD_CLOEXEC), []
+
+    def read() -> Pressure:
+        reads.append(None)
+        if len(reads) == 1:
+            raise RuntimeError("a guest went while it was looked at")
+        return Pressure(at=5, limit=10, used=1)
+
+    watch = Watch(
+        read,
+        lambda _: os.eventfd_write(heard, 1),
+        waited_for=lambda: False,
+        root=None,
+        host=tmp_path,
+    )
+    try:
+        os.eventfd_read(heard)
+    finally:
+        watch.close()
+        os.close(heard)
+
+
 def test_a_limit_that_changes_is_seen_with_the_next_reading(tmp_path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 99999999 kB\nMemAvailable: 99999999 kB\n")
     group = tmp_path / "group"

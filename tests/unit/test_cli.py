@@ -22,6 +22,7 @@ from reclaimnet.apps import cli, cli_base, cli_tables
 from reclaimnet.apps.agent_options import Options
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
+from reclaimnet.errors import UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
 from reclaimnet.model.units import GIB, MINUTE, SECOND
@@ -760,3 +761,8 @@ def test_nothing_heavy_is_imported_for_help_and_ps(gateway: FakeGateway) -> None
         check=False,
     )
     assert done.stderr == "([0, 0], set())\n"
+
+
+def test_words_that_are_not_utf8_are_refused_with_a_sentence(gateway: FakeGateway) -> None:
+    with pytest.raises(UsageError, match="not UTF-8"):
+        Gateway(load(env=dict(os.environ))).submit({"command": ["printf", "caf\udce9"]})

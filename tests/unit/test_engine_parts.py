@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from reclaimnet.engine.attempt import Attempt
 from reclaimnet.engine.booking import BOOKED_PATIENCE, OFFERED_PATIENCE, Booking
 from reclaimnet.engine.copies import COPY_TRIES, Copies
@@ -12,10 +14,27 @@ from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood
 from reclaimnet.engine.pen import Pen
 from reclaimnet.engine.strays import LOOK_AGAIN, Strays
 from reclaimnet.engine.stumbles import SOON, rest_of
-from reclaimnet.model.events import ProcessExited, PullFailed, RecordSeen, Written
-from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
-from reclaimnet.model.orders import Explain, HoldLease, Order, Pull, Read, Tell, Write
-from reclaimnet.model.units import SECOND
+from reclaimnet.model.events import (
+    HandoverWithdrawn,
+    ProcessExited,
+    PullFailed,
+    RecordSeen,
+    SaveFailed,
+    Written,
+)
+from reclaimnet.model.market import Card, Cause, Gpu, GpuId, JobId, NodeId, Notice, NoticeId
+from reclaimnet.model.orders import (
+    Explain,
+    HoldLease,
+    Order,
+    Pull,
+    Read,
+    Resume,
+    Save,
+    Tell,
+    Write,
+)
+from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import (
     REQUEUE_EXIT_CODE,
     Checkpoint,
@@ -102,7 +121,7 @@ def test_a_process_whose_epoch_is_in_doubt_is_not_told_to_go_on() -> None:
     assert not lease.acked(2 * SECOND, 3 * SECOND)
     assert lease.hold(attempts) == [HoldLease(until=12 * SECOND, jobs=(JOB,))]
     assert lease.acked(20 * SECOND, 20 * SECOND)
-    (proof,) = [order for order in attempt.doubt(20 * SECOND) if isinstance(order, Write)]
+    (proof,) = [order for order in attempt.doubt() if isinstance(order, Write)]
     assert lease.hold(attempts) == []
     assert not lease.told(JOB)
     attempt.written(Written(record=proof.record, writer=Writer.ATTEMPT), 20 * SECOND)
@@ -203,6 +222,53 @@ def test_who_refused_a_copy_is_not_asked_for_it_again_and_few_are_asked() -> Non
     assert not any(copies.refused(NodeId(f"n{n}")) for n in range(COPY_TRIES - len(asked)))
     copies.begin()
     assert copies.ask(record, mine, 0)[0] in asked
+
+
+# --- a booking that its source has forgotten ------------------------------------------------
+
+
+def test_who_is_restarted_while_a_job_leaves_it_gives_back_the_place_it_had_booked() -> None:
+    """Else the job that needs a place finds none, since one is kept for it."""
+    leaves = replace(RECORD, state=JobState.MIGRATING, standby=THERE)
+    withdrawn = Tell(to=THERE, event=HandoverWithdrawn(job=JOB, source=HERE))
+
+    def adopted(record: JobRecord) -> list[Order]:
+        around = neighbourhood(THERE)
+        attempt = Attempt(
+            node=HERE, record=record, gpus=(), source=None, suite=Suite(), around=around
+        )
+        return attempt.adopt(0)
+
+    lost = Strays(HERE).record_seen(RecordSeen(job=JOB, record=leaves), 0)
+    assert withdrawn in adopted(leaves)
+    assert withdrawn in lost
+    for stays in (replace(leaves, standby=None), replace(leaves, state=JobState.RUNNING)):
+        assert not [order for order in adopted(stays) if isinstance(order, Tell)]
+
+
+# --- a last state that could not be kept ----------------------------------------------------
+
+
+@pytest.mark.parametrize("why", ["reclaim", "memory"])
+def test_a_job_goes_on_after_a_last_state_that_could_not_be_kept(why: str) -> None:
+    """It waits for whoever asked for it, and nobody will take it over: should the owner take the
+    notice back, it would stand still for ever."""
+    around = neighbourhood(THERE)
+    record = replace(RECORD, checkpoints=())
+    attempt = Attempt(node=HERE, record=record, gpus=(), source=None, suite=Suite(), around=around)
+    attempt.adopt(0)
+    if why == "reclaim":
+        notice = Notice(
+            id=NoticeId("n"), gpus=(), given_at=0, deadline=MINUTE, cause=Cause.RECLAIM, reason=""
+        )
+        asked = attempt.leave(notice, 0)
+        for _ in range(30):
+            asked += attempt.woke(attempt.next_wake() or 0)
+    else:
+        asked = attempt.release("memory", SECOND, 0)
+    assert [order for order in asked if isinstance(order, Save) and order.final]
+    failed = attempt.save_failed(SaveFailed(job=JOB, epoch=1, reason="the disk is full"), MINUTE)
+    assert Resume(job=JOB, epoch=1) in failed
 
 
 # --- stumbles ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,6 +62,33 @@ def test_a_guest_that_outlived_its_agent_is_still_renewed_and_limited(
     heard = [(asked.get("verb"), asked.get("guest")) for asked in ear.asked]
     assert ("renew", "j.3") in heard
     assert ("deadline", "j.3") in heard
+
+
+def test_leases_are_renewed_while_others_are_admitted(ear: Ear, tmp_path: Path) -> None:
+    guarded = Guarded(tmp_path / "guard.sock")
+    for epoch in range(1000):
+        guarded.adopt(JobId("many"), epoch)
+    ended = threading.Event()
+
+    def admit() -> None:
+        epoch = 1000
+        while not ended.is_set():
+            guarded.adopt(JobId("many"), epoch)
+            guarded.forget(JobId("many"), epoch)
+            epoch += 1
+
+    guarded._later = lambda *_, **__: None  # type: ignore[method-assign]
+    admitting, before = threading.Thread(target=admit), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    admitting.start()
+    try:
+        for until in range(300):
+            guarded.renew((JobId("another"),), until)
+    finally:
+        sys.setswitchinterval(before)
+        ended.set()
+        admitting.join()
+        guarded.close()
 
 
 def test_a_job_that_goes_after_others_is_told_so_and_later_let_go(ear: Ear, tmp_path: Path) -> None:

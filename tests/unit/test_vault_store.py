@@ -300,6 +300,44 @@ def test_a_last_state_of_more_files_than_may_be_open_is_saved(vault: Vault, tmp_
     assert (tmp_path / "out" / str(many - 1)).read_text() == f"file {many - 1}"
 
 
+@pytest.mark.parametrize("in_a_hurry", [False, True])
+def test_files_that_are_being_written_are_saved_as_they_are_found(
+    vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_a_hurry: bool
+) -> None:
+    """Of a job's output: its threads rotate logs while its state is saved."""
+    state, log = tmp_path / "state", tmp_path / "log"
+    read, cut = store.read_fully, []
+
+    def cut_before_it_is_read(descriptor: int, *rest: object, **more: object) -> int:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(log) and len(cut) < often:
+            cut.append(log.stat().st_size)
+            os.truncate(log, cut[-1] - 1)
+        return read(descriptor, *rest, **more)
+
+    def save_both(*, changing: bool) -> ManifestId:
+        state.write_text("state")
+        log.write_text("a long line")
+        gone = Source(name="gone", path=tmp_path / "gone", changing=changing)
+        parts = [Source(name="state", path=state), Source(name="log", path=log, changing=changing)]
+        parts += [gone] if changing else []
+        hurry = (lambda saved: log.unlink()) if in_a_hurry and changing else None
+        return vault.save(
+            JOB, epoch=1, step=1, saving=Saving.SDK, taken_at=1, parts=parts, on_named=hurry
+        ).manifest
+
+    monkeypatch.setattr(store, "read_fully", cut_before_it_is_read)
+    often = store.CHANGING_TRIES - 1
+    kept = save_both(changing=True)
+    vault.assemble(kept, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["log", "state"]
+    assert (tmp_path / "out" / "log").read_text() == "a long line"[:-often]
+    for changing in (False, True):
+        cut.clear()
+        often = store.CHANGING_TRIES if changing else 1
+        with pytest.raises(Damaged, match="shrank"):
+            save_both(changing=changing)
+
+
 def test_jobs_whose_names_look_like_paths_stay_inside(vault: Vault, tmp_path: Path) -> None:
     path = image(tmp_path, chunks=1)
     for job in (JobId(".."), JobId("../../up"), JobId("a/b"), JobId("ü.tmp")):

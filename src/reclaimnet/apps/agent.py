@@ -58,6 +58,8 @@ SAFETY: Final = SECOND
 """Before a batch system's own deadline: it kills without asking."""
 PART_S: Final = 2.0
 END_S: Final = 5.0
+CLOSE_S: Final = 10.0
+"""What an agent needs to close, and more."""
 
 _log = logging.getLogger("reclaimnet.agent")
 
@@ -132,13 +134,21 @@ async def run(settings: Settings) -> int:
                 living = group.create_task(agent.live())
                 stopping = group.create_task(_until_told(agent, signals, broken))
                 await stopping
-                living.cancel()
+                await end_task(living, ask_again_s=CLOSE_S)
         except BaseExceptionGroup as error:
             cause = _cause(error)
             if not isinstance(cause, ReclaimNetError):
                 _log.exception("the agent is broken")
             raise cause from error
     return 0
+
+
+async def end_task(task: "asyncio.Task[None]", *, ask_again_s: float) -> None:
+    """Until it has ended, since one word is not always enough: the client of NATS swallows a
+    cancellation that comes while it sends."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=ask_again_s)
 
 
 def _cause(error: BaseException) -> BaseException:

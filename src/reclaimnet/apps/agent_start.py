@@ -37,11 +37,7 @@ def main(options: Options, *, config: Config, detach: bool) -> int:
     suite = options.suite
     if suite not in SUITES:
         raise UsageError(f"there is no suite {suite}{did_you_mean(suite, list(SUITES))}")
-    node = NodeId(options.name or socket.gethostname().partition(".")[0])
-    if not NODE_NAME.fullmatch(node):
-        raise UsageError(
-            f"{node!r} cannot be a node's name; use letters, digits, dots and dashes: --name lab1"
-        )
+    node = _node_of(options.name)
     box = _sandbox(options, hidden=config.state)
     plan = _plan_in(options.topology) if options.topology is not None else None
     uplink_bps = _uplink(node, options.uplink, plan)
@@ -93,6 +89,15 @@ def main(options: Options, *, config: Config, detach: bool) -> int:
     # It warns of every TLS connection that ends.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     return asyncio.run(agent.run(settings))
+
+
+def _node_of(name: str | None) -> NodeId:
+    node = NodeId(name or socket.gethostname().partition(".")[0])
+    if not NODE_NAME.fullmatch(node):
+        raise UsageError(
+            f"{node!r} cannot be a node's name; use letters, digits, dots and dashes: --name lab1"
+        )
+    return node
 
 
 def _sandbox(options: Options, *, hidden: Path) -> Sandbox | None:

@@ -56,15 +56,7 @@ def borrow(
     """
     slurm = Slurm(config.state / "chains" / ".slurm")
     url, secret = campus_of(config, join, token)
-    if limit < 5 * MINUTE:
-        raise UsageError("less than five minutes is not worth a loan; ask for more with --time")
-    found = slurm.partitions()
-    chosen = partition or next((name for name, row in found.items() if row.default), None)
-    if chosen is None or chosen not in found:
-        raise UsageError(f"there is no partition {chosen}{did_you_mean(chosen or '', list(found))}")
-    if limit > found[chosen].max_limit:
-        allowed = show_duration(found[chosen].max_limit)
-        raise UsageError(f"{chosen} allows {allowed} at most; ask for less with --time")
+    chosen = _partition(slurm, partition, limit)
     grace, kill_wait = slurm.warning_of(chosen)
     notice = grace or kill_wait
     folder = config.state / "borrowed"
@@ -81,7 +73,7 @@ def borrow(
         f"{gpus} GPUs of {chosen} for {show_duration(limit)}, with {show_duration(notice)} "
         f"notice{warned}"
     )
-    signal = f"--signal=B:USR1@{(notice + SIGNAL_SLACK) // SECOND}"
+    asked = [f"--gres=gpu:{gpus}", f"--signal=B:USR1@{(notice + SIGNAL_SLACK) // SECOND}", *options]
     report: dict[str, Any] = {"partition": chosen, "notice_s": notice / SECOND}
     if keep:
         name = f"borrow-{chosen}-{gpus}"
@@ -92,7 +84,7 @@ def borrow(
             limit=limit,
             nodes=1,
             partition=chosen,
-            options=[f"--gres=gpu:{gpus}", signal, *options],
+            options=asked,
             handover="drain",
             ready_file=True,
             gap_price=gap_price,
@@ -101,23 +93,41 @@ def borrow(
         )
         tell(f"{name} lends {promised}, again and again; `rn chain cancel {name}` ends it")
         return {"chain": name, **report}
+    job = _submitted(slurm, script, chosen, limit, asked)
+    tell(f"job {job} will lend {promised}; `scancel {job}` ends it")
+    return {"job": job, "node": f"slurm-{job}", **report}
+
+
+def _partition(slurm: Slurm, asked: str | None, limit: int) -> str:
+    """The one that was asked for, or else the cluster's own; refused if it cannot be."""
+    if limit < 5 * MINUTE:
+        raise UsageError("less than five minutes is not worth a loan; ask for more with --time")
+    found = slurm.partitions()
+    chosen = asked or next((name for name, row in found.items() if row.default), None)
+    if chosen is None or chosen not in found:
+        raise UsageError(f"there is no partition {chosen}{did_you_mean(chosen or '', list(found))}")
+    if limit > found[chosen].max_limit:
+        allowed = show_duration(found[chosen].max_limit)
+        raise UsageError(f"{chosen} allows {allowed} at most; ask for less with --time")
+    return chosen
+
+
+def _submitted(
+    slurm: Slurm, script: Path, partition: str, limit: int, options: Sequence[str]
+) -> str:
     try:
-        job = slurm.submit(
+        return slurm.submit(
             script,
             "--job-name=rn-borrow",
             f"--time={-(-limit // MINUTE)}",
             "--nodes=1",
-            f"--gres=gpu:{gpus}",
-            f"--partition={chosen}",
+            f"--partition={partition}",
             "--no-requeue",
-            signal,
-            f"--output={folder}/%j.log",
+            f"--output={script.parent}/%j.log",
             *options,
         )
     except SubmitFailed as error:
         raise UsageError(f"Slurm refuses: {error}") from error
-    tell(f"job {job} will lend {promised}; `scancel {job}` ends it")
-    return {"job": job, "node": f"slurm-{job}", **report}
 
 
 def _script(

@@ -116,7 +116,7 @@ def _entries(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
             for entry in found:
                 name = f"{parent}{entry.name}"
                 is_directory = entry.is_dir(follow_symlinks=False)
-                if entry.name in ALWAYS_IGNORED or _ignored(name, is_directory, rules):
+                if entry.name in ALWAYS_IGNORED or _ignored(name, rules, is_directory=is_directory):
                     continue
                 status = entry.stat(follow_symlinks=False)
                 if is_directory:
@@ -231,7 +231,7 @@ def _translated_piece(piece: str) -> str:
     return re.escape(piece)
 
 
-def _ignored(name: str, is_directory: bool, rules: list[_Rule]) -> bool:
+def _ignored(name: str, rules: list[_Rule], *, is_directory: bool) -> bool:
     verdict = False
     for pattern, leaves_out, only_directories in rules:
         if (is_directory or not only_directories) and pattern.fullmatch(name):

@@ -277,7 +277,10 @@ class Gateway:
             # So that a proxy's retry does not submit a job twice.
             headers["Idempotency-Key"] = key or os.urandom(16).hex()
             headers["Content-Type"] = "application/json"
-            body = msgspec.json.encode(fields or {})
+            try:
+                body = msgspec.json.encode(fields or {})
+            except UnicodeEncodeError as error:
+                raise UsageError(f"{error.object!r} is not UTF-8 and cannot be sent") from error
         with closing(self._connection(ANSWER_TIMEOUT_S)) as connection:
             try:
                 return self._answer(connection, method, path, headers, body).read()

@@ -122,11 +122,11 @@ def build(
             "outputs": Outputs(fetcher, kept_view) if fetcher is not None else None,
         },
     )
-    tell_bounds(app)
+    _tell_bounds(app)
     return app
 
 
-def tell_bounds(app: Litestar) -> None:
+def _tell_bounds(app: Litestar) -> None:
     """The framework does not tell the schema that unknown fields are refused, nor the bounds of
     what may also be null."""
     schemas = app.openapi_schema.components.schemas or {}

@@ -222,7 +222,7 @@ class Desk:
             return self._view.is_closing or record is None or record.state.terminal
 
         epoch_before, at_line_start = 1, True
-        pieces = self._campus.read_log(job, follow, ended)
+        pieces = self._campus.read_log(job, follow=follow, ended=ended)
         async with aclosing(pieces):
             async for epoch, node, data in pieces:
                 if epoch != epoch_before:
@@ -289,12 +289,12 @@ class Desk:
         """Drop the bundles that no living job needs. Several gateways may do so at once."""
         if not self._view.is_current:
             return
-        sent_at = await self._campus.list_bundles()
+        sent_at = await self._campus.bundles.sent()
         # Read after the list: a job that was accepted meanwhile has sent its bundle since.
         needed = {each.spec.bundle for each in self._view.records(ended_too=False)}
         for bundle, sent in sorted(sent_at.items()):
             if sent < sent_before and bundle not in needed:
-                await self._campus.drop_bundle(bundle)
+                await self._campus.bundles.drop(bundle)
 
     def metrics(self) -> bytes:
         """In Prometheus's text format. No job, node or user is a label: those never end."""
@@ -303,7 +303,7 @@ class Desk:
         return generate_latest(registry)
 
     async def put_bundle(self, data: bytes, caller: Caller) -> str:
-        bundle = await self._campus.put_bundle(data)
+        bundle = await self._campus.bundles.put(data)
         self._sent[caller.name, bundle] = None
         self._sent.move_to_end((caller.name, bundle))
         while len(self._sent) > MAX_SENT:
@@ -324,9 +324,9 @@ class Desk:
     async def _checked(self, submission: Submission, key: str | None, user: str) -> JobSpec:
         if not submission.command[0].strip():
             raise UsageError("the command is empty; say what to run")
-        texts = (*submission.command, *submission.env.values(), user)
+        texts = (*submission.command, *submission.env.values(), submission.workdir or "", user)
         if any("\0" in text for text in texts):
-            raise UsageError("commands and variables cannot hold a zero byte")
+            raise UsageError("commands, variables and directories cannot hold a zero byte")
         if key is not None and len(key) > MAX_KEY:
             raise UsageError(f"an Idempotency-Key has at most {MAX_KEY} letters")
         if submission.nodes > 1 and submission.saving in (Saving.SIGNAL, Saving.CRIU):
@@ -339,7 +339,7 @@ class Desk:
         except ValueError as error:
             raise UsageError(str(error)) from None
         bundle = submission.bundle
-        if bundle is not None and not await self._campus.has_bundle(bundle):
+        if bundle is not None and not await self._campus.bundles.has(bundle):
             raise UsageError(f"there is no bundle {bundle}; send it first")
         spec = JobSpec(
             name=submission.name or _name_of(tuple(submission.command)),

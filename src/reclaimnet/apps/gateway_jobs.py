@@ -10,7 +10,7 @@ from litestar.datastructures import State
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
 from litestar.response import Stream
 
-from reclaimnet.adapters.nats.campus import MAX_BUNDLE_BYTES
+from reclaimnet.adapters.nats.bundles import MAX_BUNDLE_BYTES
 from reclaimnet.apps.gateway_access import caller_of, while_known
 from reclaimnet.apps.gateway_desk import CURSOR, MAX_NAME, MAX_PAGE, Page, Story, Submission
 from reclaimnet.apps.gateway_http import Req, allowed, refuse_guesses

@@ -86,7 +86,8 @@ class Guarded:
             self._later("deadline", guest=guest, deadline=at)
 
     def renew(self, jobs: tuple[JobId, ...], until: int) -> None:
-        names = {guest for guest in self._guests if guest.rpartition(".")[0] in jobs}
+        # A copy, since one may be admitted this very moment.
+        names = {guest for guest in tuple(self._guests) if guest.rpartition(".")[0] in jobs}
         for guest in sorted(names):
             self._later("renew", guest=guest, until=until)
 

@@ -11,21 +11,20 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from reclaimnet.apps.sim_plots import plots
 from reclaimnet.errors import BadConfig
 from reclaimnet.journal import entries
 from reclaimnet.model.events import Event
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.orders import Order
-from reclaimnet.model.units import DAY, HOUR
-from reclaimnet.policy.hazard import AGE_EDGES, Experience, learn, pooled
+from reclaimnet.model.units import DAY
 from reclaimnet.policy.suite import Suite
 from reclaimnet.sim.baselines import CONTENDERS
 from reclaimnet.sim.campus import PRESETS
 from reclaimnet.sim.ledger import CAUSES
-from reclaimnet.sim.reliability import reliability
 from reclaimnet.sim.replay import replay
-from reclaimnet.sim.run import Run, run
-from reclaimnet.sim.scenario import Kind, Scenario, played_out
+from reclaimnet.sim.run import run
+from reclaimnet.sim.scenario import Scenario, played_out
 from reclaimnet.sim.toml import read_scenario
 from reclaimnet.sim.traces import Which, helios, philly, spot
 
@@ -80,12 +79,12 @@ def main(
         for name, contender in CONTENDERS.items():
             if name != "reclaimnet":
                 accounts[name] = asdict(contender(played_out(scenario), seed))
-    plots = [str(path) for path in _plots(played_out(scenario), result, accounts)]
+    drawn = [str(path) for path in plots(played_out(scenario), result, accounts, folder=OUT)]
     if json:
         told = {"scenario": scenario.name, "seed": seed, "accounts": accounts}
-        print(json_format.dumps({**told, "journal": str(journal_path), "plots": plots}))  # noqa: T201
+        print(json_format.dumps({**told, "journal": str(journal_path), "plots": drawn}))  # noqa: T201
     else:
-        _show(scenario, accounts, [str(journal_path), *plots])
+        _show(scenario, accounts, [str(journal_path), *drawn])
     return 0
 
 
@@ -145,70 +144,3 @@ def _number(value: float) -> str:
     if isinstance(value, int):
         return str(value)
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
-
-
-def _plots(scenario: Scenario, result: Run, accounts: dict[str, dict[str, Any]]) -> list[Path]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    made: list[Path] = []
-
-    def save(figure: Any, name: str) -> None:
-        path = OUT / f"sim-{name}.png"
-        figure.tight_layout()
-        figure.savefig(path, dpi=110)
-        pyplot.close(figure)
-        made.append(path)
-
-    figure, axis = pyplot.subplots(figsize=(10, 2.5))
-    node = scenario.nodes[0].id
-    since: int | None = None
-    for happening in scenario.happenings:
-        if happening.node != node:
-            continue
-        if happening.kind == Kind.LEND:
-            since = happening.at
-        elif since is not None:
-            end = happening.at + happening.grace
-            begin = (since - scenario.start) / HOUR
-            axis.barh(0, (end - since) / HOUR, left=begin, color="tab:green")
-            axis.axvline((happening.at - scenario.start) / HOUR, color="tab:red", linewidth=0.6)
-            since = None
-    axis.set_title(f"{node}: lent (green) and asked back (red)")
-    axis.set_xlabel("hours")
-    axis.set_yticks([])
-    save(figure, "timeline")
-
-    figure, axis = pyplot.subplots(figsize=(7, 4))
-    axis.bar(list(accounts), [account["work_lost_gpu_h"] for account in accounts.values()])
-    axis.set_ylabel("work lost, GPU-h")
-    axis.tick_params(axis="x", rotation=45)
-    save(figure, "lost")
-
-    minds = [m.mind for m in result.world.machines.values() if m.mind is not None]
-    pool = pooled(mind.hazard.experience.row() for mind in minds)
-    forecast = learn(Experience(), pool).outlooks[3]
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
-    edges = [0.0, *(edge / HOUR for edge in AGE_EDGES)]
-    axes[0].step(edges, forecast.by_age, where="post")
-    axes[0].set_xlabel("age of the loan, h")
-    axes[0].set_title("factor by age")
-    half = len(forecast.by_hour) // 2
-    axes[1].step(range(0, 24, 24 // half), forecast.by_hour[:half], label="working day")
-    axes[1].step(range(0, 24, 24 // half), forecast.by_hour[half:], label="weekend")
-    axes[1].set_xlabel("hour (UTC)")
-    axes[1].set_title("factor by hour")
-    axes[1].legend()
-    save(figure, "hazard")
-
-    bins = reliability(scenario)
-    figure, axis = pyplot.subplots(figsize=(5, 5))
-    axis.plot([b.foretold for b in bins], [b.seen for b in bins], "o-")
-    top = max([b.foretold for b in bins] + [b.seen for b in bins] + [1e-3])
-    axis.plot([0, top], [0, top], ":", color="grey")
-    axis.set_xlabel("foretold, reclaims an hour")
-    axis.set_ylabel("seen on later days")
-    save(figure, "reliability")
-    return made

@@ -229,7 +229,7 @@ class Airlock:
         for job in verdict.end:
             if job not in self._ending:
                 self._ending.add(job)
-                orders += attempts[job].end_for(_why(reading), now)
+                orders += attempts[job].end_for(_why(reading))
         for job in verdict.free:
             hold = self.holds[job]
             if reading.swap_free > hold.bytes and now - hold.since < SUSPEND_FOR // 2:
@@ -250,7 +250,7 @@ class Airlock:
         hold = self._held(attempt, size, why, now)
         self.holds[attempt.job] = hold
         self.room.stopped(attempt.job)
-        orders = attempt.suspend(why, now)
+        orders = attempt.suspend(why)
         went_on = self._went_on.get(attempt.job)
         bounced = went_on is not None and now - went_on < IN_A_ROW
         if bounced and not self._going() and self._elsewhere(attempt, now):
@@ -308,7 +308,7 @@ class Airlock:
                 f"yes, after {waited}",
                 f"{show_size(room)} are reserved for it",
             ),
-            *attempt.unsuspend(now),
+            *attempt.unsuspend(),
         ]
 
     def _free(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
@@ -364,7 +364,7 @@ class Airlock:
     def _give_up(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
         hold.seek_until = 0
         hold.probes = PROBES
-        orders = attempt.stay(now)
+        orders = attempt.stay()
         owners = self.provider.notice_for(hold.job)
         if owners is not None:
             # While it looked for a place for our sake, its loan was ended for the owner's.
@@ -373,7 +373,7 @@ class Airlock:
             # Nobody takes it, so it waits here like the others.
             hold.bounced = False
             hold.rung, hold.until = Rung.SUSPENDED, max(hold.since + SUSPEND_FOR, now + SECOND)
-            return orders + attempt.suspend(hold.why, now)
+            return orders + attempt.suspend(hold.why)
         return orders + self._release(hold, attempt, now)
 
     def _release(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
@@ -386,7 +386,7 @@ class Airlock:
                 "in the queue",
                 "no other node has a place for it",
             ),
-            *attempt.release(hold.why, hold.until, now),
+            *attempt.release(hold.why, hold.until),
         ]
 
     # --- the job itself --------------------------------------------------------------------
@@ -431,11 +431,11 @@ class Airlock:
         if hold.rung == Rung.RELEASED and attempt.departure is None:
             if hold.failed_saves >= FAILED_SAVES:
                 self._ending.add(hold.job)
-                return orders + attempt.end_for(f"{hold.why}; it could not be saved", now)
+                return orders + attempt.end_for(f"{hold.why}; it could not be saved")
             hold.rung = Rung.SUSPENDED
             hold.until = now + SUSPEND_FOR
             orders.append(Limit(job=hold.job, epoch=hold.epoch, at=None))
-            orders += attempt.suspend(hold.why, now)
+            orders += attempt.suspend(hold.why)
         return orders
 
     def found(self, attempt: Attempt, since: int, now: int) -> list[Order]:
@@ -450,7 +450,7 @@ class Airlock:
             why="memory ran short before the agent was restarted",
         )
         self.holds[attempt.job] = hold
-        return attempt.suspend(hold.why, now)
+        return attempt.suspend(hold.why)
 
     # --- time ------------------------------------------------------------------------------
 
@@ -476,10 +476,10 @@ class Airlock:
     def _called_off(self, hold: Hold, attempt: Attempt, now: int) -> list[Order]:
         if not hold.still:
             del self.holds[hold.job]
-            return attempt.unsuspend(now)
+            return attempt.unsuspend()
         hold.rung = Rung.SUSPENDED
         hold.until = now + SUSPEND_FOR
-        return attempt.suspend(hold.why, now)
+        return attempt.suspend(hold.why)
 
     def _forget(self, hold: Hold) -> None:
         del self.holds[hold.job]
@@ -558,7 +558,7 @@ class Airlock:
         if other.job not in self.holds:
             size = self.room.bytes_of(other.job)
             self.holds[other.job] = self._held(other, size, hold.why, now)
-            orders += [Suspend(job=other.job, epoch=other.epoch), *other.suspend(hold.why, now)]
+            orders += [Suspend(job=other.job, epoch=other.epoch), *other.suspend(hold.why)]
         return orders + self._free(self.holds[other.job], other, now)
 
     def gauge(self) -> Gauge | None:

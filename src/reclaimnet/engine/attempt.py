@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from reclaimnet.engine.arrival import Arrival
+from reclaimnet.engine.booking import booking_forgotten
 from reclaimnet.engine.copies import Copies, entered
 from reclaimnet.engine.departure import Departure
 from reclaimnet.engine.neighbourhood import Neighbourhood
@@ -124,7 +125,8 @@ class Attempt:
         self.phase = Phase.RUNNING
         self.saved_at = now
         self._first_step_seen = True
-        return self.change(state=JobState.RUNNING, reason="", handover_to=None)
+        forgotten = booking_forgotten(self.record, self.node)
+        return forgotten + self.change(state=JobState.RUNNING, reason="", handover_to=None)
 
     def pulled(self, event: Pulled, now: int) -> list[Order]:
         return self.arrival.pulled(event, now)
@@ -166,7 +168,7 @@ class Attempt:
 
     # --- the running process ---------------------------------------------------------------
 
-    def stepped(self, event: StepDone, now: int) -> list[Order]:
+    def stepped(self, event: StepDone) -> list[Order]:
         if self.phase != Phase.RUNNING or event.epoch != self.epoch:
             return []
         if event.step <= self.record.step and self._first_step_seen:
@@ -182,7 +184,7 @@ class Attempt:
         self.record = self.record.but(**changes)
         return []
 
-    def heard(self, talk: Talk | None, now: int) -> list[Order]:
+    def heard(self, talk: Talk | None) -> list[Order]:
         """How it uses the network was listened to: wherever it goes next can know that."""
         before = self.record.talk
         same = before is talk or (before is not None and talk is not None and before.alike(talk))
@@ -216,7 +218,7 @@ class Attempt:
             return self.departure.snapshot_taken(event, now)
         if event.final and self._releasing:
             orders = self.change(**changes) + self._ask_copy(checkpoint, now)
-            return orders + self.end_for(self._releasing, now)
+            return orders + self.end_for(self._releasing)
         if not event.final and self._may_write_later():
             # The copy's arrival is written down soon, and this with it.
             self.record = self.record.but(**changes)
@@ -243,11 +245,14 @@ class Attempt:
         self._save_after = now + SAVE_AGAIN
         if self.departure is not None:
             return self.departure.save_failed(event, now)
+        # It was asked for its last state, and would wait for ever after one that could not be kept.
+        resumed: list[Order] = [Resume(job=self.job, epoch=self.epoch)] if self._releasing else []
         self._releasing = ""
         failed = {**self._as_is(), "reason": f"the last save failed: {event.reason}"}
         if failed == {"state": self.record.state, "reason": self.record.reason}:
-            return []  # A job that saves often fails often: that is said and written down once.
+            return resumed  # Who saves often fails often: that is said and written down once.
         return [
+            *resumed,
             self.explain("is it saved?", "no", event.reason),
             *self.change(**failed),
         ]
@@ -292,13 +297,13 @@ class Attempt:
 
     # --- the airlock -----------------------------------------------------------------------
 
-    def suspend(self, why: str, now: int) -> list[Order]:
+    def suspend(self, why: str) -> list[Order]:
         """It stands still for want of memory."""
         self.suspended = True
         self._suspended_for = why
         return self.change(**self._as_is())
 
-    def unsuspend(self, now: int) -> list[Order]:
+    def unsuspend(self) -> list[Order]:
         self.suspended = False
         return self.change(**self._as_is())
 
@@ -307,10 +312,10 @@ class Attempt:
             return {"state": JobState.SUSPENDED, "reason": self._suspended_for}
         return {"state": JobState.RUNNING, "reason": ""}
 
-    def release(self, why: str, deadline: int, now: int) -> list[Order]:
+    def release(self, why: str, deadline: int) -> list[Order]:
         """Save, end, and go back into the queue: the node needs the memory by the deadline."""
         if self.record.spec.saving == Saving.NONE:
-            return self.end_for(why, now)
+            return self.end_for(why)
         self._releasing = why
         return [
             Limit(job=self.job, epoch=self.epoch, at=deadline),
@@ -318,7 +323,7 @@ class Attempt:
             *self.change(state=JobState.CHECKPOINTING, reason=f"to be released: {why}"),
         ]
 
-    def end_for(self, why: str, now: int) -> list[Order]:
+    def end_for(self, why: str) -> list[Order]:
         """End at once; the job goes on elsewhere or later from its last checkpoint."""
         if self._verdict is not None:
             return []
@@ -362,7 +367,7 @@ class Attempt:
         self.departure = Departure(self, self.notice, turn=turn, slowest=slowest)
         return self.departure.begin(now, shed=shed)
 
-    def stay(self, now: int) -> list[Order]:
+    def stay(self) -> list[Order]:
         """The notice was withdrawn: the loan goes on."""
         self.notice = None
         if self.phase not in (Phase.STARTING, Phase.RUNNING) and not self.arrival.waits:
@@ -499,7 +504,7 @@ class Attempt:
             self._resume_when_written = False
             return [*orders, Resume(job=self.job, epoch=self.epoch)]
         if self.departure is not None:
-            return orders + self.departure.written(event.record, now)
+            return orders + self.departure.written(event.record)
         return orders
 
     def write_refused(self, event: WriteRefused, now: int) -> list[Order]:
@@ -537,7 +542,7 @@ class Attempt:
         self._pen.failed(now)
         return []
 
-    def doubt(self, now: int) -> list[Order]:
+    def doubt(self) -> list[Order]:
         """The lease has lapsed: somebody may hold the next epoch. The process stands still until
         a write of ours has succeeded, which nobody else's older write can then undo."""
         if self.phase not in (Phase.FETCHING, Phase.STARTING, Phase.RUNNING):

@@ -4,9 +4,11 @@ any more."""
 from typing import Final
 
 from reclaimnet.engine.neighbourhood import Neighbourhood
+from reclaimnet.model.events import HandoverWithdrawn
 from reclaimnet.model.market import NodeId
+from reclaimnet.model.orders import Order, Tell
 from reclaimnet.model.units import MINUTE, SECOND
-from reclaimnet.model.work import ManifestId
+from reclaimnet.model.work import JobRecord, JobState, ManifestId
 
 BOOKED_PATIENCE: Final = 2 * MINUTE
 """A destination keeps its GPUs for a job on its way for this long after it last heard of it."""
@@ -44,3 +46,12 @@ class Booking:
 
     def _look_next(self, now: int) -> int:
         return max(self._around.silent_at(self._source, now), now + LOOK_AGAIN)
+
+
+def booking_forgotten(record: JobRecord, source: NodeId) -> list[Order]:
+    """The source was restarted while the job left it, and whom it had asked for a place it does not
+    know: if that was the standby, as it mostly is, it need not wait. The job may need the place."""
+    if record.state != JobState.MIGRATING or record.standby is None or record.standby == source:
+        return []
+    withdrawn = HandoverWithdrawn(job=record.id, source=source)
+    return [Tell(to=record.standby, event=withdrawn)]

@@ -147,7 +147,7 @@ class Concert:
         attempt = self._guests.attempts.get(event.job)
         if attempt is not None and attempt.epoch == event.epoch:
             heard = rhythms.get(event.job)
-            orders += attempt.heard(None if heard is None else heard.talk, now)
+            orders += attempt.heard(None if heard is None else heard.talk)
         return orders + self._tell_conductor(news, now)
 
     def _look_at_the_mute(self, now: int) -> list[Order]:

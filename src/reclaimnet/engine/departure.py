@@ -24,7 +24,7 @@ from reclaimnet.model.events import (
     TicketRedeemed,
 )
 from reclaimnet.model.market import NodeId, Notice
-from reclaimnet.model.orders import End, Explain, Limit, Order, Save, Tell, Warn
+from reclaimnet.model.orders import End, Explain, Limit, Order, Resume, Save, Tell, Warn
 from reclaimnet.model.probing import Purpose
 from reclaimnet.model.units import HOUR, SECOND, show_duration
 from reclaimnet.model.work import Decision, JobRecord, JobState, ManifestId, Saving, shape_of
@@ -184,7 +184,7 @@ class Departure:
         if self.destination is None and not self.notice.binding:
             return orders + self._stay("no better place is free", now)
         if self._final is not None:
-            return orders + (self._offer(now) if self.destination else self._shelve(now))
+            return orders + (self._offer() if self.destination else self._shelve(now))
         if self.stopped:
             return orders
         return orders + self._plan(now)
@@ -253,7 +253,7 @@ class Departure:
 
     def _stay(self, why: str, now: int) -> list[Order]:
         """Nobody needs its GPUs: the job goes on here."""
-        return [self._explain("does the job leave?", "no, it stays", why), *self.attempt.stay(now)]
+        return [self._explain("does the job leave?", "no, it stays", why), *self.attempt.stay()]
 
     def _safe_elsewhere(self, now: int) -> bool:
         """Somebody who stays holds a checkpoint, so there is something to fall back on."""
@@ -285,7 +285,7 @@ class Departure:
             return orders
         self._final = event.manifest
         if self.destination is not None:
-            return self._offer(now)
+            return self._offer()
         if self._prober is not None:
             return self.attempt.change()
         return self._shelve(now)
@@ -296,22 +296,26 @@ class Departure:
         if not self.notice.binding:
             return self._stay(f"it could not be saved: {event.reason}", now)
         self._lost_hope = True
+        resumed: list[Order] = []
+        if self.stopped and self._final is None:
+            # It waits after a state that nobody has: no other could take the job over with it.
+            resumed.append(Resume(job=self.attempt.job, epoch=self.attempt.epoch))
         self.stopped = False
         self._precopying = False
         self._stop_at = self._seek_at = self._look_at = None
         orders = self._withdraw()
         orders.append(self._explain("is it saved?", "no", event.reason))
-        return orders + self.attempt.change(reason=f"could not be saved: {event.reason}")
+        return orders + resumed + self.attempt.change(reason=f"could not be saved: {event.reason}")
 
     # --- handing over ----------------------------------------------------------------------
 
-    def _offer(self, now: int) -> list[Order]:
+    def _offer(self) -> list[Order]:
         """First the record names the destination, so that it and nobody else may claim; only then
         is it told."""
         self._offered = False
         return self.attempt.change(handover_to=self.destination)
 
-    def written(self, stored: JobRecord, now: int) -> list[Order]:
+    def written(self, stored: JobRecord) -> list[Order]:
         if self._offered or self._final is None or self.destination is None:
             return []
         if stored.handover_to != self.destination:

@@ -131,7 +131,7 @@ class Gang:
 
     # --- the beginning ---------------------------------------------------------------------
 
-    def begin(self, now: int) -> list[Order]:
+    def begin(self) -> list[Order]:
         seats = tuple(member.node for member in self._members)
         self.record = replace(
             claimed(self.record, self.node), seats=seats, reason=f"starts on {', '.join(seats)}"
@@ -509,7 +509,7 @@ class Gang:
         self._pen.refused()
         current = event.current
         if current is None or current.epoch != self.epoch or current.holder != self.node:
-            return self._fenced(now)
+            return self._fenced()
         cancel = current.cancel and not self.record.cancel
         self.record = replace(
             self.record, revision=current.revision, cancel=self.record.cancel or cancel
@@ -519,7 +519,7 @@ class Gang:
         orders = self.cancel(now) if cancel else []
         return orders + self._pen.write(self.record)
 
-    def _fenced(self, now: int) -> list[Order]:
+    def _fenced(self) -> list[Order]:
         """Somebody else decides about this job now. What members were granted runs out before
         anybody could know that this node was silent."""
         tells = [] if self.phase == GangPhase.CLAIMING else self._members

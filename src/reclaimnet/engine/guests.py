@@ -128,7 +128,7 @@ class Guests:
         if event.seats:
             # All places of a gang are promised: claim the job, and seat its members.
             known = job in self.gangs or job in self.attempts
-            return [] if known else self._make_gang(event.record, event.seats, now).begin(now)
+            return [] if known else self._make_gang(event.record, event.seats, now).begin()
         if job in self.attempts or not self._provider.redeem(event.ticket, now):
             if event.source is None:
                 return []
@@ -262,7 +262,7 @@ class Guests:
             if notice is None or not notice.withdrawable:
                 continue
             if self._provider.notice_for(job) is None:
-                orders += attempt.stay(now)
+                orders += attempt.stay()
         for seat in self._seats():
             if seat.leaving and self._provider.notice_for(seat.job) is None:
                 orders += seat.stay(now)
@@ -272,7 +272,7 @@ class Guests:
         """The node's lease had lapsed: who holds an epoch has to prove it."""
         orders: list[Order] = []
         for job in sorted(self.attempts):
-            orders += self.attempts[job].doubt(now)
+            orders += self.attempts[job].doubt()
         for job in sorted(self.gangs):
             orders += self.gangs[job].doubt(now)
         return orders

@@ -148,7 +148,7 @@ class Node:
                 return guest.snapshot_taken(event, now) if guest else []
             case ev.StepDone():
                 guest = self.guests.running(event.job, event.epoch)
-                return guest.stepped(event, now) if guest else []
+                return guest.stepped(event) if guest else []
             case ev.PacesTold():
                 return self.concert.paces_told(event, now)
             case ev.TransfersTold():

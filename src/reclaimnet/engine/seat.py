@@ -249,7 +249,7 @@ class Seat:
         self.phase = SeatPhase.RUNNING
         return self._tell(now) + (self._answer_save(self.wish) if self.wish.save else [])
 
-    def stepped(self, event: StepDone, now: int) -> list[Order]:
+    def stepped(self, event: StepDone) -> list[Order]:
         self._step, self._stepped_at = max(self._step, event.step), event.at
         return []
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
+from reclaimnet.engine.booking import booking_forgotten
 from reclaimnet.model.events import RecordSeen
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.orders import Order, Read, Write
@@ -32,7 +33,8 @@ class Strays:
             holder=None,
             handover_to=None,
         )
-        return [Write(record=lost, writer=Writer.DISPATCHER)]
+        forgotten = booking_forgotten(record, self.node)
+        return [*forgotten, Write(record=lost, writer=Writer.DISPATCHER)]
 
     def next_wake(self) -> int | None:
         return min(self._look_at.values()) if self._look_at else None

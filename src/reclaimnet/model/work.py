@@ -301,7 +301,6 @@ class Shape:
 
     gpus: int
     user: str = ""
-    gpu_memory_bytes: int = 0
     memory_bytes: int = 0
     """0 if it did not say."""
     abilities: tuple[str, ...] = ()

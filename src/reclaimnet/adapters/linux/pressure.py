@@ -1,10 +1,10 @@
 """Watching memory: looks the more often the faster it fills up, and when the kernel calls."""
 
 import contextlib
+import logging
 import os
 import select
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,8 @@ TRIGGERS: Final = ("some 20000 500000", "some 40000 2000000")
 THRESHOLDS: Final = tuple(0.9 + 0.005 * step for step in range(20))
 """Shares of a version 1 group's limit at which the kernel wakes us: each costs it next to nothing,
 and memory that jumps is seen at the first of them."""
+
+_log = logging.getLogger("reclaimnet.agent")
 
 
 class Watch:
@@ -79,9 +81,9 @@ class Watch:
             try:
                 reading = self._read()
                 self._on(reading)
-            except (OSError, ValueError, KeyError):
-                # One unreadable file must not blind us for good.
-                traceback.print_exc()
+            except Exception:  # noqa: BLE001
+                # One unreadable file must not blind us for good, nor a log that cannot be written.
+                _log.exception("memory could not be looked at")
                 continue
             wait = look_again(before, reading, waited_for=self._waited_for())
             before = reading

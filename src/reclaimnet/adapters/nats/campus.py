@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import io
 import itertools
 import logging
 import random
-import re
 import secrets
 import ssl
 import time
@@ -14,27 +12,26 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from dataclasses import dataclass
 from typing import Any, Final
 
-import blake3
 import msgspec
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
-from nats.js.api import ObjectMeta, StreamConfig
-from nats.js.object_store import ObjectStore
+from nats.js.api import StreamConfig
 
 from reclaimnet.adapters.nats import streams
 from reclaimnet.adapters.nats.access import ENROL, Key, token, untoken
+from reclaimnet.adapters.nats.bundles import Bundles
 from reclaimnet.adapters.nats.follow import Stored, read_batches, read_stream
 from reclaimnet.adapters.nats.journal import JournalWriter, Line
 from reclaimnet.adapters.nats.link import Link
 from reclaimnet.adapters.nats.records import Records
+from reclaimnet.adapters.nats.roles import Roles
 from reclaimnet.adapters.nats.store import Store
 from reclaimnet.adapters.nats.witness import Witness
-from reclaimnet.errors import Damaged, Forbidden, NotFound, ReclaimNetError, Unavailable, UsageError
+from reclaimnet.errors import Damaged, Forbidden, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import Reply, Request
-from reclaimnet.model.events import RoleLost, RoleWon, Told
+from reclaimnet.model.events import Told
 from reclaimnet.model.market import Card, JobId, NodeId
-from reclaimnet.model.units import MIB, SECOND
 from reclaimnet.wire import (
     MAX_MESSAGE_BYTES,
     decode_card,
@@ -49,14 +46,11 @@ from reclaimnet.wire import (
     encode_request,
 )
 
-MAX_BUNDLE_BYTES: Final = 32 * MIB
 MAX_ASKS: Final = 64
 """So many requests are answered at the same time; more are turned away."""
 MAX_JOURNAL_ENTRIES: Final = 10_000
 """The newest entries of one job that read_journal returns."""
 MAX_WHOLE_JOURNAL: Final = 100_000
-MAX_BUNDLES: Final = 100_000
-BUNDLE_TIMEOUT_S: Final = 30.0
 PREPARE_TIMEOUT_S: Final = 20.0
 PREPARE_TRIES: Final = 10
 PREPARE_RETRY_S: Final = 0.1
@@ -71,11 +65,6 @@ SHORTEST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 4.0
 """Two beats: with one of them well within a lease, so that who lives is heard in time."""
 URGENT_PAUSE_S: Final = 0.2
-
-LEASE_USED: Final = 2 / 3
-"""The part of a role's time to live after which its holder gives it up unless it was renewed;
-others take it after the whole. The rest is for clocks that do not run alike."""
-RENEWALS_PER_LEASE: Final = 4
 
 _NODE_HEADER: Final = "Rn-Node"
 _EPOCH_HEADER: Final = "Rn-Epoch"
@@ -110,14 +99,6 @@ class Enrolment:
     """Whether every job of the campus has its seal, so that one without is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Hold:
-    """What the role's key holds: `session` tells apart two lives of one node."""
-
-    holder: str
-    session: str
-
-
 class Campus:
     """Use Campus.connect, and close it."""
 
@@ -131,11 +112,14 @@ class Campus:
             read_card=self.read_card,
             journal=self.journal,
         )
+        self._session = secrets.token_hex(4)
+        """Tells apart two lives of one program."""
+        self.roles = Roles(link, self.store, self._session)
+        self.bundles = Bundles(link, self.store)
         self._link = link
         self._me = token(me)
         self._witness = witness
         self._journal = JournalWriter(link)
-        self._session = secrets.token_hex(4)
         self._line_numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -258,95 +242,6 @@ class Campus:
             self.store.drop_bad(f"{subject} holds the card of node {card.node[:80]!r}")
             return None
         return card
-
-    # --- roles -----------------------------------------------------------------------------
-
-    async def hold_role(
-        self, role: str, me: NodeId, ttl: int, on_event: Callable[[RoleWon | RoleLost], None]
-    ) -> None:
-        """Try to get the role and to keep it, until cancelled; then it is given back.
-
-        Every clock here is our own: the holder gives up some time after it *sent* its last
-        successful renewal, others take over a longer time after they *saw* it.
-        """
-        ttl_s = ttl / SECOND
-        seen_revision, seen_at = -1, 0.0
-        while True:
-            try:
-                revision, current = await self._read_role(role)
-                now = time.monotonic()
-                if revision != seen_revision:
-                    seen_revision, seen_at = revision, now
-                is_free = current is None or not current.holder
-                if is_free or now - seen_at >= ttl_s:
-                    won, sent_at = await self._write_role(role, me, revision)
-                    if won is not None:
-                        on_event(RoleWon(role=role))
-                        try:
-                            await self._keep_role(role, me, ttl_s, won, sent_at)
-                        except asyncio.CancelledError:
-                            on_event(RoleLost(role=role))
-                            await self._give_role_back(role, me)
-                            raise
-                        on_event(RoleLost(role=role))
-                        seen_revision = -1
-            except Unavailable as error:
-                _log.debug("role %s: %s", role, error)
-            # Waiting contenders do not all come at once.
-            await asyncio.sleep(ttl_s / RENEWALS_PER_LEASE * random.uniform(0.5, 1.0))
-
-    async def _keep_role(
-        self, role: str, me: NodeId, ttl_s: float, revision: int, sent_at: float
-    ) -> None:
-        """Returns when the role is lost: someone else has it, or may soon have."""
-        while True:
-            lost_at = sent_at + LEASE_USED * ttl_s
-            try:
-                async with asyncio.timeout(max(0.0, lost_at - time.monotonic())):
-                    await asyncio.sleep(ttl_s / RENEWALS_PER_LEASE)
-                    renewed, renewed_at = await self._write_role(role, me, revision)
-                    if renewed is None:
-                        # Either taken from us, or our last renewal went through unheard.
-                        revision, current = await self._read_role(role)
-                        if current != _Hold(holder=me, session=self._session):
-                            return
-                        continue
-            except TimeoutError:
-                return
-            except Unavailable as error:
-                _log.debug("role %s was not renewed: %s", role, error)
-                continue
-            revision, sent_at = renewed, renewed_at
-
-    async def _give_role_back(self, role: str, me: NodeId) -> None:
-        """Others need not wait for the role to lapse."""
-        if not self._link.is_up:
-            return
-        with contextlib.suppress(ReclaimNetError):
-            revision, current = await self._read_role(role)
-            if current == _Hold(holder=me, session=self._session):
-                await self._write_role(role, NodeId(""), revision)
-
-    async def _read_role(self, role: str) -> tuple[int, _Hold | None]:
-        stored = await self.store.newest(streams.ROLES, _role_subject(role), f"read role {role}")
-        if stored is None:
-            return 0, None
-        try:
-            hold = decode_json(stored.data or b"", _Hold)
-        except Damaged:
-            self.store.drop_bad(_role_subject(role))
-            hold = None
-        return stored.seq or 0, hold
-
-    async def _write_role(
-        self, role: str, holder: NodeId, revision: int
-    ) -> tuple[int | None, float]:
-        sent_at = time.monotonic()
-        value = encode_json(_Hold(holder=holder, session=self._session))
-        new_revision = await self.store.compare_and_set(
-            _role_subject(role), value, revision=revision, what=f"write role {role}"
-        )
-        return new_revision, sent_at
 
     # --- messages --------------------------------------------------------------------------
 
@@ -511,7 +406,7 @@ class Campus:
                 )
 
     async def read_log(
-        self, job: JobId, follow: bool = False, ended: Callable[[], bool] = lambda: False
+        self, job: JobId, *, follow: bool = False, ended: Callable[[], bool] = lambda: False
     ) -> AsyncGenerator[tuple[int, NodeId, bytes], None]:
         """What the job wrote, as (epoch, node, bytes). With `follow` it goes on with what
         comes, until `ended` says so and nothing came for a moment."""
@@ -537,71 +432,6 @@ class Campus:
                 quiet_beats += 1
                 if not follow or (ended() and quiet_beats >= QUIET_BEATS_AT_END):
                     return
-
-    # --- bundles ---------------------------------------------------------------------------
-
-    async def put_bundle(self, data: bytes) -> str:
-        """Store a working directory (a tar) under the hash of its bytes; twice is once."""
-        if len(data) > MAX_BUNDLE_BYTES:
-            raise UsageError(
-                f"the bundle has {len(data)} bytes, more than {MAX_BUNDLE_BYTES};"
-                " leave data and environments out of it"
-            )
-        bundle = blake3.blake3(data).hexdigest()
-        async with self._link.reach("store the bundle", BUNDLE_TIMEOUT_S):
-            store = self._bundles()
-            try:
-                await store.get_info(bundle)
-                # It counts as new from now on, so that nobody tidies it away under its sender.
-                await store.update_meta(bundle, ObjectMeta(name=bundle))
-            except nats.js.errors.NotFoundError:
-                await store.put(bundle, data)
-        return bundle
-
-    async def list_bundles(self) -> dict[str, int]:
-        """When each bundle was last sent, by the server's clock."""
-        stored = await self.store.read_all(
-            f"OBJ_{streams.BUNDLES}", f"$O.{streams.BUNDLES}.M.>", MAX_BUNDLES, newest_only=True
-        )
-        bundles: dict[str, int] = {}
-        for each in stored:
-            try:
-                meta = decode_json(each.data, dict[str, Any])
-            except Damaged:
-                self.store.drop_bad(each.subject)
-                continue
-            if not meta.get("deleted"):
-                bundles[str(meta.get("name"))] = each.stored_at
-        return bundles
-
-    async def drop_bundle(self, bundle: str) -> None:
-        async with self._link.reach(f"drop bundle {bundle}"):
-            with contextlib.suppress(nats.js.errors.NotFoundError):
-                await self._bundles().delete(bundle)
-
-    async def has_bundle(self, bundle: str) -> bool:
-        async with self._link.reach(f"look for bundle {bundle}"):
-            try:
-                await self._bundles().get_info(bundle)
-            except nats.js.errors.NotFoundError:
-                return False
-        return True
-
-    async def get_bundle(self, bundle: str) -> bytes:
-        if not re.fullmatch(r"[0-9a-f]{64}", bundle):
-            raise NotFound(f"{bundle[:80]!r} is not the id of a bundle")
-        buffer = io.BytesIO()
-        async with self._link.reach(f"read bundle {bundle}", BUNDLE_TIMEOUT_S):
-            try:
-                await self._bundles().get(bundle, writeinto=buffer)
-            except nats.js.errors.NotFoundError as error:
-                raise NotFound(f"there is no bundle {bundle}; send it again") from error
-            except nats.js.errors.DigestMismatchError as error:
-                raise Damaged(f"bundle {bundle} is damaged; send it again") from error
-        data = buffer.getvalue()
-        if blake3.blake3(data).hexdigest() != bundle:
-            raise Damaged(f"bundle {bundle} is damaged; send it again")
-        return data
 
     # --- below -----------------------------------------------------------------------------
 
@@ -645,11 +475,6 @@ class Campus:
             with contextlib.suppress(nats.errors.Error, OSError):
                 await self._link.client.publish(message.reply, data, headers=headers)
 
-    def _bundles(self) -> ObjectStore:
-        return ObjectStore(
-            name=streams.BUNDLES, stream=f"OBJ_{streams.BUNDLES}", js=self._link.jetstream
-        )
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -666,7 +491,3 @@ def _was_stored(message: Msg) -> bool:
     """The server delivers what it has stored to any subject a reader names; so nothing that comes
     out of the store is taken for the word of whoever may publish on that subject."""
     return message.reply.startswith("$JS.")
-
-
-def _role_subject(role: str) -> str:
-    return f"$KV.roles.{token(role)}"

@@ -118,7 +118,7 @@ class Link:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
-        self._tell(False)
+        self._lost()
         await self._drop_client()
 
     async def wait_up(self) -> None:
@@ -216,7 +216,7 @@ class Link:
                 continue
             if not self._client.is_closed and loop.time() - seen_up < RENEW_AFTER_S:
                 continue
-            self._tell(False)
+            self._lost()
             await self._drop_client()
             with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -237,21 +237,22 @@ class Link:
             self._refused.set()
 
     async def _went_down(self) -> None:
-        self._tell(False)
+        self._lost()
 
     async def _came_up(self) -> None:
-        self._tell(True)
+        self._linked.set()
+        self._tell(up=True)
         for call in tuple(self.on_back):
             call()
 
-    def _tell(self, up: bool) -> None:
-        if up:
-            self._linked.set()
-        else:
-            self._linked.clear()
-            for limit in tuple(self._under_way):
-                if not limit.expired():
-                    limit.reschedule(asyncio.get_running_loop().time())
+    def _lost(self) -> None:
+        self._linked.clear()
+        for limit in tuple(self._under_way):
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
+        self._tell(up=False)
+
+    def _tell(self, *, up: bool) -> None:
         if up != self._told:
             self._told = up
             self._on_state(up)

@@ -1,6 +1,7 @@
 """What Slurm's commands print, turned into values; and its terse reasons into words for people."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -65,12 +66,9 @@ class Refusal(StrEnum):
 
 
 def parse_squeue(text: str) -> list[Row]:
-    """Rows that cannot be understood are left out: one odd job must not blind us."""
+    """Of `squeue --noheader` with SQUEUE_FIELDS and our separator."""
     rows = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(SEPARATOR)]
-        if len(cells) != len(SQUEUE_FIELDS):
-            continue
+    for cells in _table(text, columns=len(SQUEUE_FIELDS)):
         id, user, partition, state, nodes, limit, submitted, start, end, priority, why, note = cells
         at = parse_time(submitted)
         if at is None:
@@ -97,10 +95,7 @@ def parse_squeue(text: str) -> list[Row]:
 def parse_sacct(text: str) -> list[Row]:
     """Of `sacct -X --parsable2 --noheader` with SACCT_FIELDS and our separator."""
     rows = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(SEPARATOR)]
-        if len(cells) != len(SACCT_FIELDS):
-            continue
+    for cells in _table(text, columns=len(SACCT_FIELDS)):
         id, user, partition, state, nodes, limit, submitted, start, end, code, note = cells
         at = parse_time(submitted)
         if at is None or not state:
@@ -133,10 +128,7 @@ OUT_OF_SERVICE: Final = (
 def parse_sinfo(text: str) -> dict[str, PartitionRow]:
     """Of `sinfo --noheader` with SINFO_FIELDS: one line for each partition and state of nodes."""
     found: dict[str, PartitionRow] = {}
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(SEPARATOR)]
-        if len(cells) != len(SINFO_FIELDS):
-            continue
+    for cells in _table(text, columns=len(SINFO_FIELDS)):
         label, state, nodes, limit, availability = cells
         name = label.removesuffix("*")
         # A mark behind the state (*, ~, #, ...) says how the node is, not what it is.
@@ -175,6 +167,14 @@ def parse_time(text: str) -> int | None:
 
 def _is_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= MAX_DIGITS
+
+
+def _table(text: str, *, columns: int) -> Iterator[list[str]]:
+    """Rows that cannot be understood are left out: one odd job must not blind us."""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(SEPARATOR)]
+        if len(cells) == columns:
+            yield cells
 
 
 def _count(text: str) -> int:

@@ -44,6 +44,8 @@ from reclaimnet.model.units import show_size
 from reclaimnet.model.work import ChunkId, Manifest, ManifestId, Part, Saving
 
 MAX_QUARANTINED: Final = 16
+CHANGING_TRIES: Final = 5
+"""How often a file is read that becomes shorter each time."""
 COLLECT_BATCH: Final = 64
 """How many chunks are removed at a time, so that a save or a pull never waits long for it."""
 
@@ -62,6 +64,9 @@ class Source:
     below: Path | None = None
     """A real path that the file must be below, whatever links lead to it: who writes checkpoints
     must not have files of ours saved in their place."""
+    changing: bool = False
+    """Whoever writes it is at work: one that is gone by now is left out, one that became shorter
+    while it was read is read again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +109,10 @@ class _Kept:
     job: JobId
     size: int
     chunks: frozenset[ChunkId]
+
+
+class _BecameShorter(Damaged):
+    """A file, while it was read."""
 
 
 class Vault:
@@ -177,8 +186,9 @@ class Vault:
                     hold.chunks.update(self._kept[base].chunks)
             loose: dict[ChunkId, LooseChunk] | None = None if on_named is None else {}
             saved_parts = tuple(
-                self._save_part(part, hold, pool, files, loose if rank < MAX_LOOSE else None)
+                saved
                 for rank, part in enumerate(parts)
+                if (saved := self._save_part(part, hold, pool, files, loose, rank)) is not None
             )
             manifest = Manifest(
                 job=job,
@@ -413,6 +423,30 @@ class Vault:
         pool: ThreadPoolExecutor,
         files: ExitStack,
         loose: dict[ChunkId, LooseChunk] | None,
+        rank: int,
+    ) -> Part | None:
+        """None if it is not there any more, and need not be."""
+        if source.changing or rank >= MAX_LOOSE:
+            loose = None
+        for left in reversed(range(CHANGING_TRIES if source.changing else 1)):
+            try:
+                return self._read_part(source, hold, pool, files, loose)
+            except _BecameShorter:
+                if not left:
+                    raise
+            except NotFound:
+                if not source.changing or os.path.lexists(source.path):
+                    raise
+                return None
+        raise AssertionError("the last try returns or raises")
+
+    def _read_part(
+        self,
+        source: Source,
+        hold: Hold,
+        pool: ThreadPoolExecutor,
+        files: ExitStack,
+        loose: dict[ChunkId, LooseChunk] | None,
     ) -> Part:
         """Store the file's new chunks; or, with `loose`, only note there where they are."""
         check_name(source.name)
@@ -440,7 +474,7 @@ class Vault:
                 # Copied once and then hashed and written from the copy: the file may be in use,
                 # and what is written has to be what was hashed.
                 if read_fully(descriptor, view, offset, size=len(view)) != len(view):
-                    raise Damaged(f"{source.path} shrank while it was saved; save again")
+                    raise _BecameShorter(f"{source.path} shrank while it was saved; save again")
                 chunk = chunks[index] = ChunkId(blake3(view).hexdigest())
                 if loose is None:
                     self._store(chunk, view, hold)

@@ -10,6 +10,7 @@ from reclaimnet.apps.bench.airlock_contest import (
     PRIORITIES,
     SATURATED,
     Every,
+    Load,
     Tally,
     loads,
     note,
@@ -87,9 +88,11 @@ def _zones(survive: Survive, seed: int, count: int) -> Iterator[tuple[Tally, flo
 
 
 def zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
+    """What was counted, bytes in use and bytes there are over time, and the kernel's kills."""
     suite = Suite(survive=survive, cadence=Every(SIM_SAVE_EVERY))
     world = SimWorld(seed=seed, suite=suite, report_every=None)
-    tally = Tally(ranks={})
+    arriving = _arriving(seed)
+    tally = Tally(ranks={JobId(load.name): load.rank for load in arriving})
 
     def journal(now: int, node: NodeId, event: ev.Event, orders: Sequence[Order]) -> None:
         mind = world.machines[node].mind
@@ -109,57 +112,66 @@ def zone(survive: Survive, seed: int) -> tuple[Tally, float, float, int]:
     for index in range(SIM_ZONE):
         world.lend(NodeId(f"n{index}"), offer(SIM_SLOTS))
     world.run(4 * SECOND)
-    window_s = SIM_WINDOW / SECOND
-    arriving = []
-    for index in range(SIM_ZONE):
-        plan = loads(seed * 7 + index, SIM_NODE_BYTES, window_s, lows=SIM_LOWS, share=0.03)
-        for load in plan:
-            name = f"{seed}-{index}-{load.name}"
-            tally.ranks[JobId(name)] = load.rank
-            # One node's worth after the other, so that each node gets its share of every rank.
-            arriving.append(replace(load, name=name, at_s=load.at_s + index))
-    start, marks = world.now, [0.0] * SIM_ZONE
-    saturated: dict[int, int] = {}
-    for load in sorted(arriving, key=lambda item: (item.at_s, item.name)):
+    start, use = world.now, _Use(world)
+    for load in arriving:
         world.run(start + round(load.at_s * SECOND))
-        spec = JobSpec(
-            name=load.name, user="bench", command=("true",), priority=PRIORITIES[load.rank]
-        )
-        work = Work(
-            steps=round(load.run_s * SECOND / SIM_STEP),
-            step_time=SIM_STEP,
-            state_bytes=SIM_STATE_BYTES,
-            save_time=SECOND,
-        )
-        footprint = Footprint(
-            base=load.base, peak=load.peak, growth_bps=load.growth_bps, load_time=SIM_LOAD_TIME
-        )
-        world.submit(JobId(load.name), spec, work, footprint)
-        _mark(world, saturated, marks)
+        _submit(world, load)
+        use.look()
     tick = start
     while tick < start + SIM_WINDOW:
         tick = min(max(tick, world.now) + SECOND, start + SIM_WINDOW)
         world.run(tick)
-        _mark(world, saturated, marks)
-    filled = capacity = 0.0
-    kills = 0
-    for index in range(SIM_ZONE):
-        memory = world.machines[NodeId(f"n{index}")].memory
-        assert memory is not None, "every node has one"
-        memory.settle()
-        kills += memory.kills
-        if index in saturated:
-            filled += memory.filled - marks[index]
-            capacity += float(SIM_NODE_BYTES) * (world.now - saturated[index])
-    return tally, filled, capacity, kills
+        use.look()
+    return tally, *use.total(), sum(memory.kills for memory in use.memories)
 
 
-def _mark(world: SimWorld, saturated: dict[int, int], marks: list[float]) -> None:
-    """Remember where each node's account stood when it was full for the first time."""
+def _arriving(seed: int) -> list[Load]:
+    window_s = SIM_WINDOW / SECOND
+    found = []
     for index in range(SIM_ZONE):
-        memory = world.machines[NodeId(f"n{index}")].memory
-        assert memory is not None, "every node has one"
-        if index not in saturated and memory.used >= SATURATED * SIM_NODE_BYTES:
+        for load in loads(seed * 7 + index, SIM_NODE_BYTES, window_s, lows=SIM_LOWS, share=0.03):
+            # One node's worth after the other, so that each node gets its share of every rank.
+            name = f"{seed}-{index}-{load.name}"
+            found.append(replace(load, name=name, at_s=load.at_s + index))
+    return sorted(found, key=lambda load: (load.at_s, load.name))
+
+
+def _submit(world: SimWorld, load: Load) -> None:
+    spec = JobSpec(name=load.name, user="bench", command=("true",), priority=PRIORITIES[load.rank])
+    work = Work(
+        steps=round(load.run_s * SECOND / SIM_STEP),
+        step_time=SIM_STEP,
+        state_bytes=SIM_STATE_BYTES,
+        save_time=SECOND,
+    )
+    footprint = Footprint(
+        base=load.base, peak=load.peak, growth_bps=load.growth_bps, load_time=SIM_LOAD_TIME
+    )
+    world.submit(JobId(load.name), spec, work, footprint)
+
+
+class _Use:
+    """How much of each node's memory is in use, from when it was full for the first time on."""
+
+    def __init__(self, world: SimWorld) -> None:
+        self._world = world
+        self.memories = [m.memory for m in world.machines.values() if m.memory is not None]
+        self._since: dict[int, tuple[int, float]] = {}
+        """When that was, and where the node's account stood then."""
+
+    def look(self) -> None:
+        for index, memory in enumerate(self.memories):
+            if index not in self._since and memory.used >= SATURATED * SIM_NODE_BYTES:
+                memory.settle()
+                self._since[index] = self._world.now, memory.filled
+
+    def total(self) -> tuple[float, float]:
+        """Bytes in use and bytes there are, each over time."""
+        filled = capacity = 0.0
+        for index, memory in enumerate(self.memories):
             memory.settle()
-            saturated[index] = world.now
-            marks[index] = memory.filled
+            if index in self._since:
+                at, before = self._since[index]
+                filled += memory.filled - before
+                capacity += float(SIM_NODE_BYTES) * (self._world.now - at)
+        return filled, capacity

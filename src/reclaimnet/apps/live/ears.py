@@ -38,7 +38,7 @@ class Ears:
             group.create_task(self._cards())
             for role in roles:
                 group.create_task(
-                    self._campus.hold_role(role, body.node, body.timing.role, changed)
+                    self._campus.roles.hold(role, body.node, body.timing.role, changed)
                 )
 
     async def _cards(self) -> None:

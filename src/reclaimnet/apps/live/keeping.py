@@ -124,7 +124,8 @@ class Keeping:
             # CRIU needs its open files to be as they were when it was stopped.
             return parts_of(report.path, below=below)
         output = self._runner.output_of(report.job, report.epoch)
-        written = parts_of(output, prefix=OUTPUT, below=output)
+        # Threads of the job may be writing there still.
+        written = parts_of(output, prefix=OUTPUT, below=output, changing=True)
         parts = [*parts_of(report.path, below=below), *written]
         os.write(links, described({str(HERE): report.path, str(OUTPUT): output}))
         if os.fstat(links).st_size:
@@ -186,21 +187,19 @@ def _spelled_out(name: str) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
-def parts_of(folder: Path, prefix: Path = HERE, *, below: Path) -> list[Source]:
+def parts_of(
+    folder: Path, prefix: Path = HERE, *, below: Path, changing: bool = False
+) -> list[Source]:
     """Every file below, by its relative name; none that is really elsewhere than `below`."""
     if not folder.is_dir():
         return []
     real = below.resolve()
-    return [
-        Source(
-            name=str(prefix / path.relative_to(folder)),
-            path=path,
-            mode=path.stat().st_mode & 0o777,
-            below=real,
-        )
-        for path in sorted(
-            Path(entry.path)
-            for entry in entries_below(folder)
-            if entry.is_file(follow_symlinks=False)
-        )
-    ]
+    parts: list[Source] = []
+    for entry in entries_below(folder):
+        if entry.is_file(follow_symlinks=False):
+            with contextlib.suppress(FileNotFoundError):
+                path = Path(entry.path)
+                name = str(prefix / path.relative_to(folder))
+                mode = path.stat().st_mode & 0o777
+                parts.append(Source(name=name, path=path, mode=mode, below=real, changing=changing))
+    return sorted(parts, key=lambda part: part.path)

@@ -91,7 +91,7 @@ class Scratch:
         folder = self._place(WORK, job, epoch)
         await self._errands.in_thread(fresh_folder, folder)
         if spec.bundle is not None:
-            data = await self._campus.get_bundle(spec.bundle)
+            data = await self._campus.bundles.get(spec.bundle)
             await self._errands.in_thread(bundle.unpack, data, folder)
         return folder
 

@@ -6,6 +6,7 @@ import { placesOf } from "./reclaims.js";
 import { TERMINAL, ask } from "./store.js";
 import { state } from "./view_jobs.js";
 import { plots } from "./charts.js";
+import { table } from "./table.js";
 
 const MAX_LOG = 200_000; // characters
 const STORY_EVERY_MS = 1500;
@@ -116,46 +117,28 @@ function seats(campus, record) {
     "section",
     { "aria-labelledby": "seats" },
     h("h2", { id: "seats" }, "Seats", h("small", null, "they start, are saved and move together")),
-    h(
-      "div",
-      { class: "scroll", role: "region", "aria-label": "Seats", tabindex: "0" },
-      h(
-        "table",
-        null,
-        h(
-          "thead",
-          null,
-          h(
-            "tr",
-            null,
-            [["Rank", "number"], ["Node"], ["GPUs"], ["Step", "number"], ["Memory", "number"], ["Its part of the last checkpoint"]].map(
-              ([title, kind]) => h("th", { key: title, scope: "col", class: kind || "" }, title),
-            ),
-          ),
-        ),
-        h(
-          "tbody",
-          null,
-          record.seats.map((node, rank) => {
-            const seen = campus.nodes.get(node);
-            const progress = seen && seen.card.jobs.find((each) => each.job === record.id);
-            const indices = progress
-              ? seen.card.gpus.filter((gpu) => (progress.gpus || []).includes(gpu.id)).map((gpu) => gpu.index)
-              : [];
-            const shard = newest && newest.shards && newest.shards[rank];
-            return h(
-              "tr",
-              { key: `${rank}` },
-              h("td", { class: "number" }, rank),
-              h("th", { scope: "row" }, node, node === record.holder ? h("small", null, "leads") : null),
-              h("td", null, indices.join(", ") || "–"),
-              h("td", { class: "number" }, progress ? progress.step : "–"),
-              h("td", { class: "number" }, progress && progress.memory ? size(progress.memory) : "–"),
-              h("td", null, shard ? `${size(shard.size)} at ${shard.holders.join(", ")}` : "–"),
-            );
-          }),
-        ),
-      ),
+    table(
+      "Seats",
+      ["Rank", "Node", "GPUs", "Step", "Memory", "Its part of the last checkpoint"],
+      new Set(["Rank", "Step", "Memory"]),
+      record.seats.map((node, rank) => {
+        const seen = campus.nodes.get(node);
+        const progress = seen && seen.card.jobs.find((each) => each.job === record.id);
+        const indices = progress
+          ? seen.card.gpus.filter((gpu) => (progress.gpus || []).includes(gpu.id)).map((gpu) => gpu.index)
+          : [];
+        const shard = newest && newest.shards && newest.shards[rank];
+        return h(
+          "tr",
+          { key: `${rank}` },
+          h("td", { class: "number" }, rank),
+          h("th", { scope: "row" }, node, node === record.holder ? h("small", null, "leads") : null),
+          h("td", null, indices.join(", ") || "–"),
+          h("td", { class: "number" }, progress ? progress.step : "–"),
+          h("td", { class: "number" }, progress && progress.memory ? size(progress.memory) : "–"),
+          h("td", null, shard ? `${size(shard.size)} at ${shard.holders.join(", ")}` : "–"),
+        );
+      }),
     ),
   );
 }

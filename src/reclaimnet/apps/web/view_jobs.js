@@ -4,6 +4,7 @@ import { h } from "./dom.js";
 import { duration } from "./format.js";
 import { placesOf } from "./reclaims.js";
 import { TERMINAL } from "./store.js";
+import { table } from "./table.js";
 
 const MAX_SHOWN = 200;
 const NUMBERS = new Set(["GPUs", "Step", "Moves", "Lost", "Age"]);
@@ -30,29 +31,11 @@ export function jobsView(campus) {
       " also those that are over",
     ),
     jobs.length
-      ? h(
-          "div",
-          { class: "scroll", role: "region", "aria-label": "Jobs", tabindex: "0" },
-          h(
-            "table",
-            null,
-            h(
-              "thead",
-              null,
-              h(
-                "tr",
-                null,
-                ["Job", "User", "State", "Where", "GPUs", "Step", "Moves", "Lost", "Age", "Reason"].map(
-                  (title) => h("th", { key: title, scope: "col", class: NUMBERS.has(title) ? "number" : "" }, title),
-                ),
-              ),
-            ),
-            h(
-              "tbody",
-              null,
-              jobs.slice(0, MAX_SHOWN).map((record) => row(campus, record, now)),
-            ),
-          ),
+      ? table(
+          "Jobs",
+          ["Job", "User", "State", "Where", "GPUs", "Step", "Moves", "Lost", "Age", "Reason"],
+          NUMBERS,
+          jobs.slice(0, MAX_SHOWN).map((record) => row(campus, record, now)),
         )
       : h("p", { class: "empty" }, "No jobs. ", h("code", null, "rn run -- python train.py"), " starts one."),
     jobs.length > MAX_SHOWN ? h("p", { class: "hint" }, `${jobs.length - MAX_SHOWN} older ones are not shown; \`rn ps -a\` lists all.`) : null,

@@ -3,6 +3,7 @@
 import { h } from "./dom.js";
 import { ago, bits, count, duration, percent, size, SECOND } from "./format.js";
 import { compare, useOf } from "./store.js";
+import { table } from "./table.js";
 
 const NUMBERS = new Set(["#", "GPUs", "Priority", "Waits", "Nodes", "Vacant", "Busy", "Leaving", "Stall", "Jobs", "Gap", "Overlap"]);
 
@@ -31,23 +32,6 @@ function section(id, title, note, ...content) {
   );
 }
 
-function table(caption, titles, rows) {
-  return h(
-    "div",
-    { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" },
-    h(
-      "table",
-      null,
-      h(
-        "thead",
-        null,
-        h("tr", null, titles.map((title) => h("th", { key: title, scope: "col", class: NUMBERS.has(title) ? "number" : "" }, title))),
-      ),
-      h("tbody", null, rows),
-    ),
-  );
-}
-
 function queue(campus) {
   const waiting = [...campus.records.values()]
     .filter((record) => record.state === "PENDING")
@@ -61,6 +45,7 @@ function queue(campus) {
       ? table(
           "Jobs that wait",
           ["#", "Job", "User", "GPUs", "Priority", "Waits", "Why, and when it can expect to start"],
+          NUMBERS,
           waiting.map((record, index) =>
             h(
               "tr",
@@ -102,7 +87,7 @@ function zones(campus) {
     "Zones",
     null,
     rows.length
-      ? table("Zones", ["Zone", "Nodes", "Vacant", "Busy", "Leaving", "Who does what for it", "Oldest beat"], rows)
+      ? table("Zones", ["Zone", "Nodes", "Vacant", "Busy", "Leaving", "Who does what for it", "Oldest beat"], NUMBERS, rows)
       : h("p", { class: "empty" }, "No node has joined."),
   );
 }
@@ -118,6 +103,7 @@ function airlock(campus) {
       ? table(
           "Memory of nodes",
           ["Node", "Memory", "Stall", "Held", "Newcomers"],
+          NUMBERS,
           nodes.map((seen) => {
             const memory = seen.card.memory;
             const share = memory.limit ? memory.used / memory.limit : 0;
@@ -199,6 +185,7 @@ function chains(campus) {
       ? table(
           "Chains of batch allocations",
           ["Chain", "State", "Jobs", "Gap", "Overlap", "Its newest jobs", "Next start"],
+          NUMBERS,
           known.map((each) => chain(campus, each)),
         )
       : h("p", { class: "empty" }, "No chain runs on a batch cluster. ", h("code", null, "rn chain run -- ./serve.sh"), " keeps a service on Slurm."),

@@ -48,7 +48,8 @@ def entries_below(folder: Path) -> Iterator[os.DirEntry[str]]:
     Raises OSError if there is something that cannot be looked into."""
     waiting = [str(folder)]
     while waiting:
-        with os.scandir(waiting.pop()) as entries:
+        # What is gone by the time that we come to it is not there.
+        with contextlib.suppress(FileNotFoundError), os.scandir(waiting.pop()) as entries:
             for entry in entries:
                 yield entry
                 if entry.is_dir(follow_symlinks=False):

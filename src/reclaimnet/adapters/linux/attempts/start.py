@@ -15,7 +15,7 @@ from reclaimnet.adapters.linux.attempts.attempt import Attempt
 from reclaimnet.adapters.linux.attempts.places import DESCRIPTION, SAFE_NAME, Places
 from reclaimnet.adapters.linux.boot import boot_id
 from reclaimnet.adapters.linux.page import guest_page, make_page
-from reclaimnet.errors import Unavailable, UsageError
+from reclaimnet.errors import UsageError
 from reclaimnet.model.market import GpuId, JobId
 from reclaimnet.model.page import AT_ONCE, Word
 from reclaimnet.model.work import JobSpec, Saving
@@ -58,8 +58,8 @@ class Maker:
     nice: int
 
     def make(self, task: Task) -> Attempt:
-        """The run directory and all that is in it, with nothing granted; raises OSError,
-        Unavailable or UsageError, and leaves nothing then."""
+        """The run directory and all that is in it, with nothing granted; raises OSError and
+        Unavailable for the node's faults, UsageError for the job's, and leaves nothing then."""
         if not SAFE_NAME.fullmatch(task.job):
             raise UsageError(f"{task.job!r} cannot be the name of a directory")
         if not task.spec.command:
@@ -70,7 +70,7 @@ class Maker:
         directory.mkdir(mode=0o700)
         try:
             return self._furnish(task, directory)
-        except (OSError, Unavailable):
+        except BaseException:
             self.places.remove(directory.name)
             raise
 
@@ -105,7 +105,7 @@ class Maker:
             "saving": spec.saving,
             "gpus": task.gpus,
             "argv": spec.command,
-            "cwd": str(task.workdir.resolve()),
+            "cwd": str(_real(task.workdir)),
             "env": _environment(attempt, task),
             "images": str(images),
             "group": None if group is None else str(group),
@@ -147,11 +147,19 @@ class Maker:
         return sandbox.Rooms(
             run=attempt.dir,
             images=attempt.images,
-            work=task.workdir.resolve(),
+            work=_real(task.workdir),
             output=attempt.output,
             shared_work=_brings_own_path(task.spec),
             resume=None if resume is None else resume.resolve(),
         )
+
+
+def _real(workdir: Path) -> Path:
+    """Its submitter may have named anything."""
+    try:
+        return workdir.resolve()
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"its working directory {workdir} cannot be: {error}") from error
 
 
 def spawn_minder(attempt: Attempt) -> int:

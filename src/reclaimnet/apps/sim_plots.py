@@ -1,0 +1,90 @@
+"""The plots of `rn sim`: one node's loans, what was lost, and what hazards looked like."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from reclaimnet.model.units import HOUR
+from reclaimnet.policy.hazard import AGE_EDGES, Experience, learn, pooled
+from reclaimnet.sim.reliability import reliability
+from reclaimnet.sim.run import Run
+from reclaimnet.sim.scenario import Kind, Scenario
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+
+def plots(
+    scenario: Scenario, result: Run, accounts: dict[str, dict[str, Any]], *, folder: Path
+) -> list[Path]:
+    """Where each of them is."""
+    figures = {
+        "timeline": _timeline(scenario),
+        "lost": _lost(accounts),
+        "hazard": _hazard(result),
+        "reliability": _reliability(scenario),
+    }
+    for name, figure in figures.items():
+        figure.tight_layout()
+        figure.savefig(folder / f"sim-{name}.png", dpi=110)
+        pyplot.close(figure)
+    return [folder / f"sim-{name}.png" for name in figures]
+
+
+def _timeline(scenario: Scenario) -> Any:
+    figure, axis = pyplot.subplots(figsize=(10, 2.5))
+    node = scenario.nodes[0].id
+    since: int | None = None
+    for happening in scenario.happenings:
+        if happening.node != node:
+            continue
+        if happening.kind == Kind.LEND:
+            since = happening.at
+        elif since is not None:
+            end = happening.at + happening.grace
+            begin = (since - scenario.start) / HOUR
+            axis.barh(0, (end - since) / HOUR, left=begin, color="tab:green")
+            axis.axvline((happening.at - scenario.start) / HOUR, color="tab:red", linewidth=0.6)
+            since = None
+    axis.set_title(f"{node}: lent (green) and asked back (red)")
+    axis.set_xlabel("hours")
+    axis.set_yticks([])
+    return figure
+
+
+def _lost(accounts: dict[str, dict[str, Any]]) -> Any:
+    figure, axis = pyplot.subplots(figsize=(7, 4))
+    axis.bar(list(accounts), [account["work_lost_gpu_h"] for account in accounts.values()])
+    axis.set_ylabel("work lost, GPU-h")
+    axis.tick_params(axis="x", rotation=45)
+    return figure
+
+
+def _hazard(result: Run) -> Any:
+    minds = [m.mind for m in result.world.machines.values() if m.mind is not None]
+    pool = pooled(mind.hazard.experience.row() for mind in minds)
+    forecast = learn(Experience(), pool).outlooks[3]
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
+    edges = [0.0, *(edge / HOUR for edge in AGE_EDGES)]
+    axes[0].step(edges, forecast.by_age, where="post")
+    axes[0].set_xlabel("age of the loan, h")
+    axes[0].set_title("factor by age")
+    half = len(forecast.by_hour) // 2
+    axes[1].step(range(0, 24, 24 // half), forecast.by_hour[:half], label="working day")
+    axes[1].step(range(0, 24, 24 // half), forecast.by_hour[half:], label="weekend")
+    axes[1].set_xlabel("hour (UTC)")
+    axes[1].set_title("factor by hour")
+    axes[1].legend()
+    return figure
+
+
+def _reliability(scenario: Scenario) -> Any:
+    bins = reliability(scenario)
+    figure, axis = pyplot.subplots(figsize=(5, 5))
+    axis.plot([b.foretold for b in bins], [b.seen for b in bins], "o-")
+    top = max([b.foretold for b in bins] + [b.seen for b in bins] + [1e-3])
+    axis.plot([0, top], [0, top], ":", color="grey")
+    axis.set_xlabel("foretold, reclaims an hour")
+    axis.set_ylabel("seen on later days")
+    return figure

@@ -16,8 +16,8 @@ from tests.live.test_gang_live import submit as submit_gang
 from tests.live.waiting import until
 
 from reclaimnet.apps.chain_told import ChainTold, LinkTold
-from reclaimnet.model.asking import ReclaimRequest
-from reclaimnet.model.units import SECOND
+from reclaimnet.model.asking import LendRequest, ReclaimRequest
+from reclaimnet.model.units import MINUTE, SECOND
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.needs("playwright")]
 
@@ -146,7 +146,11 @@ def test_an_owner_takes_a_gpu_back_by_clicking_and_the_job_goes_on(place: Place)
             "the plot of its memory goes on where the job went on",
         )
         place.shoot(page, "job")
-        # What was taken back can be lent again from the page as well.
+        # What was taken back can be lent again from the page as well: as it was, and no more.
+        home = campus[source]
+        assert home.ask(LendRequest(notice=3 * MINUTE, users=("ada",))).ok
+        left, terms = home.card().gpus, home.card().terms
+        assert len(left) == 1
         place.visit(page, "owner")
         machine.get_by_role("button", name="Take it back").click()
         dialog.get_by_label("Now").check()
@@ -154,6 +158,9 @@ def test_an_owner_takes_a_gpu_back_by_clicking_and_the_job_goes_on(place: Place)
         page.get_by_role("article", name=f"{source} takes all GPUs back").wait_for()
         place.visit(page, "owner")
         machine.get_by_role("button", name="Lend it again").click()
+        machine.locator(".own-gpus .vacant").first.wait_for()
+        assert (home.card().gpus, home.card().terms) == (left, terms)
+        assert home.ask(LendRequest(gpus=2, users=())).ok
         machine.locator(".own-gpus .vacant").nth(1).wait_for()
 
 

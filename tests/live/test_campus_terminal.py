@@ -1,6 +1,7 @@
 """What people type around a running campus: rehearse, watch, down; and agents that come and go."""
 
 import json
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,12 @@ def test_a_rehearsal_moves_the_job_and_gives_the_gpu_back(campus: LiveCampus) ->
     )
     try:
         assert watching.stdout is not None
+        # It tells only what changes after its first look.
+        for _ in range(round(WAIT_S)):
+            bell = campus.gateway.submit({"name": "bell", "command": ["true"]})
+            campus.gateway.cancel(bell.id)
+            if select.select([watching.stdout], [], [], 1.0)[0]:
+                break
         done = campus.rn("rehearse", "train", "--notice", "12s", "-y", "--json")
         outcome = json.loads(done.stdout)["outcome"]
         assert outcome["source"] == source

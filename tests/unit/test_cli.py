@@ -98,6 +98,8 @@ def a_job(id: str, name: str = "train", **fields: object) -> JobRecord:
         (["run", "--name", "a\nb", "--", "x"], "printable characters"),
         (["run", "--workdir", "nowhere", "--", "x"], "nowhere is not a directory"),
         (["lend", "--notice", "soon"], "write for example 90s, 10m or 1h30m"),
+        (["lend", "--gpus", "0"], "0 is not in the range x>=1"),
+        (["lend", "--user", "ada", "--any-user"], "exclude each other"),
         (["reclaim", "--now", "--notice", "5s"], "exclude each other"),
         (["reclaim", "--cancel", "--gpu", "1"], "takes every notice back"),
         (["reclaim"], "this machine has no agent: start one with `rn agent`"),
@@ -521,6 +523,10 @@ def agent(home: Path) -> Iterator[FakeAgent]:
         (
             ["lend", "--gpus", "2", "--notice", "2m", "--user", "bob"],
             LendRequest(gpus=2, notice=2 * MINUTE, users=("bob",)),
+        ),
+        (
+            ["lend", "--any-user", "--any-hour", "--no-maintenance"],
+            LendRequest(users=(), hours=(), maintenance=()),
         ),
         (["reclaim"], ReclaimRequest()),
         (["reclaim", "--now"], ReclaimRequest(grace=0)),

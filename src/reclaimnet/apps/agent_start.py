@@ -20,6 +20,7 @@ from reclaimnet.apps.cli_base import waiting
 from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import Config, did_you_mean
 from reclaimnet.apps.own_command import rn
+from reclaimnet.apps.owners_word import FILE, is_taken_back
 from reclaimnet.apps.register import A_NAME, NODE_NAME, read_invitation
 from reclaimnet.engine.body import WHOLE
 from reclaimnet.errors import BadConfig, ReclaimNetError, Unavailable, UsageError
@@ -53,6 +54,11 @@ def main(options: Options, *, config: Config, detach: bool) -> int:
         raise UsageError(
             f"an agent for {node} runs here already (pid {running.pid}); "
             "give this one another --name"
+        )
+    if options.lend and is_taken_back(folder / FILE):
+        sys.stderr.write(
+            f"{node} stays its owner's, who has taken it back: --lend is for the first start. "
+            f"`rn lend --node {node}` lends it again.\n"
         )
     if detach:
         return _detached(options, config, node, folder, url=url, token=secret)

@@ -1,10 +1,12 @@
 """Tables of jobs and nodes for people: cut to the terminal's width, whole when piped. Pure."""
 
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from reclaimnet.apps.calendar import show_moment, show_terms
 from reclaimnet.apps.client import Node
-from reclaimnet.model.market import Gpu, JobId, NodeId, Sending
+from reclaimnet.model.market import Gpu, JobId, NodeId, Sending, Terms
 from reclaimnet.model.units import SECOND, show_age, show_duration, show_size
 from reclaimnet.model.work import JobRecord, JobState, loss_of
 
@@ -104,30 +106,42 @@ def silent_nodes(jobs: Sequence[JobRecord], nodes: Sequence[Node]) -> set[NodeId
 
 
 def node_lines(nodes: Sequence[Node], *, now: int, width: int | None) -> list[str]:
-    """A line for each node, and below it one for each GPU."""
+    """A line for each node, and below it its terms, unless they are the usual, and a line for each
+    GPU."""
     lines: list[str] = []
     for node in sorted(nodes, key=lambda node: node.card.node):
         card = node.card
         seen = show_duration(round(node.age_s * SECOND))
         head = [f"{card.node}  {node.state or '-'}"]
+        lends = bool(card.gpus) or card.opens_at is not None
         if card.provider:
-            head.append(f"lent by {card.provider}")
-        head += [f"notice {show_duration(card.terms.notice)}", f"seen {seen} ago"]
+            head.append(f"{'lent by' if lends else 'of'} {card.provider}")
+        head += [f"notice {show_duration(card.terms.notice)}"] if lends else []
+        head.append(f"seen {seen} ago")
         if card.jobs:
             head.append(f"jobs: {' '.join(progress.job for progress in card.jobs)}")
         lines.append(_cut(printable("  ".join(head)), width))
+        if lends and card.terms != Terms(notice=card.terms.notice):
+            terms = printable(", ".join(show_terms(card.terms, now)))
+            lines += [f"  {line}" for line in textwrap.wrap(terms, (width or len(terms) + 2) - 2)]
         models = max((len(gpu.model) for gpu in card.gpus), default=0)
         for gpu in sorted(card.gpus, key=lambda gpu: gpu.index):
             memory = show_size(gpu.memory_bytes) if gpu.memory_bytes else "-"
             text = f"  [{gpu.index}] {gpu.model:<{models}}  {memory:>9}  {_use(node, gpu, now)}"
             lines.append(_cut(printable(text.rstrip()), width))
-        if not card.gpus:
+        if card.opens_at is not None:
+            wait = show_duration(max(card.opens_at - now, 0))
+            text = f"  lends nothing now, and again by itself in {wait}"
+            lines.append(_cut(f"{text} ({show_moment(card.opens_at)})", width))
+        elif not card.gpus:
             lines.append("  lends nothing now")
     return lines
 
 
 def _use(node: Node, gpu: Gpu, now: int) -> str:
     card = node.card
+    if node.state == "UNREACHABLE":
+        return "not known"
     if gpu.id in card.leaving:
         if card.deadline is None:
             return "leaving"

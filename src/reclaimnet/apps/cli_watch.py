@@ -172,5 +172,8 @@ def rehearse(notice: int | None, yes: bool, as_json: bool, job: str) -> int:
     else:
         click.echo(rehearsal.verdict(outcome))
     if not outcome.lent_again:
-        complain(f"{outcome.source} could not be lent again; do it with `rn lend`.")
+        complain(
+            f"{outcome.source} was not lent again: its owner has spoken meanwhile, or it refused; "
+            "`rn nodes` shows what it lends, `rn lend` changes it."
+        )
     return 0 if outcome.destination is not None and outcome.lent_again else 75

@@ -131,12 +131,14 @@ def _tell_bounds(app: Litestar) -> None:
     schemas = app.openapi_schema.components.schemas or {}
     for body in (Submission, LendBody, HoursBody, MaintenanceBody, ReclaimBody):
         schemas[body.__name__].additional_properties = False
-    for body, field, most in (
-        (LendBody, "gpus", MAX_ASKED),
-        (LendBody, "ends", MAX_TIME),
-        (ReclaimBody, "grace", MAX_NOTICE),
+    for body, field, least, most in (
+        (LendBody, "gpus", 1, MAX_ASKED),
+        (LendBody, "notice", 0, MAX_NOTICE),
+        (LendBody, "ends", 0, MAX_TIME),
+        (LendBody, "as_of", 0, MAX_TIME),
+        (ReclaimBody, "grace", 0, MAX_NOTICE),
     ):
-        number = Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=most)
+        number = Schema(type=OpenAPIType.INTEGER, minimum=least, maximum=most)
         either = Schema(one_of=[number, Schema(type=OpenAPIType.NULL)])
         (schemas[body.__name__].properties or {})[field] = either
     day = Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=6)

@@ -23,6 +23,8 @@ AFTER_S: Final = 60.0
 COUNT_S: Final = 30.0
 """How long we wait to learn how long it stood still."""
 LEND_PAUSE_S: Final = 1.0
+REFUSALS: Final = 5
+"""So often the node may refuse to lend again once no notice runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,7 @@ def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) 
     before, card = plan.job, plan.node.card
     began = time.monotonic()
     request = ReclaimRequest(gpus=plan.gpus, grace=plan.notice, reason="a rehearsal")
-    gateway.ask(card.node, request)
+    said_at = gateway.ask(card.node, request).said_at
     patience = plan.notice / SECOND + AFTER_S
     after: JobRecord = before
     try:
@@ -128,7 +130,7 @@ def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) 
         took = time.monotonic() - began
         after = _counted(gateway, before, after)
     finally:
-        lent = _lend_again(gateway, plan, began + plan.notice / SECOND + AFTER_S)
+        lent = _lend_again(gateway, plan, said_at, began + plan.notice / SECOND + AFTER_S)
     still = after.downtime - before.downtime
     return Outcome(
         job=before.id,
@@ -167,18 +169,25 @@ def _counted(gateway: Gateway, before: JobRecord, after: JobRecord) -> JobRecord
     return after
 
 
-def _lend_again(gateway: Gateway, plan: Plan, until: float) -> bool:
-    """Once the notice has run out, what was lent before is lent again, on the same terms; not if
-    the owner has taken more back meanwhile."""
+def _lend_again(gateway: Gateway, plan: Plan, said_at: int, until: float) -> bool:
+    """Once the notice has run out, the GPUs that were lent before are lent again, on the same
+    terms; not if the owner has spoken meanwhile."""
     before = plan.node.card
     staying = {gpu.id for gpu in before.gpus} - set(plan.gpus)
+    # All of it is said: an older agent knows no "as before".
+    terms = before.terms
     request = LendRequest(
-        gpus=len(before.gpus),
-        notice=before.terms.notice,
-        users=tuple(before.terms.users),
-        ends=before.terms.ends,
+        which=tuple(gpu.id for gpu in before.gpus),
+        notice=terms.notice,
+        users=terms.users,
+        hours=terms.hours,
+        utc_offset=terms.utc_offset,
+        maintenance=terms.maintenance,
+        ends=terms.ends,
+        as_of=said_at or None,
     )
-    while time.monotonic() < until:
+    refused = 0
+    while time.monotonic() < until and refused < REFUSALS:
         card = next((n.card for n in gateway.nodes() if n.card.node == before.node), None)
         if card is None or staying - {gpu.id for gpu in card.gpus} - set(card.leaving):
             return False
@@ -188,7 +197,8 @@ def _lend_again(gateway: Gateway, plan: Plan, until: float) -> bool:
             if gateway.ask(before.node, request).ok:
                 return True
         except ReclaimNetError:
-            # The notice has not run out yet.
+            # As long as the notice runs, that is why; cards are a beat behind.
+            refused = 0 if card.leaving else refused + 1
             time.sleep(LEND_PAUSE_S)
     return False
 

@@ -364,6 +364,9 @@ class Card:
     """The earliest deadline of those notices; where nothing is lent any more, until when what the
     node keeps for others can be fetched."""
     terms: Terms = Terms()
+    """Of what is lent now, or will be by itself."""
+    opens_at: int | None = None
+    """When it lends by itself again; None if it lends now, or its owner has to say so."""
     uplink_bps: int = 0
     shelf_bytes: int = 0
     """Room left in the node's vault for other nodes' checkpoints."""

@@ -81,6 +81,25 @@ def test_less_likely_to_leave_faster_and_longer_notice_are_better(rate: float) -
     assert first(replace(worse, node=NodeId("b"), gpus=fast), worse)
 
 
+@given(
+    faster=st.floats(1, 3),
+    state=st.sampled_from([0, 4 << 30]),
+    guests=st.sampled_from([0, 1, 4 << 30]),
+)
+def test_a_place_that_can_be_left_in_time_comes_before_one_three_times_as_fast(
+    faster: float, state: int, guests: int
+) -> None:
+    """Also if nobody knows how large the state is, whoever else is there."""
+    need = replace(NEED, state_bytes=state)
+    slow = card("slow", guest_bytes=guests)
+    fast = replace(
+        card("fast", guest_bytes=guests, terms=Terms(notice=10 * SECOND)),
+        gpus=tuple(replace(gpu, speed=faster) for gpu in card("fast").gpus),
+    )
+    ranked = MOST_USEFUL(need, [Candidate(card=fast), Candidate(card=slow)], 0)
+    assert ranked.nodes == ("slow", "fast"), "it is taken all the same if there is no other"
+
+
 def test_refusals_say_why() -> None:
     need = replace(NEED, grace=5 * SECOND)
     slow = Candidate(card=card("slow"), path_bps=1_000_000)

@@ -240,6 +240,28 @@ def test_who_refused_a_copy_is_not_asked_for_it_again_and_few_are_asked() -> Non
     assert copies.ask(record, mine, 0)[0] in asked
 
 
+def test_a_copy_is_kept_where_the_job_could_go_within_the_notice() -> None:
+    """Whoever kept it before is left for that, unless it has most of it or nobody is nearer."""
+
+    def keeper(record: JobRecord, around: Neighbourhood, promised: int) -> NodeId | None:
+        place = Suite().place
+        copies = Copies(node=HERE, spec=record.spec, place=place, around=around, promised=promised)
+        return copies.ask(record, record.checkpoints[0], 0)[0]
+
+    far, both = neighbourhood(THERE), neighbourhood(THERE, NEXT)
+    for around in (far, both):
+        around.measured(THERE, rate_bps=10_000_000)
+    both.measured(NEXT, rate_bps=100_000_000)
+    mine = replace(NEW, size=1_000_000_000, holders=(HERE,))
+    for number in range(20):
+        # By lot alone, half of them would be kept there.
+        record = replace(RECORD, id=JobId(f"j{number}"), checkpoints=(mine,), standby=THERE)
+        assert keeper(record, both, 60 * SECOND) == NEXT
+        assert keeper(record, both, 300 * SECOND) == THERE
+        assert keeper(replace(record, changed=0.1), both, 60 * SECOND) == THERE
+        assert keeper(record, far, 60 * SECOND) == THERE
+
+
 # --- a booking that its source has forgotten ------------------------------------------------
 
 

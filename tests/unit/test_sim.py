@@ -219,6 +219,7 @@ def test_the_ledger_counts_what_is_done_twice_and_what_stands_still() -> None:
     account = ledger.close({job: 160}, 300 * SECOND)
     assert account.work_lost_gpu_h == pytest.approx(40 * 2 / 3600)
     assert account.downtime_h == pytest.approx(30 / 3600)
+    assert account.unplaced_h == pytest.approx(20 / 3600)
     assert account.waste_gpu_h == pytest.approx((110 + 110 - 160) * 2 / 3600)
     assert account.first_start_gpu_h == pytest.approx(10 * 2 / 3600)
     assert account.restart_gpu_h == pytest.approx(10 * 2 / 3600)

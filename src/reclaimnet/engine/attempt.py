@@ -85,7 +85,9 @@ class Attempt:
         source: NodeId | None,
         suite: Suite,
         around: Neighbourhood,
+        promised: int | None = None,
     ) -> None:
+        """`promised` is the notice that this node gives; None if nobody knows."""
         self.node = node
         self.job = record.id
         self.record = record
@@ -96,7 +98,9 @@ class Attempt:
         self.phase = Phase.CLAIMING if source is None else Phase.BOOKED
         self._pen = Pen()
         self.arrival = Arrival(self, source)
-        self.copies = Copies(node=node, spec=record.spec, place=suite.place, around=around)
+        self.copies = Copies(
+            node=node, spec=record.spec, place=suite.place, around=around, promised=promised
+        )
         self.departure: Departure | None = None
         self.notice: Notice | None = None
         self._first_step_seen = False

@@ -2,6 +2,7 @@
 under way; the standby gets the next one too, as long as it can, since it has most of it already.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from reclaimnet.engine.neighbourhood import Neighbourhood
@@ -17,7 +18,7 @@ from reclaimnet.model.work import (
     ManifestId,
     shape_of,
 )
-from reclaimnet.policy.place import Need, Place
+from reclaimnet.policy.place import Need, Place, is_way_out
 
 COPY_PATIENCE: Final = 15 * MINUTE
 """The next save waits for the last one's copy, but not longer than this."""
@@ -26,7 +27,17 @@ COPY_TRIES: Final = 3
 
 
 class Copies:
-    def __init__(self, *, node: NodeId, spec: JobSpec, place: Place, around: Neighbourhood) -> None:
+    def __init__(
+        self,
+        *,
+        node: NodeId,
+        spec: JobSpec,
+        place: Place,
+        around: Neighbourhood,
+        promised: int | None = None,
+    ) -> None:
+        """`promised` is the notice this node gives: a copy is best kept where the job itself could
+        go within it."""
         self.pending: ManifestId | None = None
         """What is being fetched from here: it must not vanish, however often the job is saved."""
         self.wait_until = 0
@@ -34,6 +45,9 @@ class Copies:
         self._shape = shape_of(spec)
         self._place = place
         self._around = around
+        self._promised = promised
+        self._looked_around = False
+        """All nodes were considered since the job came here, not only who kept its copies then."""
         self._refused: tuple[NodeId, ...] = ()
         self._kept: tuple[ManifestId, ...] = ()
 
@@ -50,13 +64,20 @@ class Copies:
             shape=self._shape,
             state_bytes=checkpoint.size,
             vacant_now=False,
+            within=self._promised,
             avoid=self._refused,
         )
         # Who keeps the copies now goes on to, while it can: what it has need not be sent again.
         standby = record.standby
         kept = self._around.candidates(record, now, only=standby) if standby else []
+        if not self._looked_around:
+            # But it was chosen elsewhere, and may be too far from here.
+            share = 1.0 if record.changed is None else record.changed
+            moved = replace(need, state_bytes=round(checkpoint.size * share))
+            kept = [candidate for candidate in kept if is_way_out(moved, candidate)]
         ranked = self._place(need, kept, now)
         if not ranked.nodes:
+            self._looked_around = True
             ranked = self._place(need, self._around.candidates(record, now), now)
         if not ranked.nodes:
             return None, [Explain(job=record.id, decision=ranked.decision)]

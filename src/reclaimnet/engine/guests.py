@@ -141,6 +141,7 @@ class Guests:
             source=event.source,
             suite=self._suite,
             around=self._around,
+            promised=self._provider.promised(),
         )
         return attempt.arrival.begin(now)
 
@@ -202,6 +203,7 @@ class Guests:
                 source=None,
                 suite=self._suite,
                 around=self._around,
+                promised=self._provider.promised(),
             )
         self._provider.adopt(record.id, event.gpus, now)
         return guest

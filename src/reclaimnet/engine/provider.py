@@ -74,6 +74,10 @@ class Provider:
         taken |= self.leaving()
         return tuple(gpu for gpu in self._lent() if gpu.id not in taken)
 
+    def promised(self) -> int:
+        """The notice that the terms promise."""
+        return self.offer.terms.notice if self.offer is not None else 0
+
     def leaving(self) -> set[GpuId]:
         return {gpu for notice in self.notices.values() for gpu in notice.gpus}
 

@@ -56,11 +56,11 @@ class Saves:
         return orders
 
     def _stage(self, now: int) -> Stage:
-        since, offer = self._provider.lending_since, self._provider.offer
+        since = self._provider.lending_since
         return Stage(
             now=now,
             uplink_bps=self._uplink_bps,
             outlook=self._forecast.outlook,
             lent_since=now if since is None else since,
-            notice=offer.terms.notice if offer else 0,
+            notice=self._provider.promised(),
         )

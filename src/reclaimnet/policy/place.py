@@ -28,8 +28,9 @@ MOVE_COST: Final = MINUTE
 ROLLBACK: Final = 10 * MINUTE
 """What is lost on average when a node leaves with too little notice: half an interval, and the
 way back through the queue."""
-RISKY: Final = 0.5
-"""A place where every reclaim would cost work is taken only if it is twice as good."""
+RISKY: Final = 0.1
+"""What a place is worth where every reclaim would cost work. Anything from which a job can leave
+comes before it: besides what is lost, a job there is saved every few minutes."""
 ASSUMED_STATE: Final = 8 << 30
 """Bytes of state assumed of a job that was never saved: rather too much, since a large job on a
 slow uplink cannot leave in time, and a small one is well off anywhere."""
@@ -64,6 +65,9 @@ class Need:
     """The share of the state that even a node which holds the newest checkpoint must still get."""
     vacant_now: bool = True
     """False for a standby: it should be able to take the job one day, not at once."""
+    within: int | None = None
+    """Of a copy: the notice that the job's node promises. Who can be reached in that time is not
+    only a shelf, but a way out."""
     avoid: tuple[NodeId, ...] = ()
     slowest: float | None = None
     """It leaves for the sake of its rhythm: a place that costs it as much as this is none."""
@@ -118,6 +122,8 @@ class _Judged:
     """What may be lost on the way there; it ranks nodes, but staying would lose more."""
     life: float
     wait: int
+    far: bool
+    """The state would not get there within the notice of the node that it is on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +165,9 @@ class MostUseful:
         vacant_now = need.vacant_now
         life, lasts = self.life(card, now, self.horizon)
         wait = transfer_time(need, candidate)
+        far = not vacant_now and not is_way_out(need, candidate)
         # What leaving that node again will take, by its own uplink and its own notice.
-        leaving = leave_time(need.state_bytes + card.guest_bytes, card)
+        leaving = leave_time((need.state_bytes or ASSUMED_STATE) + card.guest_bytes, card)
         safe = leaving <= card.terms.notice
         ending = (MOVE_COST + (card.outlook.short if safe else 1.0) * ROLLBACK) / HOUR
         # Where bursts meet, the same hours bring less work, the newcomer's and the others'.
@@ -177,13 +184,14 @@ class MostUseful:
         if not vacant_now:
             # A shelf that could also run the job is worth more: a move there carries little.
             value *= 1.0 if _could_run(need, card) else 0.5
+            value *= RISKY if far else 1.0
             # Everybody knows the same of everybody: without this all would choose one shelf.
             value *= 1 - SPREAD * _lot(need.job, card.node)
         risk = 0.0
         if need.grace is not None:
             # The longer it takes of the time there is, the more may come in between.
             risk = min(wait / max(need.grace, 1), 1.0) * need.unsaved * LOSS_WEIGHT
-        return _Judged(candidate, value, risk, life, wait)
+        return _Judged(candidate, value, risk, life, wait, far)
 
 
 def transfer_time(need: Need, candidate: Candidate) -> int:
@@ -192,10 +200,16 @@ def transfer_time(need: Need, candidate: Candidate) -> int:
     return round(need.state_bytes * share / (candidate.path_bps or ASSUMED_BPS) * SECOND)
 
 
+def is_way_out(need: Need, candidate: Candidate) -> bool:
+    """Whether the state could get there within the notice that its node promises."""
+    if need.within is None or candidate.path_bps <= 0:
+        return True
+    return round(transfer_time(need, candidate) * SAFETY) + FIXED <= need.within
+
+
 def leave_time(state_bytes: int, card: Card) -> int:
     """How long that much state takes to leave the node again."""
-    rate = card.uplink_bps or ASSUMED_BPS
-    return round((state_bytes or ASSUMED_STATE) / rate * SECOND * SAFETY) + FIXED
+    return round(state_bytes / (card.uplink_bps or ASSUMED_BPS) * SECOND * SAFETY) + FIXED
 
 
 def worth_waiting(record: JobRecord, reachable: Checkpoint | None, now: int) -> bool:
@@ -291,7 +305,8 @@ def _praise(need: Need, judged: _Judged) -> str:
         room = f"has room for {show_size(card.shelf_bytes)}"
         return f"{card.node}: {room}{runs}, expected to last {judged.life:.1f} h more"
     holds = "holds the newest checkpoint, " if judged.candidate.holds else ""
-    wait = f"state there in {show_duration(judged.wait)}, " if judged.wait else ""
+    late = " (not within the notice)" if judged.far else ""
+    wait = f"state there in {show_duration(judged.wait)}{late}, " if judged.wait else ""
     slower = judged.candidate.slowdown
     crowd = f"its rhythm costs {slower - 1:.0%} there, " if slower > CROWDED else ""
     return (

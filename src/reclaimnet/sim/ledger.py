@@ -30,6 +30,10 @@ class _Life:
     running: bool = False
     idle_since: int | None = None
     """When it stopped; None before its first start and after its end."""
+    places: int = 0
+    """Nodes on which GPUs are bound to it."""
+    unplaced_since: int | None = None
+    """Since when it stands still and has none."""
     begun: bool = False
     over: bool = False
 
@@ -41,6 +45,8 @@ class Account:
     work_lost_gpu_h: float
     waste_gpu_h: float
     downtime_h: float
+    unplaced_h: float
+    """Of the downtime: hours without a GPU anywhere. The rest is leaving, fetching, loading."""
     migrations: int
     deadline_misses: int
     """Jobs that still ran when the notice was over, and were killed then; none is let run on."""
@@ -84,6 +90,7 @@ class Ledger:
     leaving_gpu_s: float = 0.0
     saving_gpu_s: float = 0.0
     down: int = 0
+    unplaced: int = 0
     migrations: int = 0
     deadline_misses: int = 0
     completed: int = 0
@@ -112,11 +119,20 @@ class Ledger:
     def bound(self, node: NodeId, job: JobId, weight: float, now: int) -> None:
         life = self._lives.get(job)
         self._bound[node, job] = _Bound(now, weight, first=life is None or not life.begun)
+        if life is not None:
+            life.places += 1
+            self._is_placed(life, now)
 
     def freed(self, node: NodeId, job: JobId, now: int) -> None:
         bound = self._bound.pop((node, job), None)
-        if bound is not None:
-            self._passed(bound, now)
+        if bound is None:
+            return
+        self._passed(bound, now)
+        life = self._lives.get(job)
+        if life is not None:
+            life.places -= 1
+            if life.places == 0 and life.idle_since is not None:
+                life.unplaced_since = now
 
     def freed_all(self, node: NodeId, now: int) -> None:
         for other, job in [key for key in self._bound if key[0] == node]:
@@ -136,6 +152,11 @@ class Ledger:
             self.first_start_gpu_s += spent
         else:
             self.restart_gpu_s += spent
+
+    def _is_placed(self, life: _Life, now: int) -> None:
+        if life.unplaced_since is not None:
+            self.unplaced += now - life.unplaced_since
+            life.unplaced_since = None
 
     # --- work ------------------------------------------------------------------------------
 
@@ -172,12 +193,15 @@ class Ledger:
         life.running = False
         life.reached = step
         life.idle_since = now
+        if life.places == 0:
+            # Its machine died.
+            life.unplaced_since = now
 
     def ended(self, job: JobId) -> None:
         """It is complete: nobody waits for it any more."""
         life = self._lives.get(job)
         if life is not None:
-            life.idle_since = None
+            life.idle_since = life.unplaced_since = None
             life.running = False
             # Every member of a gang ends, the job once.
             self.completed += not life.over
@@ -191,6 +215,8 @@ class Ledger:
 
     def close(self, steps: dict[JobId, int], now: int) -> Account:
         """`steps` says from where each job could go on, or how far it has come if it runs."""
+        for life in self._lives.values():
+            self._is_placed(life, now)
         for node, job in list(self._bound):
             self.freed(node, job, now)
         useful = 0.0
@@ -207,6 +233,7 @@ class Ledger:
             work_lost_gpu_h=self.lost_gpu_s / 3600,
             waste_gpu_h=waste / 3600,
             downtime_h=self.down / HOUR,
+            unplaced_h=self.unplaced / HOUR,
             migrations=self.migrations,
             deadline_misses=self.deadline_misses,
             useful_gpu_h=useful / 3600,

@@ -28,7 +28,14 @@ FIRST_DAY: Final = 3
 SCENARIOS: Final = 32
 """Kept by each worker: all contenders are asked about the same ones."""
 HEAVY: Final = ("young_daly", "reclaimnet", "oracle_surprised", "oracle_blind", "oracle")
-KEYS: Final = ("work_lost_gpu_h", "waste_gpu_h", "downtime_h", "migrations", "deadline_misses")
+KEYS: Final = (
+    "work_lost_gpu_h",
+    "waste_gpu_h",
+    "downtime_h",
+    "unplaced_h",
+    "migrations",
+    "deadline_misses",
+)
 BARS: Final = (
     ("work_lost_gpu_h", "slurm_requeue", 0.15),
     ("work_lost_gpu_h", "pipeline_redundancy", 0.30),
@@ -163,6 +170,7 @@ def render(result: dict[str, Any]) -> None:
         "work lost GPU-h",
         "waste GPU-h",
         "downtime h",
+        "without a place h",
         "migrations",
         "killed at deadline",
     ):

@@ -28,9 +28,9 @@ MOVE_COST: Final = MINUTE
 ROLLBACK: Final = 10 * MINUTE
 """What is lost on average when a node leaves with too little notice: half an interval, and the
 way back through the queue."""
-RISKY: Final = 0.1
-"""What a place is worth where every reclaim would cost work. Anything from which a job can leave
-comes before it: besides what is lost, a job there is saved every few minutes."""
+RISKY: Final = 0.25
+"""A place where every reclaim would cost work is taken only if it is four times as good: besides
+what is lost, a job there is saved every few minutes."""
 ASSUMED_STATE: Final = 8 << 30
 """Bytes of state assumed of a job that was never saved: rather too much, since a large job on a
 slow uplink cannot leave in time, and a small one is well off anywhere."""

@@ -84,7 +84,9 @@ def main() -> None:
                 state["losses"].append(loss)
                 print(f"step {state['step']}: loss {loss:.4f}")
             job.step(state["step"], state)
-    print(f"done: loss {state['losses'][0]:.4f} -> {state['losses'][-1]:.4f}, {digest(state)}")
+    losses = state["losses"]
+    learned = f"loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "no loss noted yet"
+    print(f"done: {learned}, {digest(state)}")
 
 
 if __name__ == "__main__":

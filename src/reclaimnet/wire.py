@@ -135,7 +135,11 @@ def _speaker(event: Told) -> str | None:
 
 
 def encode_request(request: Request) -> bytes:
-    return _encoder.encode({"kind": type(request).__name__, **msgspec.to_builtins(request)})
+    """What was not said is left out: an older peer knows no other way to leave it unsaid."""
+    said = {
+        name: value for name, value in msgspec.to_builtins(request).items() if value is not None
+    }
+    return _encoder.encode({"kind": type(request).__name__, **said})
 
 
 def decode_request(data: bytes) -> Request:

@@ -16,8 +16,8 @@ from tests.live.test_gang_live import submit as submit_gang
 from tests.live.waiting import until
 
 from reclaimnet.apps.chain_told import ChainTold, LinkTold
-from reclaimnet.model.asking import ReclaimRequest
-from reclaimnet.model.units import SECOND
+from reclaimnet.model.asking import LendRequest, ReclaimRequest
+from reclaimnet.model.units import MINUTE, SECOND
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.needs("playwright")]
 
@@ -146,7 +146,11 @@ def test_an_owner_takes_a_gpu_back_by_clicking_and_the_job_goes_on(place: Place)
             "the plot of its memory goes on where the job went on",
         )
         place.shoot(page, "job")
-        # What was taken back can be lent again from the page as well.
+        # What was taken back can be lent again from the page as well: as it was, and no more.
+        home = campus[source]
+        assert home.ask(LendRequest(notice=3 * MINUTE, users=("ada",))).ok
+        left, terms = home.card().gpus, home.card().terms
+        assert len(left) == 1
         place.visit(page, "owner")
         machine.get_by_role("button", name="Take it back").click()
         dialog.get_by_label("Now").check()
@@ -154,6 +158,9 @@ def test_an_owner_takes_a_gpu_back_by_clicking_and_the_job_goes_on(place: Place)
         page.get_by_role("article", name=f"{source} takes all GPUs back").wait_for()
         place.visit(page, "owner")
         machine.get_by_role("button", name="Lend it again").click()
+        machine.locator(".own-gpus .vacant").first.wait_for()
+        assert (home.card().gpus, home.card().terms) == (left, terms)
+        assert home.ask(LendRequest(gpus=2, users=())).ok
         machine.locator(".own-gpus .vacant").nth(1).wait_for()
 
 
@@ -186,6 +193,55 @@ def test_the_campus_so_far_can_be_replayed(place: Place, tmp_path: Path) -> None
             context.close()
         finally:
             server.terminate()
+
+
+NEVER_SAVED = """async () => {
+  const { Campus } = await import("/web/store.js");
+  const { reclaimsView } = await import("/web/view_reclaims.js");
+  const { jobsView } = await import("/web/view_jobs.js");
+  const { patch } = await import("/web/dom.js");
+  const campus = new Campus();
+  campus.at = 1e18;
+  const record = (fields) => campus.apply("record", {
+    id: "j-1", spec: { name: "plain", user: "ada", gpus: 1, nodes: 1, saving: "sdk" },
+    state: "RUNNING", submitted_at: 1e18, holder: "lab", seats: [], checkpoints: [], epoch: 1,
+    step: 0, moves: 0, steps_lost: 0, lost: "0", reason: "", ...fields,
+  });
+  const node = (leaving, jobs) => campus.apply("node", { age_s: 0, state: "MIXED", card: {
+    node: "lab", provider: "ada", gpus: [{ id: "G0", index: 0 }], vacant: [], leaving,
+    deadline: leaving.length ? 1e18 + 60e9 : null, jobs,
+  } });
+  record({});
+  node([], [{ job: "j-1", gpus: ["G0"] }]);
+  node(["G0"], [{ job: "j-1", gpus: ["G0"] }]);
+  record({ state: "PENDING", holder: null, reason: "Resources: none" });
+  const shown = document.createElement("div");
+  const text = () => { patch(shown, reclaimsView(campus)); return shown.textContent; };
+  const waits = text();
+  record({ holder: "office", epoch: 2, moves: 1, lost: "all" });
+  const seen = text();
+  const past = [...shown.querySelectorAll(".stages .past")].map((each) => each.textContent);
+  campus.reclaims.clear();
+  campus.reclaims.recall([{ node: "lab", at: 1e18, deadline: 1e18 + 60e9, gpus: ["G0"], whole: true,
+    withdrawn: false, departures: [{ job: "j-1", to: "office", left: 1e18, done: 1e18,
+      steps_lost: 0, saved: false, restored: false }] }]);
+  const recalled = text();
+  const later = [...shown.querySelectorAll(".stages .past")].map((each) => each.textContent);
+  patch(shown, jobsView(campus));
+  const row = [...shown.querySelectorAll("tbody td")].map((each) => each.textContent);
+  return { waits, seen, past, recalled, later, row };
+}"""
+
+
+def test_a_job_that_was_never_saved_is_not_said_to_have_lost_nothing(place: Place) -> None:
+    with place.page() as page:
+        told = page.evaluate(NEVER_SAVED)
+    assert "not saved, so it begins again; waits for a place" in told["waits"]
+    for way in ("seen", "recalled"):
+        assert "all it had done is lost, since it was never saved" in told[way]
+        assert "no step lost" not in told[way]
+    assert told["past"] == told["later"] == ["notice"], "it was neither saved, moved nor restored"
+    assert told["row"][6] == "all"
 
 
 def _journal_with_a_reclaim(campus: LiveCampus) -> str:
@@ -227,9 +283,9 @@ def test_the_operator_sees_chains_with_gap_and_overlap(place: Place) -> None:
         page.get_by_text("No chain runs on a batch cluster").wait_for()
         place.campus.gateway.tell_chain("serve", told)
         row = page.get_by_role("row", name="serve")
-        for words in ("ada", "serving", "1 min 30 s", "30 min 00 s", "in 1 h"):
+        for words in ("ada", "serving", "1m30s", "30m00s", "in 1h"):
             row.get_by_text(words).first.wait_for()
-        row.get_by_role("img", name="2 jobs, gap 1 min 30 s, overlap 30 min 00 s so far").wait_for()
+        row.get_by_role("img", name="2 jobs, gap 1m30s, overlap 30m00s so far").wait_for()
         place.shoot(page, "operator")
 
 

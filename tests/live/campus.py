@@ -104,6 +104,7 @@ class LiveAgent:
         self.folder = campus.config.agents / name
         self._campus = campus
         self._arguments = arguments
+        self._gpus = int(arguments[2])
         self.process = self._start()
 
     def _start(self) -> "subprocess.Popen[bytes]":
@@ -158,7 +159,7 @@ class LiveAgent:
 
         def lent() -> bool:
             self.ask(WithdrawRequest())
-            return self.ask(LendRequest(notice=20 * SECOND)).ok
+            return self.ask(LendRequest(gpus=self._gpus, notice=20 * SECOND)).ok
 
         until(lent, f"{self.name} lends again")
 

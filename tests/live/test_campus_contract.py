@@ -9,7 +9,9 @@ import pytest
 from tests.live.campus import LiveCampus, live_campus
 from tests.live.waiting import until
 
-from reclaimnet.model.units import MINUTE
+from reclaimnet.model.asking import LendRequest, WithdrawRequest
+from reclaimnet.model.market import Terms
+from reclaimnet.model.units import MINUTE, SECOND
 
 pytestmark = pytest.mark.needs("nats")
 
@@ -40,6 +42,14 @@ def test_owners_say_which_gpus_to_whom_and_when(shared: LiveCampus) -> None:
     assert [gpu.id for gpu in card.gpus] == [second.id]
     assert card.terms.users == ("ada",)
     assert len(card.terms.hours) == 1
+    said = shared.rn("lend", "--node", "a", "--notice", "2m").stdout
+    assert "with 2m00s notice. To ada only, mon-sun 00:00-24:00. GPU 0 stays yours" in said
+    assert "to ada only, mon-sun 00:00-24:00" in until(
+        lambda: text if "notice 2m" in (text := shared.rn("nodes").stdout) else "", "all see it"
+    )
+    card = shared["a"].card()
+    assert [gpu.id for gpu in card.gpus] == [second.id]
+    assert card.terms.users == ("ada",)
 
 
 def test_maintenance_announced_ahead_ends_the_loan_by_itself(shared: LiveCampus) -> None:
@@ -49,8 +59,12 @@ def test_maintenance_announced_ahead_ends_the_loan_by_itself(shared: LiveCampus)
     assert shared["a"].card().gpus
     until(lambda: not shared["a"].card().gpus, "the loan ends when maintenance begins")
     assert time.time() >= begins.timestamp() - 1.5
-    shared.rn("lend", "--node", "a")
-    assert len(shared["a"].card().gpus) == 2
+    assert shared["a"].card().opens_at is not None
+    everything = ("--gpus", "2", "--any-user", "--any-hour", "--no-maintenance")
+    shared.rn("lend", "--node", "a", *everything)
+    card = shared["a"].card()
+    assert len(card.gpus) == 2
+    assert card.terms == Terms(notice=SECOND)
 
 
 def test_a_running_notice_is_moved_both_ways_and_taken_back(shared: LiveCampus) -> None:
@@ -89,3 +103,21 @@ def test_a_topology_with_a_mistake_is_refused_before_anything_starts(
     assert refused.returncode != 0
     assert "plan.toml" in refused.stderr
     assert "expected one of ['physics']" in refused.stderr
+
+
+def test_a_machine_taken_back_stays_so_when_its_agent_is_started_again(tmp_path: Path) -> None:
+    """Although the agent is told to lend whenever it starts."""
+    with live_campus(tmp_path) as campus:
+        campus.start("a", gpus=2)
+        agent = campus["a"]
+        until(lambda: agent.card().gpus, "the first time, it does")
+        assert agent.ask(LendRequest(which=("1",), users=("ada",))).ok
+        agent.reclaim(grace_s=0)
+        agent.restart()
+        # A person is answered only after all that is done at a start.
+        assert not agent.ask(WithdrawRequest()).ok
+        assert not agent.card().gpus
+        assert agent.ask(LendRequest()).ok
+        card = agent.card()
+        assert [gpu.index for gpu in card.gpus] == [1]
+        assert (card.terms.users, card.terms.notice) == (("ada",), 20 * SECOND)

@@ -143,6 +143,16 @@ def test_a_backup_that_climbs_out_is_refused(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "outside").exists()
 
 
+def test_a_backup_replaces_another_only_if_that_is_said(tmp_path: Path) -> None:
+    place, file = saved(tmp_path)
+    before = file.stat().st_ino
+    with pytest.raises(UsageError, match="--force"):
+        backup.backup(place, file)
+    assert file.stat().st_ino == before
+    backup.backup(place, file, replace=True)
+    assert file.stat().st_ino != before
+
+
 def test_a_backup_into_the_campus_itself_and_of_no_campus_are_refused(tmp_path: Path) -> None:
     place, _ = saved(tmp_path)
     with pytest.raises(UsageError, match="elsewhere"):

@@ -1,6 +1,7 @@
 """What people type around a running campus: rehearse, watch, down; and agents that come and go."""
 
 import json
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.live.waiting import WAIT_S, until
 from reclaimnet.apps.client import ask_local
 from reclaimnet.errors import Unavailable
 from reclaimnet.model.asking import StatusRequest
+from reclaimnet.model.work import JobState
 
 
 @pytest.fixture
@@ -39,6 +41,12 @@ def test_a_rehearsal_moves_the_job_and_gives_the_gpu_back(campus: LiveCampus) ->
     )
     try:
         assert watching.stdout is not None
+        # It tells only what changes after its first look.
+        for _ in range(round(WAIT_S)):
+            bell = campus.gateway.submit({"name": "bell", "command": ["true"]})
+            campus.gateway.cancel(bell.id)
+            if select.select([watching.stdout], [], [], 1.0)[0]:
+                break
         done = campus.rn("rehearse", "train", "--notice", "12s", "-y", "--json")
         outcome = json.loads(done.stdout)["outcome"]
         assert outcome["source"] == source
@@ -60,17 +68,27 @@ def test_a_rehearsal_moves_the_job_and_gives_the_gpu_back(campus: LiveCampus) ->
 
 def test_down_names_the_jobs_it_stops_and_forgets_the_agents_it_ends(campus: LiveCampus) -> None:
     campus.rn("up", "--gateway-port", "0")
-    campus.rn("agent", "--name", "lab", "--gpus", "1", "--lend", "--detach")
-    job = campus.train()
-    campus.await_running(job)
+    for name in ("lab", "office"):
+        campus.rn("agent", "--name", name, "--gpus", "1", "--lend", "--detach")
+    saved, plain = campus.train(), campus.submit(["-c", "import time; time.sleep(600)"])
+    for job in (saved, plain):
+        campus.await_running(job)
+    waiting = campus.train()
+    until(lambda: campus.job(saved).newest is not None, "it is saved")
     ended = campus.rn("down").stderr
-    assert "agent lab" in ended
-    assert f"train ({job})" in ended
-    campus.rn("up", "--gateway-port", "0")
-    assert campus.gateway.health()["ok"]
-    # It said goodbye, so nobody misses it; its job waits for a place.
+    assert "Ended agent lab, agent office, the campus." in ended
+    assert f"from their last checkpoint after the next `rn up`: train ({saved})." in ended
+    assert f"since they were never saved: train ({plain})." in ended
+    assert f"Go on waiting after the next `rn up`: train ({waiting})." in ended
+    assert "rn agent --name lab --detach; rn agent --name office --detach" in ended
+    again = campus.rn("up", "--gateway-port", "0").stderr
+    assert "rn agent --name lab --detach" in again
+    # They said goodbye, so nobody misses them; their jobs wait for a place, and nothing was
+    # started in the one that another gave back.
     assert campus.gateway.nodes() == []
-    assert campus.gateway.find("train").id == job
+    jobs = {job.id: (job.state, job.epoch) for job in campus.gateway.jobs(ended=False)}
+    pending = JobState.PENDING
+    assert jobs == {saved: (pending, 1), plain: (pending, 1), waiting: (pending, 0)}
 
 
 def test_an_agents_door_is_open_before_the_campus_is_there(campus: LiveCampus) -> None:

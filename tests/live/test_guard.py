@@ -22,8 +22,8 @@ from reclaimnet.adapters.linux import bpfload, tc, tc_netns, testbed
 from reclaimnet.adapters.linux.bpf_killswitch import Observer, now
 from reclaimnet.adapters.linux.testbed import Campus, Rack
 from reclaimnet.apps import cli, guard
+from reclaimnet.apps.bench.edge_reclaims import reclaim_at_random
 from reclaimnet.apps.bench.edge_site import start, start_ready
-from reclaimnet.apps.bench.reclaims import reclaim_at_random
 from reclaimnet.apps.guard import Guard
 from reclaimnet.apps.guard_client import GuardClient
 from reclaimnet.apps.guard_config import read_config

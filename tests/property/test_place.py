@@ -108,7 +108,15 @@ def test_refusals_say_why() -> None:
     refused = " ".join(MOST_USEFUL(need, [slow, picky, full], 0).decision.refused)
     assert "bytes take" in refused
     assert "does not lend to" in refused
-    assert "0 of 1 GPUs vacant" in refused
+    assert "0 of 1 GPU vacant" in refused
+
+
+def test_a_shelf_is_praised_as_a_shelf() -> None:
+    [why] = MOST_USEFUL(
+        replace(NEED, vacant_now=False), [Candidate(card=card("lab"))], 0
+    ).decision.reasons
+    assert "room for" in why
+    assert "vacant" not in why
 
 
 def test_the_last_state_goes_to_a_shelf_that_it_reaches_in_time() -> None:

@@ -75,10 +75,15 @@ class Book(RuleBasedStateMachine):
     def reclaim(self, gpus: set[GpuId], grace: int | None, cause: Cause) -> None:
         asked = ReclaimAsked(request="q", gpus=tuple(sorted(gpus)), grace=grace, cause=cause)
         lent = {g.id for g in self.book.offer.gpus} if self.book.offer else set()
+        stood = {g.id for g in self.book.standing.gpus} if self.book.standing else set()
         silent_at = self.book.silent_at()
         answer, notice = self.book.reclaim(asked, self.now)
         assert (notice is not None) == (bool(lent) and gpus <= lent)
-        if lent or silent_at is None or grace is None:
+        if stood and not lent:
+            left = {g.id for g in self.book.standing.gpus} if self.book.standing else set()
+            assert answer.ok == (gpus <= stood)
+            assert left == (stood if not answer.ok else stood - (gpus or stood))
+        elif lent or silent_at is None or grace is None:
             assert answer.ok == (notice is not None)
         else:
             assert self.book.silent_at() == min(silent_at, self.now + grace)
@@ -175,6 +180,17 @@ class Book(RuleBasedStateMachine):
     @invariant()
     def what_is_not_lent_has_no_age(self) -> None:
         assert (self.book.offer is None) == (self.book.lending_since is None)
+
+    @invariant()
+    def what_is_lent_stands_and_what_stands_was_said(self) -> None:
+        book = self.book
+        offer, standing, said = book.offer, book.standing, book.said
+        if offer is not None:
+            assert standing is not None
+            assert set(offer.gpus) <= set(standing.gpus)
+            assert offer.terms == standing.terms
+        assert standing is None or standing == said
+        assert (book.opens_at() is not None) == (offer is None and standing is not None)
 
     @invariant()
     def nothing_is_fetched_after_the_last_deadline(self) -> None:

@@ -1,5 +1,6 @@
 """The wire format: what is sent is what arrives, and nothing else gets in."""
 
+import json
 import typing
 
 import pytest
@@ -57,6 +58,17 @@ def test_an_event_arrives_as_it_was_sent(event: events.Event) -> None:
 @given(ORDERS)
 def test_an_order_in_a_journal_reads_as_it_was_given(order: orders.Order) -> None:
     assert wire.order_from_dict(wire.order_to_dict(order)) == order
+
+
+def test_what_is_not_said_is_left_out_and_what_an_older_owner_says_counts() -> None:
+    """Before terms could be left unsaid, null was no notice and no list of users."""
+    sent = json.loads(wire.encode_request(LendRequest(users=())))
+    assert sent == {"kind": "LendRequest", "users": [], "which": []}
+    older = b'{"kind":"LendRequest","gpus":null,"notice":5,"users":[],"which":[],"hours":[],'
+    older += b'"utc_offset":0,"maintenance":[],"ends":null}'
+    said = LendRequest(notice=5, users=(), hours=(), utc_offset=0, maintenance=())
+    assert wire.decode_request(older) == said
+    assert wire.decode_reply(b'{"ok":true,"text":"done"}').said_at == 0
 
 
 @given(REQUESTS)

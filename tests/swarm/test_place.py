@@ -1,18 +1,20 @@
 """Stories of placement: who goes first, and what happens when things go wrong on the way."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from reclaimnet.engine.dispatcher import RESERVE_AFTER
 from reclaimnet.model import events as ev
-from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.market import JobId, NodeId, Offer
+from reclaimnet.model.orders import Explain
 from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
-from reclaimnet.model.work import JobSpec, JobState, Saving
+from reclaimnet.model.work import Decision, JobSpec, JobState, Saving
 from reclaimnet.sim.faults import Faults
 from reclaimnet.sim.process import Work
 from reclaimnet.sim.promises import Promises
-from tests.swarm.campus import campus, spec
+from tests.swarm.campus import campus, offer, spec
 from tests.swarm.zones import zoned
 
 BRIEF = Work(steps=5)
@@ -274,3 +276,75 @@ def test_placement_keeps_its_promises(seed: int) -> None:
         world.start_agent(node)
     run_until_over(world, HOUR)
     completed(world)
+
+
+def lent_to(node: str, *users: str) -> Offer:
+    alone = offer(node, 1)
+    return replace(alone, terms=replace(alone.terms, users=users))
+
+
+def decisions(world, about: JobId) -> list[Decision]:
+    told: list[Decision] = []
+
+    def note(_now, _node, _event, orders) -> None:
+        told.extend(o.decision for o in orders if isinstance(o, Explain) and o.job == about)
+
+    world.journal = note
+    return told
+
+
+def test_who_waits_since_nobody_lends_to_him_is_told_so() -> None:
+    world = campus(nodes=1, gpus=1)
+    world.lend(NodeId("n0"), lent_to("n0", "ada"))
+    world.submit(job(0), of("root"), BRIEF)
+    world.run(world.now + 5 * SECOND)
+    assert world.store.records[job(0)].reason == "Refused: n0: does not lend to root"
+
+
+def test_a_reason_that_has_changed_is_told_soon() -> None:
+    world = campus(nodes=2, gpus=1)
+    world.reclaim(NodeId("n1"), grace=0)
+    world.submit(job(0), of("ada"), LONG)
+    world.run(world.now + 2 * SECOND)
+    world.submit(job(1), of("root"), BRIEF)
+    world.run(world.now + 5 * SECOND)
+    assert "no node has 1 GPU vacant" in world.store.records[job(1)].reason
+    world.lend(NodeId("n1"), lent_to("n1", "ada"))
+    world.run(world.now + 5 * SECOND)
+    assert world.store.records[job(1)].reason == "Refused: n1: does not lend to root"
+
+
+def test_a_job_whose_checkpoint_is_out_of_reach_says_so() -> None:
+    world = campus(nodes=2, gpus=1)
+    world.reclaim(NodeId("n1"), grace=0)
+    world.submit(job(0), spec("train"), Work(steps=3600))
+    world.run(world.now + 5 * MINUTE)
+    assert world.store.records[job(0)].newest is not None
+    world.reclaim(NodeId("n0"), grace=0)
+    world.lend(NodeId("n1"), offer("n1", 1))
+    world.run(world.now + 10 * SECOND)
+    assert world.store.records[job(0)].state == JobState.PENDING
+    assert world.store.records[job(0)].reason == (
+        "Refused: n1: nobody who holds the job's checkpoint can send it there now"
+    )
+
+
+def test_a_node_kept_for_another_is_not_called_busy() -> None:
+    world = campus(nodes=1, gpus=2)
+    world.submit(job(0), of("ada"), Work(steps=600))
+    world.run(world.now + 2 * SECOND)
+    world.submit(JobId("big"), of("ada", gpus=2), BRIEF)
+    world.run(world.now + RESERVE_AFTER + SECOND)
+    world.submit(job(1), of("ada"), BRIEF)
+    world.run(world.now + 5 * SECOND)
+    assert "n0 is kept free for big" in world.store.records[job(1)].reason
+
+
+def test_a_job_that_is_too_big_has_a_story() -> None:
+    world = campus(nodes=1, gpus=1)
+    told = decisions(world, job(0))
+    world.submit(job(0), of("ada", gpus=8), BRIEF)
+    world.run(world.now + 2 * MINUTE)
+    assert [each.chosen for each in told] == ["nowhere yet"], "told once"
+    assert "no node lends 8 GPUs" in told[0].reasons[0]
+    assert told[0].refused == ("n0: 1 of 8 GPUs vacant",)

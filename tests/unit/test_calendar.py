@@ -3,7 +3,7 @@
 import pytest
 
 from reclaimnet.apps.calendar import parse_maintenance
-from reclaimnet.model.hours import parse_hours
+from reclaimnet.model.hours import parse_hours, show_hours
 from reclaimnet.model.market import Hours, Terms
 from reclaimnet.model.units import DAY, HOUR
 
@@ -48,3 +48,27 @@ def test_maintenance_is_a_span_of_time() -> None:
     for wrong in ("2026-11-20 08:00", "2026-11-20 08:00/2026-11-19 08:00", "soon/later"):
         with pytest.raises(ValueError, match="expected FROM/TO"):
             parse_maintenance(wrong)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mon-fri 18:00-08:00",
+        "sat-sun 00:00-24:00",
+        "mon,wed-thu 09:05-17:30",
+        "mon-sun 20:00-24:00",
+        "sun 22:00-06:00",
+        "mon-sun 00:00-06:00",
+    ],
+)
+def test_hours_are_shown_as_they_are_written(text: str) -> None:
+    assert show_hours(parse_hours(text)) == text
+
+
+def test_several_hours_are_shown_one_after_the_other() -> None:
+    hours = parse_hours("mon-fri 18:00-08:00") + parse_hours("sat 10:00-12:00")
+    shown = show_hours(hours)
+    assert shown == "mon-fri 18:00-08:00, sat 10:00-12:00"
+    assert Terms(hours=tuple(h for each in shown.split(", ") for h in parse_hours(each))) == Terms(
+        hours=hours
+    )

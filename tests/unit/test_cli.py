@@ -1,5 +1,6 @@
 """The command line against a fake gateway: sentences, exit codes, shapes."""
 
+import asyncio
 import io
 import json
 import os
@@ -15,14 +16,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from litestar import Litestar
 from tests.fake_gateway import TOKEN, FakeGateway, serving
 
 from reclaimnet import wire
-from reclaimnet.apps import cli, cli_base, cli_tables
+from reclaimnet.adapters.tls import ca
+from reclaimnet.apps import cli, cli_base, cli_tables, daemon, gateway_http
 from reclaimnet.apps.agent_options import Options
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
-from reclaimnet.errors import UsageError
+from reclaimnet.errors import BadConfig, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
 from reclaimnet.model.units import GIB, MINUTE, SECOND
@@ -95,6 +98,8 @@ def a_job(id: str, name: str = "train", **fields: object) -> JobRecord:
         (["run", "--name", "a\nb", "--", "x"], "printable characters"),
         (["run", "--workdir", "nowhere", "--", "x"], "nowhere is not a directory"),
         (["lend", "--notice", "soon"], "write for example 90s, 10m or 1h30m"),
+        (["lend", "--gpus", "0"], "0 is not in the range x>=1"),
+        (["lend", "--user", "ada", "--any-user"], "exclude each other"),
         (["reclaim", "--now", "--notice", "5s"], "exclude each other"),
         (["reclaim", "--cancel", "--gpu", "1"], "takes every notice back"),
         (["reclaim"], "this machine has no agent: start one with `rn agent`"),
@@ -110,6 +115,62 @@ def test_bad_input_gets_one_sentence_and_changes_nothing(
     assert person.err.count("\n") == 1
     assert person.out == ""
     assert all(method == "GET" for method, *_ in gateway.asked)
+
+
+def test_what_belongs_to_somebody_else_comes_with_advice(
+    home: Path, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Path, pattern: str) -> Iterator[Path]:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "glob", refused)  # Root, who may run this, is refused nothing.
+    assert person.types("--state", "/home/ada", "reclaim") == 74
+    assert "/home/ada/agents: Permission denied; do it as whoever owns that" in person.err
+    assert person.err.count("\n") == 1
+
+
+async def test_a_port_that_is_taken_is_told_with_the_option_that_mends_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadConfig, match=f"port {port}: .*rn up --gateway-port N"):
+            await gateway_http.run(
+                Litestar(), "127.0.0.1", port, asyncio.Event(), on_ready=lambda port: None
+            )
+
+
+def test_what_ended_at_once_is_told_in_its_own_words(tmp_path: Path) -> None:
+    log = tmp_path / "up.log"
+    argv = [sys.executable, "-S", "-c", "import sys; sys.exit('rn: the port is taken.')"]
+    with pytest.raises(Unavailable) as raised:
+        daemon.spawn(argv, log=log, ready=lambda: False, patience_s=60)
+    assert str(raised.value) == f"it ended at once: the port is taken (its log is {log})"
+
+
+def test_ending_the_demo_removes_what_was_kept_and_nothing_else(
+    home: Path, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, running = home / "reclaimnet-demo-a", home / "reclaimnet-demo-b"
+    for folder in (kept, running):
+        (folder / "state").mkdir(parents=True)
+    (kept / "kept").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(home))
+    assert person.types("demo", "--end") == 0
+    assert str(kept) in person.err
+    assert (kept.exists(), running.exists()) == (False, True)
+    assert person.types("demo", "--end") == 0
+    assert "No demo was kept" in person.err
+    assert person.types("demo", "--end", "--keep") == 2
+
+
+@pytest.mark.parametrize("words", [[], ["person"], ["guard"], ["testbed"]])
+def test_no_command_at_all_gets_the_help_as_it_is_asked_for(
+    person: Person, words: list[str]
+) -> None:
+    assert person.types(*words, "--help") == 0
+    asked_for = person.out
+    assert person.types(*words) == 2
+    assert person.err == asked_for
+    assert person.out == ""
 
 
 def test_without_a_gateway_it_says_how_to_get_one(home: Path, person: Person) -> None:
@@ -228,7 +289,7 @@ def test_a_long_list_is_cut_and_says_how_many_more_there_are(
         "job-1",
         "job-0",
     ]
-    assert "2 older ones are not shown; there are 5 (4 PD, 1 R)" in person.err
+    assert "2 older not shown; in all there are 5 (4 PD, 1 R)" in person.err
     assert "rn ps --limit 5" in person.err
     assert person.types("ps", "--limit", "5") == 0
     assert person.err == ""
@@ -462,6 +523,10 @@ def agent(home: Path) -> Iterator[FakeAgent]:
         (
             ["lend", "--gpus", "2", "--notice", "2m", "--user", "bob"],
             LendRequest(gpus=2, notice=2 * MINUTE, users=("bob",)),
+        ),
+        (
+            ["lend", "--any-user", "--any-hour", "--no-maintenance"],
+            LendRequest(users=(), hours=(), maintenance=()),
         ),
         (["reclaim"], ReclaimRequest()),
         (["reclaim", "--now"], ReclaimRequest(grace=0)),
@@ -755,6 +820,43 @@ def test_nothing_heavy_is_imported_for_help_and_ps(gateway: FakeGateway) -> None
         check=False,
     )
     assert done.stderr == "([0, 0], set())\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "--lasts", "99999999h", "--", "x"), "99999999h is too long; at most 366d"),
+        (("run", "--priority", "99999", "--", "x"), "-100<=x<=100"),
+        (("run", "--memory", "99999999T", "--", "x"), "99999999T is too much; at most 1024.0 TiB"),
+        (("run", "--gpus", "abc", "--", "x"), "'abc' is not a valid whole number"),
+        (("rehearse", "train", "--notice", "10000h"), "10000h is too long; at most 30d"),
+        (("agent", "--token-file", "/nosuch"), "(No such file or directory); `rn invite` prints"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(
+    home: Path, person: Person, words: tuple[str, ...], said: str
+) -> None:
+    assert person.types(*words) == 2
+    assert said in person.err
+    assert "Errno" not in person.err
+
+
+def test_an_invitation_says_whom_it_is_good_for(home: Path, person: Person) -> None:
+    state = home / "state" / "reclaimnet"
+    state.mkdir(parents=True)
+    ca.make_ca(state / "ca")
+
+    def campus_at(address: str) -> None:
+        (state / "campus.json").write_text(json.dumps({"nats_url": f"tls://{address}:4222"}))
+
+    campus_at("127.0.0.1")
+    assert person.types("invite") == 0
+    assert "serves this machine only" in person.err
+    campus_at("192.0.2.7")
+    assert person.types("invite") == 0
+    assert person.err == ""
+    assert person.types("invite", "--node", "x y") == 2
+    assert "cannot be a node's name" in person.err
 
 
 def test_words_that_are_not_utf8_are_refused_with_a_sentence(gateway: FakeGateway) -> None:

@@ -3,10 +3,12 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from reclaimnet.adapters.linux import criu
 from reclaimnet.apps import cli, doctor
 from reclaimnet.apps.config import Config, load
 
@@ -77,12 +79,31 @@ def test_an_old_server_on_the_path_gives_way_to_ours(
         doctor.nats_server()
 
 
+@pytest.fixture
+def unknown() -> Iterator[None]:
+    """An agent asks once what CRIU can do here; what these tests make believe is for them alone."""
+    criu.obstacle.cache_clear()
+    yield
+    criu.obstacle.cache_clear()
+
+
+@pytest.mark.usefixtures("unknown")
 def test_a_program_that_fails_is_absent_with_its_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(tmp_path, "criu", "echo 'criu: kernel too old' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(doctor.Absent, match="criu: kernel too old"):
+        doctor.criu()
+
+
+@pytest.mark.usefixtures("unknown")
+def test_criu_is_no_use_to_who_is_not_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "criu", "echo 'Version: 4.2'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    with pytest.raises(doctor.Absent, match="only an agent of root"):
         doctor.criu()
 
 

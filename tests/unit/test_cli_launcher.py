@@ -23,12 +23,19 @@ case "$1" in
         "venv "*) echo venv >> "$FAKE/log"; mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
         "pip install")
             echo "pip $*" | sed "s|$PWD|.|g" >> "$FAKE/log"
+            : > "$TMPDIR/pip-unpacked"
             if [ -e "$FAKE/gate" ]; then echo "at the gate"; cat "$FAKE/gate"; fi
-            if [ -e "$FAKE/no-network" ]; then echo "no network here" >&2; exit 1; fi
+            if [ -e "$FAKE/swamp" ]; then exec cat "$FAKE/swamp"; fi
+            if [ -e "$FAKE/says" ]; then cat "$FAKE/says"; exit 1; fi
+            if [ -e "$FAKE/no-network" ]; then
+                printf '   ERROR: No network here\\n   [end of output]\\n\\nSee above.\\n' >&2
+                exit 1
+            fi
+            rm "$TMPDIR/pip-unpacked"
             rn=${0%/*}/rn
             printf '#!/bin/sh\\nexec "%s" "$0" "$@"\\n' "$0" > "$rn"; chmod +x "$rn" ;;
         esac ;;
-    */rn) shift; echo "rn $*" ;;
+    */rn) shift; echo "rn $*"; if [ "$1" = agent ]; then cat "$FAKE/until"; fi ;;
 esac
 """
 
@@ -71,6 +78,21 @@ class Checkout:
             start_new_session=True,
         )
 
+    def end_in_the_middle(self, number: signal.Signals, *words: str) -> tuple[int, str]:
+        """Ends the launcher, and only it, by a signal while pip is at work."""
+        swamp = self.fake / "swamp"
+        os.mkfifo(swamp)
+        # It opens for writing once pip reads from it: then pip is in the middle, for good.
+        with self.start(*words) as process, swamp.open("w"):
+            process.send_signal(number)
+            _, err = process.communicate(timeout=60)
+        swamp.unlink()
+        return process.returncode, err
+
+    def change_pins(self) -> None:
+        with (self.place / "constraints.txt").open("a") as file:
+            file.write("something==1.0\n")
+
     def start_after_gate(self, *words: str) -> subprocess.Popen[str]:
         """Start another while one is held at the gate; let that one on when this one waits."""
         with (self.fake / "gate").open("w"):
@@ -83,6 +105,11 @@ class Checkout:
         with self.start(*words) as process:
             out, err = process.communicate(timeout=60)
         return process.returncode, out, err
+
+    @property
+    def environments(self) -> list[Path]:
+        """From the oldest to the newest, finished or not."""
+        return sorted((self.place / ".venv").glob("[0-9]*"), key=lambda path: int(path.name))
 
     @property
     def log(self) -> list[str]:
@@ -107,20 +134,27 @@ def test_it_sets_up_once_and_then_only_runs(checkout: Checkout) -> None:
     assert checkout.rn("ps") == (0, "rn ps\n", "")
     assert checkout.log[0] == "venv"
     assert checkout.extras == [""]
-    assert list(checkout.home.glob("rn-setup*")) == []
 
 
 def test_extras_come_when_needed_and_stay(checkout: Checkout) -> None:
     checkout.rn("demo")
     checkout.rn("sim")
-    checkout.rn("agent")
+    checkout.rn("up")
     checkout.rn("demo", "--testbed")
     assert checkout.extras == ["", "[sim]"]
-    with (checkout.place / "constraints.txt").open("a") as file:
-        file.write("something==1.0\n")
-    checkout.rn("ps")
+    checkout.change_pins()
+    checkout.rn("up")
     assert checkout.extras == ["", "[sim]", "[sim]"]
-    assert checkout.log.count("venv") == 1
+    checkout.rn("--state", "kube", "--gateway=x", "kube", "controller")
+    assert checkout.extras[3:] == ["[kube,sim]"]
+
+
+def test_help_brings_no_extras(checkout: Checkout) -> None:
+    checkout.rn("kube", "--help")
+    checkout.rn("bench", "loss", "-h")
+    assert checkout.extras == [""]
+    checkout.rn("chain", "run", "--", "python", "--help")
+    assert checkout.extras == ["", "[learn,sim]"]
 
 
 def test_it_can_be_called_through_a_link_from_anywhere(checkout: Checkout) -> None:
@@ -144,31 +178,92 @@ def test_torch_comes_only_where_nothing_may_be_skipped(checkout: Checkout) -> No
     script.write_text('#!/bin/sh\necho "test: $*"\n')
     script.chmod(0o755)
     _, out, _ = checkout.rn("test", "-k", "vault")
-    assert out == f"test: {checkout.place}/.venv -k vault\n"
+    assert out == f"test: {checkout.environments[0]} -k vault\n"
     checkout.env["RN_REQUIRE_ALL"] = "1"
     checkout.rn("test")
     assert checkout.extras == ["[dev,learn,sim]", "[dev,learn,sim,torch]"]
 
 
-def test_what_was_interrupted_is_made_anew(checkout: Checkout) -> None:
-    os.mkfifo(checkout.fake / "gate")
-    # The gate opens for writing once pip reads from it: then it is in the middle.
-    with checkout.start("ps") as process, (checkout.fake / "gate").open("w"):
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
-    (checkout.fake / "gate").unlink()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_set_up_that_is_ended_harms_nothing_and_is_repeated(
+    checkout: Checkout, number: signal.Signals
+) -> None:
+    checkout.rn("up")
+    code, err = checkout.end_in_the_middle(number, "sim")
+    if number != signal.SIGKILL:
+        assert code == 128 + number
+        assert "interrupted; the same command starts over" in err
+        assert len(checkout.environments) == 1
+    assert checkout.rn("ps") == (0, "rn ps\n", "")
+    assert checkout.extras == ["", "[sim]"]
+    code, out, err = checkout.rn("sim")
+    assert (code, out) == (0, "rn sim\n")
+    assert "another set-up" not in err
+    assert checkout.extras == ["", "[sim]", "[sim]"]
+    # What pip had unpacked and our log went with it, and so did what it had begun.
+    assert {path.name for path in checkout.home.iterdir()} == {"a clone", "bin", "fake"}
+    assert not (checkout.place / ".venv" / "set-up.log").exists()
+    assert len(checkout.environments) == 2
+
+
+def test_the_first_set_up_can_be_ended_and_is_repeated(checkout: Checkout) -> None:
+    checkout.end_in_the_middle(signal.SIGKILL, "ps")
     assert checkout.rn("ps")[:2] == (0, "rn ps\n")
-    assert checkout.log.count("venv") == 2
+    assert len(checkout.environments) == 1
 
 
-def test_ctrl_c_in_the_middle_is_answered_and_tidy(checkout: Checkout) -> None:
-    os.mkfifo(checkout.fake / "gate")
-    with checkout.start("ps") as process, (checkout.fake / "gate").open("w"):
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "interrupted; the same command starts over" in err
-    assert list(checkout.home.glob("rn-setup*")) == []
+def test_without_a_network_everything_set_up_before_goes_on(checkout: Checkout) -> None:
+    checkout.rn("up")
+    (checkout.fake / "no-network").touch()
+    code, out, err = checkout.rn("sim")
+    assert (code, out) == (69, "")
+    assert "installing dependencies (sim): No network here (the full log is in" in err
+    assert "for every command that needs no sim" in err
+    assert checkout.rn("nodes") == (0, "rn nodes\n", "")
+    checkout.change_pins()
+    # An owner does not wait; whoever starts something has it tried.
+    assert checkout.rn("reclaim", "--now") == (0, "rn reclaim --now\n", "")
+    assert len(checkout.extras) == 2
+    code, out, err = checkout.rn("up")
+    assert (code, out) == (0, "rn up\n")
+    assert "going on with what was set up before" in err
+    assert len(checkout.environments) == 1
+
+
+def test_what_runs_keeps_its_environment(checkout: Checkout) -> None:
+    until = checkout.fake / "until"
+    os.mkfifo(until)
+    with checkout.start("agent") as agent, until.open("w"):
+        [first] = checkout.environments
+        for _ in range(3):
+            checkout.change_pins()
+            checkout.rn("up")
+            assert (first / "bin" / "rn").exists()
+        assert len(checkout.environments) == 3  # Its own, the last, and the one before.
+    agent.communicate(timeout=60)
+    checkout.change_pins()
+    checkout.rn("up")
+    assert first not in checkout.environments
+
+
+def test_an_environment_of_an_earlier_version_serves_until_it_is_replaced(
+    checkout: Checkout,
+) -> None:
+    checkout.rn("up")
+    [made] = checkout.environments
+    old = checkout.place / ".venv"
+    (old / "now").unlink()
+    for path in made.iterdir():
+        path.rename(old / path.name)
+    made.rmdir()
+    for path in (old / "bin").iterdir():
+        path.write_text(path.read_text().replace(str(made), str(old)))
+    assert checkout.rn("ps") == (0, "rn ps\n", "")
+    assert (old / "bin" / "rn").exists()
+    for _ in range(2):
+        checkout.change_pins()
+        assert checkout.rn("up")[:2] == (0, "rn up\n")
+    assert not (old / "bin").exists()
 
 
 def test_two_at_once_set_up_once(checkout: Checkout) -> None:
@@ -183,11 +278,23 @@ def test_a_failed_set_up_names_its_log_and_can_be_repeated(checkout: Checkout) -
     (checkout.fake / "no-network").touch()
     code, out, err = checkout.rn("ps")
     assert (code, out) == (69, "")
-    [log] = checkout.home.glob("rn-setup*")
-    assert f"installing dependencies; the full log is in {log}" in err
-    assert "no network here" in log.read_text()
+    log = checkout.place / ".venv" / "set-up.log"
+    assert f"installing dependencies: No network here (the full log is in {log};" in err
+    assert "See above" in log.read_text()
     (checkout.fake / "no-network").unlink()
     assert checkout.rn("ps")[:2] == (0, "rn ps\n")
+
+
+def test_what_pip_says_without_a_network_is_told_in_plain_words(checkout: Checkout) -> None:
+    (checkout.fake / "says").write_text(
+        "  ERROR: Cannot install hatchling because these have conflicting dependencies.\n"
+        "  ERROR: ResolutionImpossible: for help visit this and that\n\n"
+        "╰─> See above for output.\n"
+    )
+    code, _, err = checkout.rn("ps")
+    assert code == 69
+    assert "packages cannot be fetched; is there a network?" in err
+    assert "See above" not in err
 
 
 def test_a_checkout_that_was_moved_is_set_up_again(checkout: Checkout) -> None:
@@ -195,7 +302,8 @@ def test_a_checkout_that_was_moved_is_set_up_again(checkout: Checkout) -> None:
     checkout.place = checkout.place.rename(checkout.home / "moved")
     assert checkout.rn("ps")[:2] == (0, "rn ps\n")
     assert checkout.log.count("venv") == 2
-    assert f'"{checkout.place}/.venv/bin/python"' in (checkout.place / ".venv/bin/rn").read_text()
+    now = (checkout.place / ".venv" / "now").resolve()
+    assert f'"{now}/bin/python"' in (now / "bin" / "rn").read_text()
 
 
 def test_a_missing_venv_module_gets_the_one_line_that_mends_it(checkout: Checkout) -> None:
@@ -203,8 +311,7 @@ def test_a_missing_venv_module_gets_the_one_line_that_mends_it(checkout: Checkou
     code, _, err = checkout.rn("ps")
     assert code == 69
     assert "run: sudo apt-get install python3.13-venv" in err
-    assert checkout.log == []
-    assert list(checkout.home.glob("rn-setup*")) == []
+    assert (checkout.log, checkout.environments) == ([], [])
 
 
 def test_root_has_the_missing_module_installed(checkout: Checkout) -> None:

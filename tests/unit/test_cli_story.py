@@ -181,5 +181,24 @@ def test_the_headline_says_where_it_stands() -> None:
         moves=1,
     )
     assert cli_story.headline(record) == (
-        "resnet (8f3a2c) is RUNNING on office-22: step 140, moved 1 time, lost 0 steps."
+        "resnet (8f3a2c) is RUNNING on office-22: step 140, moved 1 time, no step lost."
     )
+
+
+def test_a_job_that_is_refused_again_and_again_is_told_so_once() -> None:
+    sought = Decision(question="where to?", chosen="lab", reasons=("lab: 1 GPU vacant",))
+    nowhere = Decision(question="where to?", chosen="nowhere yet", reasons=("lab: no",))
+    no = events.ProbeAnswered(probe=ProbeId("p"), node=LAB, reasons=("no",), vacant=1)
+    entries = []
+    for at in range(0, 50, 5):
+        entries += [
+            entry(at, LAB, events.Woke(), Explain(job=JOB, decision=sought)),
+            entry(at + 0.1, LAB, no, Explain(job=JOB, decision=nowhere)),
+        ]
+    entries.append(entry(60, LAB, events.CancelAsked(job=JOB)))
+    # What comes after something else has happened is told anew.
+    entries.append(entry(61, LAB, no, Explain(job=JOB, decision=nowhere)))
+    story = cli_story.tell(JOB, entries)
+    assert [passage.times for passage in story] == [10, 10, 10, 1, 1, 1]
+    lines = cli_story.render(story, zone=UTC, width=100)
+    assert sum("(10 times, last at " in line for line in lines) == 3

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 from reclaimnet.apps import cli_tables
+from reclaimnet.apps.calendar import show_moment
 from reclaimnet.apps.client import Node
-from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Progress, Terms
-from reclaimnet.model.units import GIB, HOUR, MINUTE, SECOND
+from reclaimnet.model.hours import parse_hours
+from reclaimnet.model.market import Card, Gpu, GpuId, JobId, Maintenance, NodeId, Progress, Terms
+from reclaimnet.model.units import DAY, GIB, HOUR, MINUTE, SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, JobState
 
 NOW = 100 * HOUR
@@ -101,6 +103,45 @@ def test_nodes_have_a_line_for_each_gpu_with_what_it_does() -> None:
         "  [0] A100       80.0 GiB  busy",
         "  [1] RTX 4090   24.0 GiB  vacant",
         "  [2] A100              -  leaving in 12s",
-        "lab-4  DOWN  lent by ada  notice 20s  seen 9s ago",
+        "lab-4  DOWN  of ada  seen 9s ago",
         "  lends nothing now",
     ]
+
+
+def test_a_job_whose_node_is_silent_is_not_said_to_run_there_without_a_word() -> None:
+    job = replace(JOBS[0], state=JobState.RUNNING, holder=NodeId("lab"), reason="")
+    gone = cli_tables.silent_nodes([job], [])
+    [_, line] = cli_tables.job_table([job], now=NOW, width=None, silent=gone)
+    assert "lab is not heard of" in line
+    [_, line] = cli_tables.job_table([job], now=NOW, width=None)
+    assert "not heard" not in line
+
+
+def test_terms_that_are_not_the_usual_are_shown_with_when_it_lends_again() -> None:
+    window = Maintenance(begins=NOW - HOUR, ends=NOW + HOUR)
+    terms = Terms(
+        notice=5 * SECOND,
+        users=("ada", "bob"),
+        hours=parse_hours("mon-fri 18:00-08:00"),
+        utc_offset=-7 * HOUR // 2,
+        maintenance=(window, Maintenance(begins=NOW - DAY, ends=NOW - HOUR)),
+    )
+    card = Card(node=NodeId("lab-5"), provider="ada", terms=terms, opens_at=NOW + 2 * HOUR)
+    lines = cli_tables.node_lines([Node(card=card, age_s=1, state="RECLAIMED")], now=NOW, width=60)
+    assert lines[0] == "lab-5  RECLAIMED  lent by ada  notice 5s  seen 1s ago"
+    said = " ".join(line.strip() for line in lines[1:-1])
+    assert said == (
+        "to ada, bob only, mon-fri 18:00-08:00 (UTC-3.5), "
+        f"not from {show_moment(window.begins)} to {show_moment(window.ends)}"
+    )
+    assert max(map(len, lines)) <= 60
+    assert lines[-1].startswith("  lends nothing now, and again by itself in 2h")
+
+
+def test_of_a_node_that_is_not_heard_nothing_is_known() -> None:
+    gpu = Gpu(id=GpuId("GPU-0"), index=0)
+    card = Card(node=NodeId("lab-6"), gpus=(gpu,), vacant=(gpu.id,))
+    lines = cli_tables.node_lines(
+        [Node(card=card, age_s=99, state="UNREACHABLE")], now=NOW, width=80
+    )
+    assert lines[-1].endswith("not known")

@@ -12,17 +12,30 @@ from reclaimnet.engine.fetch import FETCH_ROUNDS, Fetch
 from reclaimnet.engine.lease import Lease
 from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood
 from reclaimnet.engine.pen import Pen
+from reclaimnet.engine.provider import Provider
 from reclaimnet.engine.strays import LOOK_AGAIN, Strays
 from reclaimnet.engine.stumbles import SOON, rest_of
 from reclaimnet.model.events import (
     HandoverWithdrawn,
+    LendAsked,
     ProcessExited,
     PullFailed,
     RecordSeen,
     SaveFailed,
     Written,
 )
-from reclaimnet.model.market import Card, Cause, Gpu, GpuId, JobId, NodeId, Notice, NoticeId
+from reclaimnet.model.market import (
+    Card,
+    Cause,
+    Gpu,
+    GpuId,
+    JobId,
+    NodeId,
+    Notice,
+    NoticeId,
+    Offer,
+    Terms,
+)
 from reclaimnet.model.orders import (
     Explain,
     HoldLease,
@@ -34,6 +47,7 @@ from reclaimnet.model.orders import (
     Tell,
     Write,
 )
+from reclaimnet.model.probing import Probe, ProbeId, Purpose, Ticket
 from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import (
     REQUEUE_EXIT_CODE,
@@ -42,8 +56,10 @@ from reclaimnet.model.work import (
     JobSpec,
     JobState,
     ManifestId,
+    Shape,
     Writer,
 )
+from reclaimnet.policy.arbitrate import Denied
 from reclaimnet.policy.suite import Suite
 
 HERE, THERE, NEXT = NodeId("here"), NodeId("there"), NodeId("next")
@@ -332,3 +348,26 @@ def test_a_job_that_rests_is_not_placed_before_and_its_user_is_told_until_when()
     healthy = replace(record, id=JobId("k"), stumbles=0)
     again = Dispatcher(node=HERE, suite=Suite(), around=around, now=0)
     assert [o for o in again.record_seen(healthy, 0) if isinstance(o, Tell)]
+
+
+# --- the provider -------------------------------------------------------------------------
+
+
+def test_an_agent_that_ends_takes_nobody_in() -> None:
+    provider = Provider(HERE)
+    offer = Offer(provider="ada", gpus=(Gpu(id=GpuId("g"), index=0),), terms=Terms(notice=SECOND))
+    provider.lend(LendAsked(request="q1", offer=offer), 0)
+    probe = Probe(
+        id=ProbeId("p"),
+        asker=THERE,
+        job=JOB,
+        shape=Shape(gpus=1),
+        purpose=Purpose.START,
+        priority=0,
+    )
+    ticket = provider.arbitrate(probe, Suite().arbitrate, 0)
+    assert isinstance(ticket, Ticket)
+    provider.closed = True
+    assert not provider.redeem(ticket, 0)
+    assert provider.vacant() == ()
+    assert isinstance(provider.arbitrate(probe, Suite().arbitrate, 0), Denied)

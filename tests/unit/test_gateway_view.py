@@ -1,8 +1,14 @@
 """What the gateway keeps of jobs: in rank, counted, and no more of the ended than their bytes."""
 
+import asyncio
+import contextlib
+import json
 import random
 import time
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from reclaimnet.adapters.nats.streams import KEPT_ENDED
 from reclaimnet.apps.gateway_view import View
@@ -51,6 +57,33 @@ def test_a_job_that_ends_is_the_same_record_and_counted_once() -> None:
     assert list(view.records()) == [ended]
     assert numbers(view, ended_too=False) == []
     assert view.states() == {JobState.FAILED: 1}
+
+
+async def _told(view: View) -> dict[str, Any]:
+    async with contextlib.aclosing(view.changes()) as changes:
+        async for change in changes:
+            if change is not None and change.event == "record":
+                return dict(json.loads(change.data))
+    raise AssertionError("nobody was told")
+
+
+@pytest.mark.parametrize(
+    ("fields", "lost"),
+    [
+        ({"moves": 3, "started_at": 1}, "all"),
+        ({"state": JobState.PENDING, "started_at": 1}, "all"),
+        ({"moves": 1}, "0"),
+        ({"state": JobState.PENDING}, "0"),
+        ({"moves": 3, "step": 40, "steps_lost": 2}, "2"),
+        ({"step": 40}, "0"),
+    ],
+)
+def test_the_page_is_told_what_was_lost_in_the_words_of_rn_ps(
+    fields: dict[str, Any], lost: str
+) -> None:
+    view = View()
+    view.see_record(replace(job(1, state=JobState.RUNNING), **fields))
+    assert asyncio.run(_told(view))["lost"] == lost
 
 
 def test_what_the_store_has_forgotten_is_forgotten_here() -> None:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from reclaimnet.apps.history import Departed, of_reclaims
 from reclaimnet.model.units import SECOND
 
@@ -52,6 +54,30 @@ def test_a_job_that_moved_is_told_with_where_when_and_what_it_cost() -> None:
     assert told.departures == [
         Departed(job="job", to="office", left=13 * SECOND, done=12 * SECOND, steps_lost=3)
     ]
+
+
+def start(at_s: float, node: str, job: str, epoch: int, manifest: str | None) -> dict[str, Any]:
+    order = {"kind": "Start", "job": job, "epoch": epoch, "manifest": manifest}
+    return entry(at_s, node, {"kind": "Woke"}, order)
+
+
+@pytest.mark.parametrize("manifest", [None, "m1"])
+def test_whether_it_went_on_or_began_again_is_told(manifest: str | None) -> None:
+    saved = {"kind": "SnapshotTaken", "job": "job", "epoch": 1, "step": 5, "size": 1, "pause": 0}
+    [told] = of_reclaims(
+        [
+            lent(1, "lab"),
+            asked(10, "lab", "r1", warn("job", 1, 40, "G0")),
+            *([entry(11, "lab", {**saved, "final": True})] if manifest else []),
+            process(12, "lab", "ProcessExited", "job", 1),
+            start(13, "office", "job", 2, manifest),
+            process(14, "office", "ProcessStarted", "job", 2),
+            # What becomes of it later is another matter.
+            start(90, "lab", "job", 3, "m9"),
+        ]
+    )
+    [departed] = told.departures
+    assert (departed.saved, departed.restored) == ((True, True) if manifest else (False, False))
 
 
 def test_without_guests_the_terms_and_the_offer_say_what_and_until_when() -> None:

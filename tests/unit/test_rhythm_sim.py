@@ -2,10 +2,11 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from reclaimnet.apps.bench.rhythm import simulated
+from reclaimnet.apps.bench.rhythm import render, simulated
 from reclaimnet.apps.bench.rhythm_mixes import LINK_RATE
 from reclaimnet.model.moving import Link, LinkId
 from reclaimnet.model.units import SECOND
@@ -87,3 +88,19 @@ def test_many_mixes() -> None:
     assert set(found["results"]) == set(CONTENDERS)
     assert found["results"]["rotate"]["jct"] < found["results"]["default"]["jct"]
     assert found["bars"]["worst_high_slowdown"] < 1.02
+
+
+def test_what_comes_out_is_told_in_lines_for_people(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = simulated(seed=5, jobs=6)
+    drift = {"job": "vgg16x8", "computes_longer_by": 0.1, "iterations_to_recover": 3}
+    both = {key: found[key] for key in ("results", "bars")}
+    render({**both, "mixes": [], "drift": drift, "simulated": found})
+    out = capsys.readouterr().out
+    assert "{" not in out
+    told = {line[:44].strip(): line[44:].strip() for line in out.splitlines()}
+    assert told["iterations to recover"] == "3"
+    assert told["computes longer by"] == "+10.0%"
+    assert told["mixes with lower jct"] == str(found["bars"]["mixes_with_lower_jct"])

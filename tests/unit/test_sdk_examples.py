@@ -41,6 +41,10 @@ def test_the_network_learns_and_a_run_in_two_parts_gives_the_same_bits(tmp_path)
     assert after < before / 2
 
 
+def test_a_run_of_few_steps_ends_well():
+    assert last_line(run("train_numpy.py", "--steps", "3")).startswith("done: no loss noted yet, ")
+
+
 def test_the_plain_script_leaves_with_85_on_sigterm_and_goes_on_from_there(tmp_path):
     quick = ("--steps", "60", "--delay", "0")
     whole = run("train_signal.py", *quick, RN_CHECKPOINT_DIR=str(tmp_path / "a"))

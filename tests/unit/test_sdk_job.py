@@ -71,6 +71,14 @@ def test_a_run_directory_that_is_none_is_named(tmp_path, monkeypatch):
         sdk.job()
 
 
+@pytest.mark.parametrize("step", [-5, 1.5, 1 << 64])
+def test_a_step_that_is_none_is_refused_in_a_sentence(page, step):
+    with sdk.job() as job:
+        job.restore("default")
+        with pytest.raises(UsageError, match="a step is a whole number from 0 on, not"):
+            job.step(step, {})
+
+
 def test_a_save_happens_when_it_is_wanted_and_only_then(page, tmp_path):
     calls = []
 

@@ -11,6 +11,8 @@ from reclaimnet.model.units import (
     SECOND,
     parse_duration,
     parse_size,
+    show_age,
+    show_count,
     show_duration,
     show_size,
 )
@@ -72,3 +74,9 @@ def test_durations_for_people(duration: int, text: str) -> None:
 )
 def test_sizes_for_people(size: int, text: str) -> None:
     assert show_size(size) == text
+
+
+def test_ages_are_whole_seconds_and_counts_agree_with_their_nouns() -> None:
+    ages = (0, 900 * MILLISECOND, 6010 * MILLISECOND, 15_400 * MILLISECOND, 2 * MINUTE + SECOND)
+    assert [show_age(age) for age in ages] == ["0s", "0s", "6s", "15s", "2m01s"]
+    assert [show_count(n, "GPU") for n in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]

@@ -9,6 +9,9 @@ from rich.console import Console
 from reclaimnet.apps import rehearse, watch
 from reclaimnet.apps.cli_tables import job_table, reason_of
 from reclaimnet.apps.client import Node
+from reclaimnet.errors import UsageError
+from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request
+from reclaimnet.model.hours import parse_hours
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId, Progress, Terms
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import Checkpoint, JobRecord, JobSpec, JobState, ManifestId
@@ -87,6 +90,8 @@ def test_a_rehearsal_says_beforehand_what_it_will_do() -> None:
     text = "\n".join(rehearse.lines(plan))
     for word in ("train", "lab", "office", "20s", "3.0 MiB", "lends the GPU again"):
         assert word in text
+    never = replace(plan, job=replace(job, checkpoints=()))
+    assert "IT STARTS ANEW" in "\n".join(rehearse.lines(never))
     alone = "\n".join(rehearse.lines(replace(plan, elsewhere=())))
     assert "no other node has room" in alone
 
@@ -104,7 +109,64 @@ def test_a_rehearsal_tells_what_it_cost() -> None:
         lent_again=True,
     )
     said = rehearse.verdict(outcome)
-    assert said.startswith("train moved from lab to office: no step lost, stood still for 500ms")
-    assert "deadline" not in said
+    assert said == (
+        "train moved from lab to office: no step lost. Its process was up there 3s after the "
+        "notice; it took no step for 500ms."
+    )
+    anew = rehearse.verdict(replace(outcome, all_lost=True, downtime_s=None))
+    assert "all it had done is lost, since it was never saved" in anew
+    assert "no step lost" not in anew
     assert "later than the deadline" in rehearse.verdict(replace(outcome, took_s=21.0))
     assert "no other place" in rehearse.verdict(replace(outcome, destination=None))
+
+
+class Stage:
+    """A campus on which the job moves at once, and an owner who may have the last word."""
+
+    def __init__(self, node: Node, refusals: int) -> None:
+        self.node = node
+        self.refusals = refusals
+        self.asked: list[Request] = []
+
+    def ask(self, node: str, request: Request) -> Reply:
+        self.asked.append(request)
+        if isinstance(request, ReclaimRequest):
+            left = tuple(gpu for gpu in self.node.card.gpus if gpu.id not in request.gpus)
+            self.node = replace(self.node, card=replace(self.node.card, gpus=left))
+            return Reply(ok=True, text="taken back", said_at=77)
+        if self.refusals:
+            self.refusals -= 1
+            raise UsageError("its owner has said something else since")
+        return Reply(ok=True, text="lent")
+
+    def job(self, job: str) -> JobRecord:
+        return replace(JOB, state=JobState.COMPLETED, epoch=2, holder=OFFICE)
+
+    def nodes(self) -> list[Node]:
+        return [self.node]
+
+
+@pytest.mark.parametrize(("refusals", "lent"), [(0, True), (1, True), (10**6, False)])
+def test_after_a_rehearsal_the_same_is_lent_unless_the_owner_has_spoken(
+    monkeypatch: pytest.MonkeyPatch, refusals: int, lent: bool
+) -> None:
+    """The owner had taken the first GPU back, and lends the second to one person at some hours."""
+    monkeypatch.setattr(rehearse, "LEND_PAUSE_S", 0.0)
+    monkeypatch.setattr(rehearse, "COUNT_S", 0.0)
+    hours = parse_hours("mon-fri 18:00-08:00")
+    terms = Terms(notice=9 * SECOND, users=("ada",), hours=hours, utc_offset=SECOND)
+    lab = Node(card=Card(node=LAB, gpus=GPUS[1:], terms=terms))
+    job = replace(JOB, state=JobState.RUNNING)
+    plan = rehearse.Plan(job=job, node=lab, gpus=(GPUS[1].id,), notice=SECOND, elsewhere=())
+    stage = Stage(lab, refusals)
+    assert rehearse.run(stage, plan, lambda record, share: None).lent_again is lent
+    assert len(stage.asked) <= 2 + rehearse.REFUSALS
+    assert stage.asked[-1] == LendRequest(
+        which=(GPUS[1].id,),
+        notice=9 * SECOND,
+        users=("ada",),
+        hours=hours,
+        utc_offset=SECOND,
+        maintenance=(),
+        as_of=77,
+    )

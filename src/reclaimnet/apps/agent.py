@@ -28,7 +28,7 @@ from reclaimnet.apps.live.serving import Serving
 from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.apps.membership import joined
 from reclaimnet.apps.owners_door import open_door
-from reclaimnet.apps.owners_word import OwnersWord
+from reclaimnet.apps.owners_word import FILE, NEVER, OwnersWord
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
 from reclaimnet.engine.node import Node
@@ -214,7 +214,7 @@ class Agent:
         self._word = OwnersWord(
             node=settings.node,
             gpus=settings.gpus,
-            file=settings.folder / "provider.json",
+            file=settings.folder / FILE,
             clock=self._clock,
         )
         self._parting = False
@@ -306,7 +306,8 @@ class Agent:
             if record.holder == self.settings.node and not known:
                 world.deliver(ev.RecordSeen(job=record.id, record=record))
         self._guests_known.set()
-        if self.settings.lend is not None and mind.provider.offer is None:
+        if self.settings.lend is not None and self._word.said_at == NEVER:
+            # A machine that its owner took back stays so, however often we are started.
             await self.answer(self.settings.lend)
         world.deliver(ev.Woke())
 
@@ -338,14 +339,24 @@ class Agent:
         if isinstance(request, StatusRequest):
             return Reply(ok=True, text=wire.encode_card(mind.card()).decode())
         await self._guests_known.wait()
-        answer = await world.ask(self._word.asked(request, mind.provider))
+        word, provider = self._word, mind.provider
+        asked, before = word.asked(request, provider), word.said_at
+        # Before it is carried out: both are written down together.
+        word.said_at = self._clock.now()
+        answer = await world.ask(asked)
+        if not answer.ok:
+            word.said_at = before
+            word.keep(provider)
+            return Reply(ok=False, text=answer.text)
         text = answer.text
-        if answer.ok and self._word.unwritten:
+        if isinstance(asked, ev.LendAsked):
+            text += f" {word.repeated(asked.offer)}"
+        if word.unwritten:
             text += (
-                f" (It cannot be written down: {self._word.unwritten}; mend that before the agent "
+                f" (It cannot be written down: {word.unwritten}; mend that before the agent "
                 "is restarted, or say it again then.)"
             )
-        return Reply(ok=answer.ok, text=text)
+        return Reply(ok=True, text=text, said_at=word.said_at)
 
     # --- the end ---------------------------------------------------------------------------
 
@@ -367,6 +378,7 @@ class Agent:
         asked = ev.ReclaimAsked(
             request=self._word.mint(), grace=grace, reason="the agent is stopping"
         )
+        self._word.part(mind.provider)
         await world.ask(asked)
         await world.empty()
 
@@ -388,6 +400,8 @@ class Agent:
         if self._world is None:
             return
         world, mind = self._running()
+        # What one guest leaves vacant is not for the next who waits.
+        mind.provider.closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 await self._guests_known.wait()

@@ -20,7 +20,8 @@ from reclaimnet.apps.cli_base import waiting
 from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import Config, did_you_mean
 from reclaimnet.apps.own_command import rn
-from reclaimnet.apps.register import NODE_NAME, read_invitation
+from reclaimnet.apps.owners_word import FILE, is_taken_back
+from reclaimnet.apps.register import A_NAME, NODE_NAME, read_invitation
 from reclaimnet.engine.body import WHOLE
 from reclaimnet.errors import BadConfig, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, StatusRequest
@@ -53,6 +54,11 @@ def main(options: Options, *, config: Config, detach: bool) -> int:
         raise UsageError(
             f"an agent for {node} runs here already (pid {running.pid}); "
             "give this one another --name"
+        )
+    if options.lend and is_taken_back(folder / FILE):
+        sys.stderr.write(
+            f"{node} stays its owner's, who has taken it back: --lend is for the first start. "
+            f"`rn lend --node {node}` lends it again.\n"
         )
     if detach:
         return _detached(options, config, node, folder, url=url, token=secret)
@@ -88,9 +94,7 @@ def main(options: Options, *, config: Config, detach: bool) -> int:
 def _node_of(name: str | None) -> NodeId:
     node = NodeId(name or socket.gethostname().partition(".")[0])
     if not NODE_NAME.fullmatch(node):
-        raise UsageError(
-            f"{node!r} cannot be a node's name; use letters, digits, dots and dashes: --name lab1"
-        )
+        raise UsageError(f"{node!r} cannot be a node's name; {A_NAME}: give one with --name")
     return node
 
 

@@ -24,7 +24,7 @@ from reclaimnet.adapters.nats.streams import STORE_BYTES
 from reclaimnet.apps import daemon, up
 from reclaimnet.apps.config import Config
 from reclaimnet.errors import Damaged, NotFound, UsageError
-from reclaimnet.model.units import GIB, show_size
+from reclaimnet.model.units import GIB, show_count, show_size
 
 VERSION: Final = 1
 MAX_FILES: Final = 1_000_000
@@ -57,10 +57,10 @@ class Backup:
     """Wall time, in nanoseconds."""
 
     def __str__(self) -> str:
-        return f"{self.files} files, {show_size(self.bytes)}"
+        return f"{show_count(self.files, 'file')}, {show_size(self.bytes)}"
 
 
-def backup(config: Config, file: Path) -> Backup:
+def backup(config: Config, file: Path, *, replace: bool = False) -> Backup:
     """Write the campus of the state directory into a file that only its owner can read. Refuses
     while the campus runs, since its store changes all the time."""
     if not (config.state / "ca").is_dir():
@@ -68,6 +68,8 @@ def backup(config: Config, file: Path) -> Backup:
     file = file.absolute()
     if file.is_relative_to(config.state.absolute()):
         raise UsageError(f"{file} would be lost with the campus; write it elsewhere")
+    if file.exists() and not replace:
+        raise UsageError(f"there is a {file} already; name another file, or say --force")
     with _standing_still(config):
         return _write(config.state, file)
 

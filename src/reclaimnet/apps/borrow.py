@@ -25,7 +25,7 @@ from reclaimnet.apps.own_command import rn
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest
 from reclaimnet.model.market import NodeId
-from reclaimnet.model.units import HOUR, MINUTE, SECOND, show_duration
+from reclaimnet.model.units import HOUR, MINUTE, SECOND, show_count, show_duration
 from reclaimnet.policy.provision import FAIR_PRICE
 
 SIGNAL_SLACK: Final = MINUTE
@@ -70,8 +70,8 @@ def borrow(
     )
     warned = "" if grace else "; it preempts without a word before SIGTERM"
     promised = (
-        f"{gpus} GPUs of {chosen} for {show_duration(limit)}, with {show_duration(notice)} "
-        f"notice{warned}"
+        f"{show_count(gpus, 'GPU')} of {chosen} for {show_duration(limit)}, "
+        f"with {show_duration(notice)} notice{warned}"
     )
     asked = [f"--gres=gpu:{gpus}", f"--signal=B:USR1@{(notice + SIGNAL_SLACK) // SECOND}", *options]
     report: dict[str, Any] = {"partition": chosen, "notice_s": notice / SECOND}

@@ -53,6 +53,10 @@ def run_command(arguments: list[str]) -> int:
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as ended:
         return ended.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        # Whoever says nothing gets the help, which is more than a sentence.
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "rn"
         complain(f"{sentence(error.format_message())} (see `{command} --help`)")
@@ -71,7 +75,10 @@ def run_command(arguments: list[str]) -> int:
         return 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        complain(f"{where}{error.strerror or error}.")
+        advice = ""
+        if isinstance(error, PermissionError) and where:
+            advice = "; do it as whoever owns that (or with sudo), or name another place"
+        complain(f"{where}{error.strerror or error}{advice}.")
         return EXIT_IO
     except Exception as error:
         # A person gets a sentence, whatever we did wrong.

@@ -10,15 +10,16 @@ from reclaimnet.model.units import SECOND
 
 
 @command("rn down && rn backup campus.backup && rn up")
+@click.option("--force", is_flag=True, help="Replace the file, should there be one.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-def backup(file: Path) -> None:
+def backup(file: Path, force: bool) -> None:
     """Save the campus of this machine into one file.
 
     Register, authority, keys and store, while it stands still: `rn down` first. Whoever has the
     file has the campus: only you can read it, keep it so.
     """
     with waiting("saving the campus"):
-        made = app("backup", "backup")(configured(), file)
+        made = app("backup", "backup")(configured(), file, replace=force)
     say(f"The campus is saved in {file}: {made}.")
 
 

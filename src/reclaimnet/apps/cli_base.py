@@ -24,34 +24,52 @@ from reclaimnet.errors import ReclaimNetError, Unavailable
 from reclaimnet.model.hours import parse_hours
 from reclaimnet.model.market import Hours, Maintenance
 from reclaimnet.model.talk import parse_talk
-from reclaimnet.model.units import parse_duration, parse_size
+from reclaimnet.model.units import DAY, parse_duration, parse_size, show_size
 
 JSON_VERSION: Final = 1
 """Of what `--json` prints; raised when a key changes its meaning or goes, not when one is added."""
 
 
+class WholeNumber(click.IntRange):
+    """As click's, which calls what is none "not a valid integer range"."""
+
+    name = "whole number"
+
+
 class DurationType(click.ParamType[int]):
     name = "duration"
+
+    def __init__(self, *, most: int | None = None) -> None:
+        self._most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
         try:
-            return parse_duration(value)
+            duration = parse_duration(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if self._most is not None and duration > self._most:
+            self.fail(f"{value} is too long; at most {self._most // DAY}d", param, ctx)
+        return duration
 
 
 class SizeType(click.ParamType[int]):
     name = "size"
 
+    def __init__(self, *, most: int | None = None) -> None:
+        self._most = most
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
         try:
-            return parse_size(value)
+            size = parse_size(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if self._most is not None and size > self._most:
+            self.fail(f"{value} is too much; at most {show_size(self._most)}", param, ctx)
+        return size
 
 
 class PairType(click.ParamType[tuple[str, str]]):

@@ -16,7 +16,7 @@ from reclaimnet.apps.cli_base import (
     say,
 )
 from reclaimnet.errors import UsageError
-from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.model.units import SECOND, show_count, show_duration
 
 
 @cli.group(epilog="\b\nExample:\n  rn chain run --limit 48h -- ./serve.sh")
@@ -268,8 +268,8 @@ def _told(chain: dict[str, Any]) -> list[str]:
     kept = f"kept by pid {chain['keeper']}" if chain["keeper"] else "kept by nobody"
     state = f"{serving}, {kept}" if chain["phase"] in ("active", "ending") else chain["phase"]
     lines = [
-        f"{chain['name']}: {state}; {chain['jobs']} jobs, gap so far {lasting(chain['gap_s'])}, "
-        f"overlap so far {lasting(chain['overlap_s'])}"
+        f"{chain['name']}: {state}; {show_count(chain['jobs'], 'job')}, "
+        f"gap so far {lasting(chain['gap_s'])}, overlap so far {lasting(chain['overlap_s'])}"
     ]
     if chain["current"]:
         lines.append(f"  job {chain['current']} runs for another {lasting(chain['ends_in_s'])}")

@@ -13,10 +13,11 @@ import click
 
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.cli_base import (
-    DURATION,
     PAIR,
     RHYTHM,
-    SIZE,
+    DurationType,
+    SizeType,
+    WholeNumber,
     command,
     complete_job,
     configured,
@@ -27,11 +28,19 @@ from reclaimnet.apps.cli_base import (
     say,
     width,
 )
-from reclaimnet.apps.client import Gateway, follow_on
+from reclaimnet.apps.client import Gateway, Node, follow_on
 from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.market import JobId, Sending
-from reclaimnet.model.units import SECOND, show_duration, show_size
-from reclaimnet.model.work import JobRecord, JobState, Saving
+from reclaimnet.model.units import SECOND, show_count, show_duration, show_size
+from reclaimnet.model.work import (
+    MAX_LASTS,
+    MAX_MEMORY,
+    MAX_PRIORITY,
+    JobRecord,
+    JobState,
+    Saving,
+    show_loss,
+)
 
 POLL_S: Final = 0.5
 MAX_SILENT_POLLS: Final = 240
@@ -48,19 +57,17 @@ LISTED: Final = 200
     "rn run --gpus 1 -- python train.py --epochs 10\nid=$(rn run -d -- python train.py)",
     context_settings={"allow_interspersed_args": False},
 )
-@click.option(
-    "--gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="On each node."
-)
+@click.option("--gpus", type=WholeNumber(1, 64), default=1, show_default=True, help="On each node.")
 @click.option(
     "--nodes",
-    type=click.IntRange(1, 64),
+    type=WholeNumber(1, 64),
     default=1,
     show_default=True,
     help="Start on so many nodes at once, or not at all.",
 )
 @click.option(
     "--lasts",
-    type=DURATION,
+    type=DurationType(most=MAX_LASTS),
     help="How long it will take, as in 10m. Up to 5m it goes into the lane for short jobs; "
     "others are told by it when they can expect to start.",
 )
@@ -71,7 +78,13 @@ LISTED: Final = 200
     "talks, and how fast. It is placed where that fits; otherwise it is found by listening.",
 )
 @click.option("--name", help="What to call it; otherwise it is called like the script.")
-@click.option("--priority", type=int, default=0, show_default=True, help="Higher goes first.")
+@click.option(
+    "--priority",
+    type=WholeNumber(-MAX_PRIORITY, MAX_PRIORITY),
+    default=0,
+    show_default=True,
+    help="Higher goes first.",
+)
 @click.option(
     "--saving",
     "--save",
@@ -82,7 +95,9 @@ LISTED: Final = 200
     "us, without GPUs or open network connections), or not at all.",
 )
 @click.option(
-    "--memory", type=SIZE, help="The most it may use, as in 2G; kept free for it where it runs."
+    "--memory",
+    type=SizeType(most=MAX_MEMORY),
+    help="The most it may use, as in 2G; kept free for it where it runs.",
 )
 @click.option("--group", default="", help="Jobs of one group wait, go on and move together.")
 @click.option("--env", type=PAIR, multiple=True, help="Set a variable in its environment.")
@@ -171,7 +186,7 @@ def run(
 @click.option(
     "-n",
     "--limit",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help=f"At most so many, the newest. [default: {LISTED}; with --json all]",
 )
 @json_option
@@ -182,16 +197,22 @@ def ps(ended: bool, limit: int | None, as_json: bool) -> None:
     done, F failed, CA was cancelled.
     """
     most = limit or (None if as_json else LISTED)
-    jobs, states = Gateway(configured()).listed(ended=ended, most=most)
+    gateway = Gateway(configured())
+    jobs, states = gateway.listed(ended=ended, most=most)
     jobs.sort(key=lambda job: (job.submitted_at, job.id))
-    sending = _on_the_way(jobs)
+    held = [job for job in jobs if job.holder is not None and not job.state.terminal]
+    nodes = gateway.nodes() if held else []
+    sending = _on_the_way(nodes)
+    silent = cli_tables.silent_nodes(held, nodes)
     if as_json:
         print_json(jobs=jobs, sending=list(sending.values()), states=states)
         return
     if not jobs:
         say("no jobs" + ("." if ended else " now; `rn ps -a` lists those that are over."))
         return
-    heading, *lines = cli_tables.job_table(jobs, now=time.time_ns(), width=width(), sending=sending)
+    heading, *lines = cli_tables.job_table(
+        jobs, now=time.time_ns(), width=width(), sending=sending, silent=silent
+    )
     click.secho(heading, bold=True)
     for job, line in zip(jobs, lines, strict=True):
         click.secho(line, fg=_COLOURS.get(job.state))
@@ -199,17 +220,16 @@ def ps(ended: bool, limit: int | None, as_json: bool) -> None:
     if total > len(jobs):
         parts = ", ".join(f"{states[state]} {state.code}" for state in JobState if state in states)
         say(
-            f"{total - len(jobs)} older ones are not shown; there are {total} ({parts}). "
+            f"{total - len(jobs)} older not shown; in all there are {total} ({parts}). "
             f"`rn ps --limit {total}` lists all."
         )
 
 
-def _on_the_way(jobs: Sequence[JobRecord]) -> dict[JobId, Sending]:
+def _on_the_way(nodes: Sequence[Node]) -> dict[JobId, Sending]:
     """The last states of jobs that move, as the nodes they leave tell of them."""
-    if not any(job.state == JobState.MIGRATING for job in jobs):
-        return {}
-    cards = [node.card for node in Gateway(configured()).nodes()]
-    return {sent.job: sent for card in cards for sent in card.sending if sent.deadline is not None}
+    return {
+        sent.job: sent for node in nodes for sent in node.card.sending if sent.deadline is not None
+    }
 
 
 @command("rn logs train\nrn logs -f 8f3a")
@@ -245,8 +265,7 @@ def fetch(job: str, directory: Path | None) -> None:
     with progress() as tell:
         pieces = _counted(gateway.output(record.id), record, tell)
         count = bundle.unpack_output(pieces, target)
-    noun = "1 file" if count == 1 else f"{count} files"
-    say(f"{noun} of {record.spec.name} went into {target}/.")
+    say(f"{show_count(count, 'file')} of {record.spec.name} went into {target}/.")
 
 
 def _counted(
@@ -301,7 +320,7 @@ def why(job: str, as_json: bool) -> None:
     for line in cli_story.render(story, zone=None, width=width() or 100):
         click.echo(line)
     if not story:
-        say("the journal has nothing about it yet.")
+        say("nothing was decided about it yet; look again in a moment.")
 
 
 _COLOURS: Final = {
@@ -328,12 +347,12 @@ def _stay_with(gateway: Gateway, record: JobRecord, *, show_log: bool, as_json: 
         ) from error
     if as_json:
         print_json(job=ended)
-    moved = f"moved {ended.moves} times, " if ended.moves else ""
+    moved = f"moved {show_count(ended.moves, 'time')}, " if ended.moves else ""
     took = show_duration((ended.ended_at or time.time_ns()) - ended.submitted_at)
     because = f" ({cli_tables.printable(ended.reason)})" if ended.reason else ""
     say(
         f"{ended.spec.name} is {ended.state}{because} after {took}: step {ended.step}, {moved}"
-        f"{ended.steps_lost} steps lost."
+        f"{show_loss(ended)}."
     )
     return _exit_code(ended)
 

@@ -14,20 +14,29 @@ from reclaimnet.apps.cli_base import (
     print_json,
     progress,
     say,
+    waiting,
     width,
 )
 
 
-@command("rn demo\nrn demo --json > result.json")
+@command("rn demo --keep\nrn demo --end\nrn demo --json > result.json")
 @json_option
-@click.option("--keep", is_flag=True, help="Leave it running afterwards; `rn down` ends it.")
+@click.option("--keep", is_flag=True, help="Leave it running afterwards; `rn demo --end` ends it.")
+@click.option("--end", is_flag=True, help="End what --keep has left running, and remove it.")
 @click.option("--testbed", is_flag=True, help="In network namespaces with shaped links (root).")
-def demo(as_json: bool, keep: bool, testbed: bool) -> Any:
+def demo(as_json: bool, keep: bool, end: bool, testbed: bool) -> Any:
     """Run the real system here for a minute, with four agents.
 
     Three jobs learn while owners lend machines and take them back. The table at the end says what
     each job lost: nothing.
     """
+    if end:
+        if as_json or keep or testbed:
+            raise click.UsageError("--end goes alone")
+        with waiting("ending the demo"):
+            removed = app("demo", "end")()
+        say(f"Ended, and removed {', '.join(removed)}." if removed else "No demo was kept here.")
+        return 0
     return app("demo", "main")(json=as_json, keep=keep, testbed=testbed)
 
 
@@ -39,13 +48,14 @@ def demo(as_json: bool, keep: bool, testbed: bool) -> Any:
 @click.option(
     "--trace",
     type=click.Path(path_type=Path, exists=True),
-    help="Real data to run on, where the bench takes any.",
+    help="Real data to run on; chain and loss take it.",
 )
-@click.option("--live", is_flag=True, help="With real agents over NATS, where the bench can.")
+@click.option("--live", is_flag=True, help="With real agents over NATS; place can.")
 def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None, live: bool) -> Any:
     """Measure one thing against its contenders.
 
-    All of them run on the same input; progress goes to standard error.
+    NAME is one of airlock, background, chain, chaos, killswitch, load, loss, migrate, page, place,
+    rhythm, swarm. All contenders run on the same input; progress goes to standard error.
     """
     return app("bench.registry", "run")(
         name, json=as_json, seed=seed, quick=quick, trace=trace, live=live

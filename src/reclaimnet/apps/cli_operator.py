@@ -82,16 +82,19 @@ def up(
 def down(yes: bool) -> Any:
     """Stop what `rn up` and `rn agent --detach` started.
 
-    Jobs keep their checkpoints, and go on after the next `rn up`.
+    Jobs go on from their last checkpoints after the next `rn up`, once agents are started again,
+    too; those that were never saved begin again.
     """
 
-    def sure(jobs: list[JobRecord]) -> bool:
+    def sure(jobs: list[JobRecord], fates: list[str]) -> bool:
         if yes or not asks():
             return True
         for line in cli_tables.job_table(jobs, now=time.time_ns(), width=width()):
             click.echo(line, err=True)
+        for line in fates:
+            say(line)
         noun = "This job stops" if len(jobs) == 1 else f"These {len(jobs)} jobs stop"
-        return agreed(f"{noun} until the next `rn up`, and what is not saved is lost")
+        return agreed(f"{noun}, and what is not saved is lost")
 
     return app("up", "down")(config=configured(), sure=sure)
 
@@ -107,6 +110,11 @@ def invite(node: str | None, valid: int) -> None:
     """
     invitation = app("register", "invitation_for")(configured().state, node=node, valid=valid)
     click.echo(str(invitation))
+    if any(f"//{address}:" in invitation.url for address in ("127.0.0.1", "[::1]", "localhost")):
+        complain(
+            "this campus serves this machine only, and so does the invitation; to let others join, "
+            "start it with `rn up --listen ADDRESS` and invite again."
+        )
 
 
 @command("rn revoke lab1")

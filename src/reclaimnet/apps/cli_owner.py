@@ -34,59 +34,74 @@ GIVEN_BACK_POLL_S: Final = 0.5
 
 
 @command("rn lend --gpus 2 --notice 60s\nrn lend --gpu 0 --user ada --hours 'mon-fri 18:00-08:00'")
-@click.option("--gpus", type=click.IntRange(0), help="How many; otherwise all of them.")
+@click.option("--gpus", type=click.IntRange(1), help="How many; at first all of them.")
 @click.option(
     "--notice",
     type=DURATION,
-    default="60s",
-    show_default=True,
-    help="How much warning you will give before you take them back.",
+    help="How much warning you will give before you take them back; at first 60s.",
 )
 @click.option("users", "--user", multiple=True, help="Lend to this user only (repeatable).")
-@click.option("which", "--gpu", metavar="N", multiple=True, help="This one: an index or UUID.")
+@click.option("any_user", "--any-user", is_flag=True, help="Lend to everyone again.")
+@click.option(
+    "which", "--gpu", metavar="N", multiple=True, help="This one: an index or UUID (repeatable)."
+)
 @click.option(
     "--hours",
     type=HOURS,
     multiple=True,
     help="Only then, for example 'mon-fri 18:00-08:00' (repeatable).",
 )
+@click.option("any_hour", "--any-hour", is_flag=True, help="Lend at any hour again.")
 @click.option(
     "--maintenance",
     type=MAINTENANCE,
     multiple=True,
     help="Not then, for example '2026-11-20 08:00/2026-11-20 12:00' (repeatable).",
 )
+@click.option("no_maintenance", "--no-maintenance", is_flag=True, help="Lend then as well, again.")
 @click.option("--slurm-node", metavar="NAME", help="First take this node out of Slurm (drain it).")
 @node_option
 @json_option
 def lend(
     gpus: int | None,
-    notice: int,
+    notice: int | None,
     users: tuple[str, ...],
+    any_user: bool,
     which: tuple[str, ...],
     hours: tuple[tuple[Hours, ...], ...],
+    any_hour: bool,
     maintenance: tuple[Maintenance, ...],
+    no_maintenance: bool,
     slurm_node: str | None,
     node: str | None,
     as_json: bool,
 ) -> int:
     """Lend GPUs of this machine, or change what is lent.
 
+    What you do not say stays as you said it last, also after a reclaim.
+
     Guests get their notice before the declared hours end or maintenance begins, and what you lend
     is lent again by itself afterwards. Hours are in this machine's time.
     """
     if gpus is not None and which:
         raise UsageError("--gpus says how many, --gpu says which; choose one")
+    for said, unsaid, option in (
+        (users, any_user, "user"),
+        (hours, any_hour, "hours"),
+        (maintenance, no_maintenance, "maintenance"),
+    ):
+        if said and unsaid:
+            raise UsageError(f"--{option} and its opposite exclude each other; choose one")
     if slurm_node is not None:
         app("borrow", "take_out")(slurm_node, config=configured(), tell=say)
     request = LendRequest(
         gpus=gpus,
         notice=notice,
-        users=users,
+        users=users if users or any_user else None,
         which=which,
-        hours=tuple(each for span in hours for each in span),
-        utc_offset=time.localtime().tm_gmtoff * SECOND if hours else 0,
-        maintenance=maintenance,
+        hours=tuple(each for span in hours for each in span) if hours or any_hour else None,
+        utc_offset=time.localtime().tm_gmtoff * SECOND if hours else None,
+        maintenance=maintenance if maintenance or no_maintenance else None,
     )
     return ask_node(request, node, as_json)
 
@@ -169,7 +184,9 @@ def nodes(as_json: bool) -> None:
 @click.option("--name", help="The node's name; otherwise this machine's.")
 @click.option("--gpus", type=click.IntRange(0, 1024), help="Declare GPUs instead of looking.")
 @click.option("--state", metavar="DIR", help="Where this machine keeps its state.")
-@click.option("lending", "--lend", is_flag=True, help="Lend all of them at once.")
+@click.option(
+    "lending", "--lend", is_flag=True, help="Lend all of them, unless you said otherwise before."
+)
 @click.option("--notice", type=DURATION, default="60s", show_default=True, help="For --lend.")
 @click.option(
     "--vault-quota",
@@ -344,7 +361,10 @@ def token_in(path: Path) -> str:
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the token file {path} cannot be read ({error})") from error
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(
+            f"the token file {path} cannot be read ({why}); `rn invite` prints what belongs in it"
+        ) from error
     if not token:
         raise UsageError(f"the token file {path} is empty; put what `rn invite` prints into it")
     return token

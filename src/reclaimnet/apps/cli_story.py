@@ -1,7 +1,7 @@
 """The story of a job, told from journals: what happened, what was decided and why. Pure."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from textwrap import wrap
 from typing import Final
@@ -13,8 +13,8 @@ from reclaimnet.errors import Damaged
 from reclaimnet.model import events
 from reclaimnet.model.market import Cause
 from reclaimnet.model.orders import Explain, Start, Warn
-from reclaimnet.model.units import SECOND, show_duration, show_size
-from reclaimnet.model.work import REQUEUE_EXIT_CODE, Decision, JobRecord, JobState, never_saved
+from reclaimnet.model.units import SECOND, show_count, show_duration, show_size
+from reclaimnet.model.work import REQUEUE_EXIT_CODE, Decision, JobRecord, JobState, show_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,12 @@ class Passage:
     refused: tuple[str, ...] = ()
     routine: bool = False
     """A save or a copy among many: what a reader in a hurry skips."""
+    seeking: bool = False
+    """One of the answers of a search for a place, which is repeated until there is one."""
+    times: int = 1
+    """How often it was so, with nothing else in between."""
+    until: int = 0
+    """When it was so last, if more than once."""
 
 
 def tell(job: str, entries: Iterable[Entry]) -> list[Passage]:
@@ -36,22 +42,35 @@ def tell(job: str, entries: Iterable[Entry]) -> list[Passage]:
     for entry in sorted(entries, key=lambda entry: entry.at):
         for passage in _passages(job, entry):
             # Two nodes may journal the same fact, and a repeated order the same decision.
-            if not any(_same(passage, earlier) for earlier in passages[-_LOOK_BACK:]):
+            if any(_same(passage, earlier) for earlier in passages[-_LOOK_BACK:]):
+                continue
+            if not _told_again(passage, passages):
                 passages.append(passage)
     return passages
+
+
+def _told_again(passage: Passage, passages: list[Passage]) -> bool:
+    """A job that waits is refused again and again: what was said already is counted there."""
+    if not passage.seeking:
+        return False
+    for index in range(len(passages) - 1, max(-1, len(passages) - 1 - _LOOK_BACK), -1):
+        earlier = passages[index]
+        if not earlier.seeking:
+            return False
+        if _says(earlier) == _says(passage):
+            passages[index] = replace(earlier, times=earlier.times + 1, until=passage.at)
+            return True
+    return False
 
 
 def headline(record: JobRecord) -> str:
     """Where the job stands now, in one sentence."""
     where = f" on {record.holder}" if record.holder and not record.state.terminal else ""
-    lost = f"lost {_count(record.steps_lost, 'step')}"
-    if never_saved(record):
-        lost = "lost all it had done before its last start, since it was never saved"
-    moved = f"moved {_count(record.moves, 'time')}" if record.moves else "never moved"
+    moved = f"moved {show_count(record.moves, 'time')}" if record.moves else "never moved"
     reason = f" ({record.reason})" if record.reason else ""
     return (
         f"{record.spec.name} ({record.id}) is {record.state}{where}{reason}: "
-        f"step {record.step}, {moved}, {lost}."
+        f"step {record.step}, {moved}, {show_loss(record)}."
     )
 
 
@@ -66,7 +85,11 @@ def render(passages: list[Passage], *, zone: tzinfo | None, width: int) -> list[
             date = moment.date().isoformat()
             lines.append(date)
         head = f"{moment:%H:%M:%S}  {passage.node.ljust(margin - _TIME_WIDTH - 4)}  "
-        lines += _paragraph(passage.text, head, margin, width)
+        text = passage.text
+        if passage.times > 1:
+            last = datetime.fromtimestamp(passage.until // SECOND, tz=zone).astimezone(zone)
+            text += f" ({passage.times} times, last at {last:%H:%M:%S})"
+        lines += _paragraph(text, head, margin, width)
         for mark, details in (("because ", passage.reasons), ("not ", passage.refused)):
             for detail in details:
                 lines += _paragraph(detail, " " * (margin + 2) + mark, margin + 4, width)
@@ -89,7 +112,13 @@ def _passages(job: str, entry: Entry) -> Iterable[Passage]:
         return
     told = _told(job, event)
     if told:
-        yield Passage(at=entry.at, node=entry.node, text=told, routine=_is_routine(event))
+        yield Passage(
+            at=entry.at,
+            node=entry.node,
+            text=told,
+            routine=_is_routine(event),
+            seeking=isinstance(event, events.ProbeAnswered) and event.ticket is None,
+        )
     for fields in entry.orders:
         try:
             order = wire.order_from_dict(fields)
@@ -123,6 +152,7 @@ def _decided(entry: Entry, decision: Decision) -> Passage:
         reasons=decision.reasons,
         refused=decision.refused,
         routine=decision.question.startswith("when to save") or question == "when is it saved",
+        seeking=question == "where to",
     )
 
 
@@ -138,7 +168,7 @@ def _told(job: str, event: events.Event) -> str | None:
 def _lend(event: events.LendAsked) -> str:
     offer = event.offer
     return (
-        f"{_who(offer.provider)} lends {_count(len(offer.gpus), 'GPU')} "
+        f"{_who(offer.provider)} lends {show_count(len(offer.gpus), 'GPU')} "
         f"with {show_duration(offer.terms.notice)} notice."
     )
 
@@ -157,7 +187,7 @@ def _reclaim(event: events.ReclaimAsked) -> str:
 
 def _probe(event: events.ProbeAnswered) -> str:
     if event.ticket is not None:
-        return f"{event.node} promised {_count(len(event.ticket.gpus), 'GPU')}."
+        return f"{event.node} promised {show_count(len(event.ticket.gpus), 'GPU')}."
     reasons = "; ".join(event.reasons) or "no reason given"
     return f"{event.node} said no: {reasons.rstrip('.')}."
 
@@ -246,19 +276,15 @@ _TELLERS: Final[dict[type, Callable[..., str | None]]] = {
 
 
 def _same(passage: Passage, earlier: Passage) -> bool:
-    return (passage.text, passage.reasons, passage.refused) == (
-        earlier.text,
-        earlier.reasons,
-        earlier.refused,
-    ) and passage.at - earlier.at < SECOND
+    return _says(passage) == _says(earlier) and passage.at - earlier.at < SECOND
+
+
+def _says(passage: Passage) -> tuple[object, ...]:
+    return passage.text, passage.reasons, passage.refused
 
 
 def _who(provider: str) -> str:
     return provider or "The owner"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _paragraph(text: str, head: str, margin: int, width: int) -> list[str]:

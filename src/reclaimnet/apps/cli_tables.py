@@ -1,12 +1,14 @@
 """Tables of jobs and nodes for people: cut to the terminal's width, whole when piped. Pure."""
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from reclaimnet.apps.calendar import show_moment, show_terms
 from reclaimnet.apps.client import Node
-from reclaimnet.model.market import Gpu, JobId, Sending
-from reclaimnet.model.units import SECOND, show_duration, show_size
-from reclaimnet.model.work import JobRecord, JobState, never_saved
+from reclaimnet.model.market import Gpu, JobId, NodeId, Sending, Terms
+from reclaimnet.model.units import SECOND, show_age, show_duration, show_size
+from reclaimnet.model.work import JobRecord, JobState, loss_of
 
 _LEFT: Final = "<"
 _RIGHT: Final = ">"
@@ -15,6 +17,7 @@ _MAX_ID: Final = 12
 _MAX_NAME: Final = 16
 _MIN_NAME: Final = 8
 _MIN_REASON: Final = 14
+_UNREACHABLE: Final = "UNREACHABLE"
 
 
 NOTHING_SENT: Final[Mapping[JobId, Sending]] = {}
@@ -26,9 +29,11 @@ def job_table(
     now: int,
     width: int | None,
     sending: Mapping[JobId, Sending] = NOTHING_SENT,
+    silent: Collection[NodeId] = (),
 ) -> list[str]:
     """A heading and one line for each job; `width` None means nothing is cut. Of a job whose state
-    is on its way, the reason begins with how far that is."""
+    is on its way, the reason begins with how far that is. What is said of jobs on `silent` nodes
+    may no longer be so."""
     ids = short_ids([job.id for job in jobs])
     rows = [
         (
@@ -39,10 +44,10 @@ def job_table(
             str(job.spec.gpus) if job.spec.nodes == 1 else f"{job.spec.nodes}x{job.spec.gpus}",
             str(job.step),
             str(job.moves),
-            _lost(job),
+            loss_of(job),
             # Clocks of two machines differ: a job is never younger than new.
-            show_duration(max(0, (job.ended_at or now) - job.submitted_at)),
-            (_way(sending[job.id], now) if job.id in sending else "") + reason_of(job, now),
+            show_age(max(0, (job.ended_at or now) - job.submitted_at)),
+            (_way(sending[job.id], now) if job.id in sending else "") + reason_of(job, now, silent),
         )
         for job in jobs
     ]
@@ -67,8 +72,10 @@ def _where(job: JobRecord) -> str:
     return f"{job.holder}{others}" if job.holder else "-"
 
 
-def reason_of(job: JobRecord, now: int) -> str:
+def reason_of(job: JobRecord, now: int, silent: Collection[NodeId] = ()) -> str:
     """Never empty for a job that waits: Slurm's users look here first."""
+    if job.holder in silent and not job.state.terminal:
+        return f"{job.holder} is not heard of; it goes on elsewhere once that is given up"
     if job.state is JobState.MIGRATING and job.leave_by is not None:
         left = job.leave_by - now
         return f"{show_duration(left)} left: {job.reason}" if left > 0 else f"late: {job.reason}"
@@ -92,35 +99,49 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
     return short
 
 
-def _lost(job: JobRecord) -> str:
-    return "all" if never_saved(job) else str(job.steps_lost)
+def silent_nodes(jobs: Sequence[JobRecord], nodes: Sequence[Node]) -> set[NodeId]:
+    """Who holds jobs, and is not heard of now."""
+    heard = {node.card.node for node in nodes if node.state != _UNREACHABLE}
+    return {job.holder for job in jobs if job.holder is not None} - heard
 
 
 def node_lines(nodes: Sequence[Node], *, now: int, width: int | None) -> list[str]:
-    """A line for each node, and below it one for each GPU."""
+    """A line for each node, and below it its terms, unless they are the usual, and a line for each
+    GPU."""
     lines: list[str] = []
     for node in sorted(nodes, key=lambda node: node.card.node):
         card = node.card
         seen = show_duration(round(node.age_s * SECOND))
         head = [f"{card.node}  {node.state or '-'}"]
+        lends = bool(card.gpus) or card.opens_at is not None
         if card.provider:
-            head.append(f"lent by {card.provider}")
-        head += [f"notice {show_duration(card.terms.notice)}", f"seen {seen} ago"]
+            head.append(f"{'lent by' if lends else 'of'} {card.provider}")
+        head += [f"notice {show_duration(card.terms.notice)}"] if lends else []
+        head.append(f"seen {seen} ago")
         if card.jobs:
             head.append(f"jobs: {' '.join(progress.job for progress in card.jobs)}")
         lines.append(_cut(printable("  ".join(head)), width))
+        if lends and card.terms != Terms(notice=card.terms.notice):
+            terms = printable(", ".join(show_terms(card.terms, now)))
+            lines += [f"  {line}" for line in textwrap.wrap(terms, (width or len(terms) + 2) - 2)]
         models = max((len(gpu.model) for gpu in card.gpus), default=0)
         for gpu in sorted(card.gpus, key=lambda gpu: gpu.index):
             memory = show_size(gpu.memory_bytes) if gpu.memory_bytes else "-"
             text = f"  [{gpu.index}] {gpu.model:<{models}}  {memory:>9}  {_use(node, gpu, now)}"
             lines.append(_cut(printable(text.rstrip()), width))
-        if not card.gpus:
+        if card.opens_at is not None:
+            wait = show_duration(max(card.opens_at - now, 0))
+            text = f"  lends nothing now, and again by itself in {wait}"
+            lines.append(_cut(f"{text} ({show_moment(card.opens_at)})", width))
+        elif not card.gpus:
             lines.append("  lends nothing now")
     return lines
 
 
 def _use(node: Node, gpu: Gpu, now: int) -> str:
     card = node.card
+    if node.state == "UNREACHABLE":
+        return "not known"
     if gpu.id in card.leaving:
         if card.deadline is None:
             return "leaving"

@@ -11,6 +11,7 @@ import click
 
 from reclaimnet.apps.cli_base import (
     DURATION,
+    DurationType,
     agreed,
     app,
     asks,
@@ -26,6 +27,7 @@ from reclaimnet.apps.cli_base import (
 )
 from reclaimnet.apps.client import Gateway, Node
 from reclaimnet.errors import Unavailable, UsageError
+from reclaimnet.model.asking import MAX_NOTICE
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord
 
@@ -137,7 +139,11 @@ def watch(every: int) -> None:
 
 
 @command("rn rehearse train\nrn rehearse train --notice 20s -y")
-@click.option("--notice", type=DURATION, help="How long it has; otherwise what its owner promises.")
+@click.option(
+    "--notice",
+    type=DurationType(most=MAX_NOTICE),
+    help="How long it has; otherwise what its owner promises.",
+)
 @yes_option
 @json_option
 @job_argument
@@ -166,5 +172,8 @@ def rehearse(notice: int | None, yes: bool, as_json: bool, job: str) -> int:
     else:
         click.echo(rehearsal.verdict(outcome))
     if not outcome.lent_again:
-        complain(f"{outcome.source} could not be lent again; do it with `rn lend`.")
+        complain(
+            f"{outcome.source} was not lent again: its owner has spoken meanwhile, or it refused; "
+            "`rn nodes` shows what it lends, `rn lend` changes it."
+        )
     return 0 if outcome.destination is not None and outcome.lent_again else 75

@@ -118,7 +118,8 @@ def _await_ready(
     until = time.monotonic() + patience_s
     while child.poll() is not None or not ready():
         if child.poll() is not None:
-            raise Unavailable(f"it ended at once; its log {log} ends with: {_tail(log, begin)}")
+            told = _tail(log, begin).removeprefix("rn: ").removesuffix(".")
+            raise Unavailable(f"it ended at once: {told} (its log is {log})")
         if time.monotonic() > until:
             raise Unavailable(
                 f"it was not ready after {patience_s:.0f} s; its log {log} ends with: "
@@ -137,23 +138,27 @@ def _end_child(child: "subprocess.Popen[bytes]") -> None:
         child.wait()
 
 
-def end(daemon: Daemon, *, patience_s: float) -> None:
-    """Ask it to end, and insist after a while."""
+def end(*daemons: Daemon, patience_s: float) -> None:
+    """Ask them to end, all at once, and insist after a while."""
+    left = list(daemons)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if not _signalled(daemon, number):
-            return
+        left = [each for each in left if _signalled(each, number)]
         until = time.monotonic() + patience_s
-        while time.monotonic() < until:
-            _reap(daemon.pid)
-            if _started(daemon.pid) != daemon.started:
-                return
+        while left and time.monotonic() < until:
             time.sleep(READY_POLL_S)
-    raise Unavailable(f"the process {daemon.pid} does not end; end it by hand")
+            left = [each for each in left if _is_there(each)]
+        if not left:
+            return
+    raise Unavailable(f"the process {left[0].pid} does not end; end it by hand")
+
+
+def _is_there(daemon: Daemon) -> bool:
+    _reap(daemon.pid)
+    return _started(daemon.pid) == daemon.started
 
 
 def _signalled(daemon: Daemon, number: signal.Signals) -> bool:
-    _reap(daemon.pid)
-    if _started(daemon.pid) != daemon.started:
+    if not _is_there(daemon):
         return False
     with contextlib.suppress(ProcessLookupError):
         os.kill(daemon.pid, number)

@@ -12,6 +12,7 @@ import json as jsonlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from reclaimnet.apps import bundle, up
+from reclaimnet.apps import bundle, printing, up
 from reclaimnet.apps.client import Gateway, Node
 from reclaimnet.apps.config import Config, load
 from reclaimnet.apps.own_command import finish, rn
@@ -36,7 +37,7 @@ from reclaimnet.errors import ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, WithdrawRequest
 from reclaimnet.model.market import JobId
 from reclaimnet.model.units import SECOND, show_duration
-from reclaimnet.model.work import JobRecord, JobState
+from reclaimnet.model.work import JobRecord, JobState, show_loss
 
 if TYPE_CHECKING:
     from reclaimnet.adapters.linux.testbed import Testbed
@@ -47,6 +48,9 @@ STEPS: Final = 300
 LONG_STEPS: Final = 1_000_000
 """Of the jobs that are left running: more than a day."""
 STEP_DELAY: Final = "0.1"
+PREFIX: Final = "reclaimnet-demo-"
+KEPT: Final = "kept"
+"""A file in the folder of a demo that goes on after its command."""
 PATIENCE_S: Final = 85.0
 REFRESH_S: Final = 0.25
 EVENTS_SHOWN: Final = 9
@@ -112,14 +116,8 @@ def main(*, json: bool, keep: bool, testbed: bool) -> int:
     if testbed and keep:
         raise UsageError("--keep and --testbed exclude each other; choose one")
     console = Console(stderr=True)
-    home = Path(tempfile.mkdtemp(prefix="reclaimnet-demo-"))
-    env = {
-        **os.environ,
-        "XDG_STATE_HOME": str(home / "state"),
-        "XDG_CONFIG_HOME": str(home / "config"),
-    }
-    for name in [name for name in env if name.startswith("RECLAIMNET_")]:
-        del env[name]
+    home = Path(tempfile.mkdtemp(prefix=PREFIX))
+    env = _env(home)
     began = time.monotonic()
     kept = False
     try:
@@ -138,6 +136,7 @@ def main(*, json: bool, keep: bool, testbed: bool) -> int:
     else:
         _show(rows, time.monotonic() - began)
     if kept:
+        (home / KEPT).touch()
         config = load(env=env, project=home / "none.toml", system=home / "none.toml")
         _settle(Gateway(config), home / "work")
         console.print(
@@ -146,12 +145,29 @@ def main(*, json: bool, keep: bool, testbed: bool) -> int:
             "To look around in another shell:",
             f"  export XDG_STATE_HOME={home}/state XDG_CONFIG_HOME={home}/config",
             f"  rn ps -a; rn nodes; rn why {rows[0].name}",
-            "`rn down` there ends it.",
+            "`rn demo --end` ends it, in any shell, and removes all of it.",
             sep="\n",
             highlight=False,
             soft_wrap=True,
         )
     return 0 if all(row.identical for row in rows) and len(rows) == 3 else 1
+
+
+def end() -> list[str]:
+    """End every demo of ours that was kept; the folders that were removed."""
+    removed = []
+    for mark in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{KEPT}")):
+        # Anybody may make such a folder where all keep theirs.
+        if mark.parent.lstat().st_uid == os.getuid():
+            _clean_up(mark.parent, _env(mark.parent))
+            removed.append(str(mark.parent))
+    return removed
+
+
+def _env(home: Path) -> dict[str, str]:
+    """That of a person whose only campus is the one in `home`."""
+    env = {name: text for name, text in os.environ.items() if not name.startswith("RECLAIMNET_")}
+    return {**env, "XDG_STATE_HOME": str(home / "state"), "XDG_CONFIG_HOME": str(home / "config")}
 
 
 @contextlib.contextmanager
@@ -348,12 +364,12 @@ def _picture(story: _Story) -> Group:
     for record in story.records:
         where = f"{record.state} on {record.holder}" if record.holder else str(record.state)
         if record.moves:
-            where += f", moved {record.moves}x, lost {record.steps_lost} steps"
+            where += f", moved {record.moves}x, {show_loss(record)}"
         bars.add_task(record.spec.name, total=STEPS, completed=record.step, where=where)
     nodes = Table.grid(padding=(0, 2))
     for seen in story.nodes:
         card = seen.card
-        cells = ["●" if gpu.id in card.vacant else "○" for gpu in card.gpus] or ["-"]
+        cells = ["□" if gpu.id in card.vacant else "■" for gpu in card.gpus] or ["-"]
         guests = " ".join(progress.job for progress in card.jobs)
         nodes.add_row(Text(card.node, style="bold"), "".join(cells), str(seen.state), guests)
     happened = [Text.from_markup(line) for line in story.lines[-EVENTS_SHOWN:]]
@@ -373,7 +389,7 @@ def _show(rows: list[Row], took_s: float) -> None:
             show_duration(round(row.downtime_s * SECOND)),
             "[green]yes, bit for bit[/]" if row.identical else "[red]no[/]",
         )
-    Console().print(table)
+    printing.console().print(table)
 
 
 # --- the parts -------------------------------------------------------------------------------
@@ -397,17 +413,7 @@ def _row(gateway: Gateway, record: JobRecord, undisturbed: str) -> Row:
 def _undisturbed(work: Path, count: int, env: dict[str, str]) -> Iterator[list[Callable[[], str]]]:
     """The same script outside of ReclaimNet, without pauses; each callable waits for its model."""
     plain = {**env, "PYTHONPATH": str(Path(up.__file__).resolve().parents[2])}
-    children = [
-        subprocess.Popen(
-            [sys.executable, "train.py", str(seed), str(STEPS), "0"],
-            cwd=work,
-            env=plain,
-            stdout=subprocess.PIPE,
-            # Ctrl-C is for us; we end them.
-            start_new_session=True,
-        )
-        for seed in range(count)
-    ]
+    children: list[subprocess.Popen[bytes]] = []
 
     def model(child: "subprocess.Popen[bytes]") -> str:
         output, _ = child.communicate(timeout=PATIENCE_S)
@@ -417,11 +423,34 @@ def _undisturbed(work: Path, count: int, env: dict[str, str]) -> Iterator[list[C
         return found[1].decode()
 
     try:
+        with _unheard():
+            for seed in range(count):
+                child = subprocess.Popen(
+                    [sys.executable, "train.py", str(seed), str(STEPS), "0"],
+                    cwd=work,
+                    env=plain,
+                    stdout=subprocess.PIPE,
+                    # Ctrl-C is for us; we end them.
+                    start_new_session=True,
+                )
+                children.append(child)
         yield [functools.partial(model, child) for child in children]
     finally:
         for child in children:
             child.kill()
             child.communicate()
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Whoever ends us is heard a moment later: a child that is being started would be lost."""
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    )
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_agent(env: dict[str, str], name: str) -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from reclaimnet.adapters.linux import sandbox
-from reclaimnet.adapters.linux.criu import LEAST as LEAST_CRIU
+from reclaimnet.adapters.linux.criu import obstacle as criu_obstacle
 from reclaimnet.adapters.linux.criu import parse_version
 from reclaimnet.apps.client import Gateway, local_agents, status_of
 from reclaimnet.apps.config import Config
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET, GuardClient
 from reclaimnet.errors import ReclaimNetError, Unavailable
-from reclaimnet.model.units import GIB, show_size
+from reclaimnet.model.units import GIB, show_count, show_size
 
 COMMAND_TIMEOUT_S: Final = 10.0
 MIN_ROOM_BYTES: Final = 2 * GIB
@@ -158,11 +158,11 @@ def bubblewrap() -> str:
 
 
 def criu() -> str:
-    version = parse_version(_run("criu", "--version"))
-    if version < LEAST_CRIU:
-        least = "{}.{}".format(*LEAST_CRIU)
-        raise Absent("{}.{} is too old for new kernels, {} is needed".format(*version, least))
-    return "criu {}.{}".format(*version)
+    """As an agent would find it: an agent of whoever asks."""
+    obstacle = criu_obstacle()
+    if obstacle:
+        raise Absent(obstacle)
+    return "criu {}.{}".format(*parse_version(_run("criu", "--version")))
 
 
 def clang() -> str:
@@ -216,7 +216,8 @@ def _gateway(config: Config) -> str:
     gateway.health()
     took_ms = round((time.monotonic() - began) * 1000)
     # Health needs no token; this does.
-    return f"{gateway.url} answers in {took_ms} ms and knows {len(gateway.nodes())} nodes"
+    nodes = show_count(len(gateway.nodes()), "node")
+    return f"{gateway.url} answers in {took_ms} ms and knows {nodes}"
 
 
 def _agents(config: Config) -> str:

@@ -31,7 +31,6 @@ from reclaimnet.apps.gateway_desk import MAX_NAME, Desk, Submission
 from reclaimnet.apps.gateway_http import Req, application, refuse_guesses, run, version
 from reclaimnet.apps.gateway_nodes import (
     MAX_ASKED,
-    MAX_NOTICE,
     MAX_TIME,
     HoursBody,
     LendBody,
@@ -40,10 +39,10 @@ from reclaimnet.apps.gateway_nodes import (
 )
 from reclaimnet.apps.gateway_output import Fetcher, Outputs
 from reclaimnet.apps.gateway_schema import may_fail
-from reclaimnet.apps.gateway_view import ChainSeen, View
+from reclaimnet.apps.gateway_view import ChainSeen, JobSeen, View
 from reclaimnet.apps.people import Person, Role
 from reclaimnet.errors import UsageError
-from reclaimnet.model.work import JobRecord
+from reclaimnet.model.asking import MAX_NOTICE
 from reclaimnet.wire import encode_json
 
 Watcher = Callable[[View], Coroutine[Any, Any, None]]
@@ -132,12 +131,14 @@ def _tell_bounds(app: Litestar) -> None:
     schemas = app.openapi_schema.components.schemas or {}
     for body in (Submission, LendBody, HoursBody, MaintenanceBody, ReclaimBody):
         schemas[body.__name__].additional_properties = False
-    for body, field, most in (
-        (LendBody, "gpus", MAX_ASKED),
-        (LendBody, "ends", MAX_TIME),
-        (ReclaimBody, "grace", MAX_NOTICE),
+    for body, field, least, most in (
+        (LendBody, "gpus", 1, MAX_ASKED),
+        (LendBody, "notice", 0, MAX_NOTICE),
+        (LendBody, "ends", 0, MAX_TIME),
+        (LendBody, "as_of", 0, MAX_TIME),
+        (ReclaimBody, "grace", 0, MAX_NOTICE),
     ):
-        number = Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=most)
+        number = Schema(type=OpenAPIType.INTEGER, minimum=least, maximum=most)
         either = Schema(one_of=[number, Schema(type=OpenAPIType.NULL)])
         (schemas[body.__name__].properties or {})[field] = either
     day = Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=6)
@@ -223,7 +224,7 @@ async def events(
                     continue
                 data = change.data
                 if change.event == "record" and caller.role is not Role.OPERATOR:
-                    data = encode_json(caller.shown(msgspec.json.decode(data, type=JobRecord)))
+                    data = encode_json(caller.shown(msgspec.json.decode(data, type=JobSeen)))
                 yield ServerSentEventMessage(event=change.event, data=data, id=change.id)
 
     return ServerSentEvent(messages())

@@ -36,20 +36,27 @@ from reclaimnet.model.events import CancelAsked
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.talk import parse_talk
 from reclaimnet.model.units import DAY, KIB, SECOND, show_size
-from reclaimnet.model.work import JobRecord, JobSpec, JobState, Saving, shape_of
+from reclaimnet.model.work import (
+    MAX_LASTS,
+    MAX_MEMORY,
+    MAX_PRIORITY,
+    JobRecord,
+    JobSpec,
+    JobState,
+    Saving,
+    shape_of,
+)
 from reclaimnet.wire import encode_json
 
 MAX_GPUS: Final = 64
 MAX_NODES: Final = 64
-MAX_LASTS_S: Final = 366 * 86_400.0
-MAX_PRIORITY: Final = 100
+MAX_LASTS_S: Final = MAX_LASTS / SECOND
 MAX_WORDS: Final = 4096
 MAX_TEXT: Final = 32_768
 MAX_ENV: Final = 512
 MAX_WORKDIR: Final = 4096
 MAX_NAME: Final = 128
 MAX_PAGE: Final = 1000
-MAX_MEMORY: Final = 1 << 50
 NAMED_OBSTACLES: Final = 3
 """Nodes whose reasons are told when none of them can do what a job needs."""
 CURSOR: Final = r"^([0-9]{1,20})\.([!-~]{1,128})$"

@@ -162,7 +162,8 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind((host, port))
         except OSError as error:
             raise BadConfig(
-                f"the gateway cannot listen on {host} port {port}: {error.strerror}; choose another"
+                f"the gateway cannot listen on {host} port {port}: {error.strerror}; "
+                "choose another port (rn up --gateway-port N; for a journal rn replay --port N)"
             ) from error
         listener.listen(BACKLOG)
         yield listener

@@ -16,13 +16,19 @@ from reclaimnet.apps.gateway_http import Req, refuse_guesses
 from reclaimnet.apps.gateway_schema import may_fail
 from reclaimnet.apps.gateway_view import NodeSeen
 from reclaimnet.apps.history import Deeds, Reclaimed
-from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
+from reclaimnet.model.asking import (
+    MAX_NOTICE,
+    LendRequest,
+    ReclaimRequest,
+    Reply,
+    Request,
+    WithdrawRequest,
+)
 from reclaimnet.model.market import NodeId
-from reclaimnet.model.units import DAY, MINUTE
+from reclaimnet.model.units import DAY
 
 MAX_ASKED: Final = 1024
 """GPUs or users in one request."""
-MAX_NOTICE: Final = 30 * DAY
 MAX_TIME: Final = 9 * 10**18
 """In the year 2255; a schema tells bounds in few decimal digits, and this one needs no more."""
 MAX_REASON: Final = 1000
@@ -56,22 +62,28 @@ class MaintenanceBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class LendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    gpus: Annotated[int, Meta(ge=0, le=MAX_ASKED)] | None = None
-    """How many; null means all that the machine has."""
-    notice: Annotated[int, Meta(ge=0, le=MAX_NOTICE)] = MINUTE
+    """What is left out, or null, stays as it was said last; at first all GPUs are lent to everyone,
+    at any hour, with a minute of notice."""
+
+    gpus: Annotated[int, Meta(ge=1, le=MAX_ASKED)] | None = None
+    """How many: those that were lent last come first."""
+    notice: Annotated[int, Meta(ge=0, le=MAX_NOTICE)] | None = None
     """Nanoseconds of warning that are promised."""
-    users: Annotated[list[Name], Meta(max_length=MAX_ASKED)] = []
+    users: Annotated[list[Name], Meta(max_length=MAX_ASKED)] | None = None
     """Who may borrow; empty means everyone."""
     which: Annotated[list[Name], Meta(max_length=MAX_ASKED)] = []
-    """Indices or UUIDs of the GPUs to lend; empty means the first ones."""
-    hours: Annotated[list[HoursBody], Meta(max_length=MAX_ASKED)] = []
+    """Indices or UUIDs of the GPUs to lend; empty means those that were lent last."""
+    hours: Annotated[list[HoursBody], Meta(max_length=MAX_ASKED)] | None = None
     """When GPUs are lent; empty means always."""
-    utc_offset: Annotated[int, Meta(ge=-DAY, le=DAY)] = 0
+    utc_offset: Annotated[int, Meta(ge=-DAY, le=DAY)] | None = None
     """What local time is ahead of UTC, in nanoseconds."""
-    maintenance: Annotated[list[MaintenanceBody], Meta(max_length=MAX_ASKED)] = []
+    maintenance: Annotated[list[MaintenanceBody], Meta(max_length=MAX_ASKED)] | None = None
     """When the machine is needed, as far as that is known."""
     ends: Annotated[int, Meta(ge=0, le=MAX_TIME)] | None = None
-    """When the loan is over for good, in nanoseconds since 1970, if that is known."""
+    """When the loan is over for good, in nanoseconds since 1970, if that is known; 0 means that it
+    is not known any more."""
+    as_of: Annotated[int, Meta(ge=0, le=MAX_TIME)] | None = None
+    """Refused if the owner has spoken since then: `said_at` of an earlier answer."""
 
 
 class ReclaimBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -20,8 +20,8 @@ from reclaimnet.apps.gateway_samples import Samples
 from reclaimnet.errors import Unavailable
 from reclaimnet.model.market import Card, JobId, NodeId, Outlook
 from reclaimnet.model.units import DAY, SECOND
-from reclaimnet.model.work import JobRecord, JobState
-from reclaimnet.wire import decode_record, encode_json, encode_record
+from reclaimnet.model.work import JobRecord, JobState, loss_of
+from reclaimnet.wire import decode_record, encode_json
 
 UNREACHABLE_AFTER: Final = 10 * SECOND
 """Several beats missed. It is a word for people: nothing is cancelled because of it."""
@@ -49,6 +49,14 @@ class NodeState(StrEnum):
     DRAINING = "DRAINING"
     RECLAIMED = "RECLAIMED"
     UNREACHABLE = "UNREACHABLE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSeen(JobRecord):
+    """A job as listeners are told of it."""
+
+    lost: str = ""
+    """How many steps, or `all`: in the words of `rn ps`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,7 +432,11 @@ def _backwards(places: list[Place], before: Place | None) -> Iterator[Place]:
 
 
 def _record_change(record: JobRecord) -> Change:
-    return Change(event="record", data=encode_record(record))
+    return Change(event="record", data=encode_json(job_seen(record)))
+
+
+def job_seen(record: JobRecord) -> JobSeen:
+    return JobSeen(**vars(record), lost=loss_of(record))
 
 
 def _chain_change(seen: ChainSeen) -> Change:

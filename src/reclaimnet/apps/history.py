@@ -95,6 +95,10 @@ class Departed(msgspec.Struct, frozen=True, kw_only=True):
     done: int | None = None
     """When it ran again."""
     steps_lost: int = 0
+    saved: bool = False
+    """Whether it was saved between the notice and its end at the node."""
+    restored: bool = False
+    """Whether it went on from a checkpoint; otherwise it began again, and all was lost."""
 
 
 class Reclaimed(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,11 +293,17 @@ def _departed(node: str, job: str, epoch: int, entries: Iterable[Entry]) -> Depa
         if event.get("job") == job:
             at, number = int(entry["at"]), int(event.get("epoch", 0))
             match event.get("kind"):
+                case "SnapshotTaken" if entry["node"] == node and number == epoch:
+                    departed = msgspec.structs.replace(departed, saved=True)
                 case "ProcessExited" if entry["node"] == node and departed.left is None:
                     departed = msgspec.structs.replace(departed, left=at)
                 case "ProcessStarted" if number > epoch and departed.done is None:
                     departed = msgspec.structs.replace(departed, to=str(entry["node"]), done=at)
         for order in entry.get("orders", ()):
+            is_start = order.get("kind") == "Start" and order.get("job") == job
+            if is_start and order["epoch"] > epoch and departed.done is None:
+                restored = order.get("manifest") is not None
+                departed = msgspec.structs.replace(departed, restored=restored)
             record = order.get("record") if order.get("kind") == "Write" else None
             if record is None or record["id"] != job or record["epoch"] > epoch + 1:
                 continue

@@ -270,7 +270,7 @@ class Controller:
             self._annotate(pod, NOTICE, None)
             self._tell(pod, "NoticeWithdrawn", "it may be lent on" if reply is None else reply.text)
             return True
-        if pod.lends and not card.gpus:
+        if pod.lends and not card.gpus and card.opens_at is None:
             notice = max(pod.grace - LAST_S * SECOND, pod.grace // 2)
             reply = self._ask(pod, LendRequest(notice=notice))
             if not reply.ok:

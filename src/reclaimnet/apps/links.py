@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from reclaimnet.model.market import Card, LinkSeen, Sending, Voice
-from reclaimnet.model.units import show_duration, show_size
+from reclaimnet.model.units import show_count, show_duration, show_size
 
 WIDTH: Final = 60
 """Characters of the circle, laid out as a line."""
@@ -127,7 +127,8 @@ def picture(one: LinkSeen, *, width: int = WIDTH) -> list[str]:
     if one.shed:
         head += f"  {one.shed} given up"
     if not one.round:
-        who = f"  {len(one.voices)} jobs, nobody conducted" if one.voices else "  no rhythm"
+        jobs = show_count(len(one.voices), "job")
+        who = f"  {jobs}, nobody conducted" if one.voices else "  no rhythm"
         return [head + who]
     text = [
         f"{head}  round {one.round / 1e6:.0f} ms  score {one.score:.2f}  "

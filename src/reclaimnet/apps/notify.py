@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import msgspec
+
 from reclaimnet.apps.config import Config, did_you_mean
 from reclaimnet.apps.gateway_view import Change, View
 from reclaimnet.errors import BadConfig
-from reclaimnet.model.units import show_duration
+from reclaimnet.model.units import show_count, show_duration
+from reclaimnet.model.work import JobRecord, show_loss
 
 EVENTS: Final = {
     "job.completed": "a job is done",
@@ -92,7 +95,7 @@ def _of_job(before: dict[str, Any] | None, after: dict[str, Any], now: int) -> l
     node = after["holder"]
     event, text = "", ""
     if state == "COMPLETED":
-        moves = f", after {after['moves']} moves" if after["moves"] else ""
+        moves = f", after {show_count(after['moves'], 'move')}" if after["moves"] else ""
         event, text = "job.completed", f"{name} is done at step {after['step']}{moves}."
     elif state == "FAILED":
         event, text = "job.failed", f"{name} failed: {after['reason'] or 'no reason given'}."
@@ -100,8 +103,8 @@ def _of_job(before: dict[str, Any] | None, after: dict[str, Any], now: int) -> l
         event = "job.waiting"
         text = f"{name} left {before['holder']} and waits for a place: {after['reason']}."
     elif state == "RUNNING" and before["state"] in _ON_ITS_WAY and after["epoch"] > 1:
-        lost = f"{after['steps_lost']} steps" if after["steps_lost"] else "no step"
-        event, text = "job.moved", f"{name} goes on at {node}, {lost} lost so far."
+        lost = show_loss(msgspec.convert(after, JobRecord))
+        event, text = "job.moved", f"{name} goes on at {node}; so far: {lost}."
     return [Told(event=event, text=text, at=now, job=after["id"], node=node)] if event else []
 
 
@@ -110,8 +113,9 @@ def _of_node(before: dict[str, Any], after: dict[str, Any], now: int) -> list[To
     name = card["node"]
     if card["leaving"] and not before["card"]["leaving"]:
         left = show_duration(max(0, (card["deadline"] or now) - now))
-        jobs, gpus = len(card["jobs"]), len(card["leaving"])
-        text = f"{name} is taken back within {left}: {gpus} GPUs, {jobs} jobs on it."
+        gpus = show_count(len(card["leaving"]), "GPU")
+        jobs = show_count(len(card["jobs"]), "job")
+        text = f"{name} is taken back within {left}: {gpus}, {jobs} on it."
         return [Told(event="node.reclaimed", text=text, at=now, node=name)]
     if after["state"] == "UNREACHABLE" != before["state"]:
         text = f"{name} has not been heard of for {after['age_s']:.0f} s."

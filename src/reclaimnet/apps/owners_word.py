@@ -1,27 +1,37 @@
 """The owner's word: what was asked of an agent as events for its mind, and kept on disk.
 
-An agent that dies has promised its owner something, and the next one keeps it.
+An agent that dies has promised its owner something, and the next one keeps it. The offer is what
+the owner has said last, changed only in what is said anew: nothing that was taken back is lent, and
+no term is widened, unless the owner says so.
 """
 
 import getpass
 import json
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from reclaimnet.adapters.linux.boot import boot_id
+from reclaimnet.apps.calendar import show_terms
 from reclaimnet.apps.live.clock import Clock
 from reclaimnet.apps.notes import write_down
 from reclaimnet.engine.provider import Provider
-from reclaimnet.errors import Damaged, NotFound, UsageError
+from reclaimnet.errors import NotFound, UsageError
 from reclaimnet.model import events as ev
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, WithdrawRequest
 from reclaimnet.model.market import Cause, Gpu, GpuId, NodeId, NoticeId, Offer, Terms
 
 Asked = ev.LendAsked | ev.ReclaimAsked | ev.WithdrawAsked
+
+FILE: Final = "provider.json"
+"""In the agent's folder."""
+NEVER: Final = 0
+AT_SOME_TIME: Final = 1
+"""The owner has spoken, and nobody knows when or what."""
 
 _log = logging.getLogger("reclaimnet.agent")
 
@@ -33,6 +43,12 @@ class OwnersWord:
         self._file = file
         self._clock = clock
         self._requests = 0
+        self._before: Offer | None = None
+        """What the owner had said before this agent lived."""
+        self._parting: tuple[Offer, set[GpuId]] | None = None
+        """What stood when the agent began to end, and which of its GPUs nobody had asked back."""
+        self.said_at = NEVER
+        """When the owner spoke last."""
         self.unwritten = ""
         """Why the owner's last word is not on disk; empty if it is."""
 
@@ -47,37 +63,74 @@ class OwnersWord:
         self, request: LendRequest | ReclaimRequest | WithdrawRequest, provider: Provider
     ) -> Asked:
         """Refused if it names what is not there; whether it is granted is up to the mind."""
+        # While the agent ends, too, the owner has the last word.
+        self._parting = None
         match request:
             case LendRequest():
-                return self._lend(request)
+                return self._lend(request, provider)
             case ReclaimRequest():
                 return self._reclaim(request, provider)
             case WithdrawRequest():
                 return ev.WithdrawAsked(request=self.mint())
 
-    def _lend(self, request: LendRequest) -> ev.LendAsked:
-        gpus = self._gpus
-        if request.which:
-            chosen = {self._gpu(word) for word in request.which}
-            gpus = tuple(gpu for gpu in gpus if gpu.id in chosen)
-        count = len(gpus) if request.gpus is None else request.gpus
-        if not 0 < count <= len(gpus):
-            raise UsageError(f"{self._node} has {len(gpus)} GPUs; it cannot lend {count}")
-        if request.notice < 0:
+    def _lend(self, request: LendRequest, provider: Provider) -> ev.LendAsked:
+        if request.as_of is not None and request.as_of != self.said_at:
+            raise UsageError(f"the owner of {self._node} has said something else since")
+        if request.notice is not None and request.notice < 0:
             raise UsageError("a notice cannot be negative; use 0s for none")
+        before = provider.standing or provider.said or self._before
         offer = Offer(
             provider=getpass.getuser(),
-            gpus=gpus[:count],
-            terms=Terms(
-                notice=request.notice,
-                users=request.users,
-                hours=request.hours,
-                utc_offset=request.utc_offset,
-                maintenance=request.maintenance,
-                ends=request.ends,
-            ),
+            gpus=self._chosen(request, before),
+            terms=self._changed(before.terms if before else Terms(), request),
         )
         return ev.LendAsked(request=self.mint(), offer=offer)
+
+    def _chosen(self, request: LendRequest, before: Offer | None) -> tuple[Gpu, ...]:
+        if request.which:
+            chosen = {self._gpu(word) for word in request.which}
+        else:
+            known = {gpu.id for gpu in self._gpus}
+            last = [gpu.id for gpu in before.gpus if gpu.id in known] if before else []
+            rest = [gpu.id for gpu in self._gpus if gpu.id not in last]
+            count = len(last) or len(rest) if request.gpus is None else request.gpus
+            chosen = set((last + rest)[:count]) if 0 < count <= len(self._gpus) else set()
+            if not chosen:
+                raise UsageError(
+                    f"{self._node} has {len(self._gpus)} GPUs; it cannot lend {count}"
+                    + (" (`rn reclaim` takes all of them back)" if count == 0 else "")
+                )
+        return tuple(gpu for gpu in self._gpus if gpu.id in chosen)
+
+    def _changed(self, terms: Terms, request: LendRequest) -> Terms:
+        """In what was said; hours come with their offset."""
+        said = {
+            name: value
+            for name in ("notice", "users", "hours", "utc_offset", "maintenance", "ends")
+            if (value := getattr(request, name)) is not None
+        }
+        if "hours" in said:
+            said.setdefault("utc_offset", 0)
+        changed = replace(terms, **said)
+        if request.ends == 0 or (request.ends is None and self._is_over(terms.ends)):
+            # An end that has passed was that of another loan.
+            changed = replace(changed, ends=None)
+        return changed
+
+    def repeated(self, offer: Offer) -> str:
+        """The terms, and what is not lent."""
+        said = ", ".join(show_terms(offer.terms, self._clock.now()))
+        said = f"{said[0].upper()}{said[1:]}."
+        lent = {gpu.id for gpu in offer.gpus}
+        yours = [str(gpu.index) for gpu in self._gpus if gpu.id not in lent]
+        if yours:
+            one = len(yours) == 1
+            said += f" GPU{'s' * (not one)} {', '.join(yours)} stay{'s' * one} yours"
+            said += f" (`rn lend --gpus {len(self._gpus)}` lends all)."
+        return said
+
+    def _is_over(self, ends: int | None) -> bool:
+        return ends is not None and ends <= self._clock.now()
 
     def _reclaim(self, request: ReclaimRequest, provider: Provider) -> ev.ReclaimAsked:
         return ev.ReclaimAsked(
@@ -117,8 +170,9 @@ class OwnersWord:
         state = msgspec.to_builtins(
             {
                 "boot": boot_id(),
-                # What stands is lent again by itself when its hours begin.
-                "offer": provider.offer or provider.standing,
+                "offer": self._stands(provider),
+                "said": provider.said or self._before,
+                "said_at": self.said_at,
                 "notices": [
                     {
                         "gpus": n.gpus,
@@ -142,35 +196,93 @@ class OwnersWord:
                 _log.warning("what was lent and asked back cannot be written down: %s", error)
             self.unwritten = f"{error.strerror or error}"
 
+    def part(self, provider: Provider) -> None:
+        """The agent ends, and guests leave: that is no word of the owner's about the loan, which
+        the next agent goes on with."""
+        stands = provider.standing
+        if stands is not None:
+            asked_back = {
+                gpu
+                for notice in provider.notices.values()
+                if notice.cause is not Cause.HOURS
+                for gpu in notice.gpus
+            }
+            self._parting = stands, {gpu.id for gpu in stands.gpus} - asked_back
+
+    def _stands(self, provider: Provider) -> Offer | None:
+        """What is lent, or will be by itself when its hours begin."""
+        if self._parting is None:
+            return provider.standing
+        offer, staying = self._parting
+        # Notices that run are kept, and so are their GPUs.
+        staying = staying | provider.leaving()
+        gpus = tuple(gpu for gpu in offer.gpus if gpu.id in staying)
+        return replace(offer, gpus=gpus) if gpus else None
+
     def kept(self) -> list[Asked]:
         """What the agent before us was asked and has not done yet."""
         try:
-            state = json.loads(self._file.read_text())
-            if state["offer"] is None:
+            state = _read(self._file)
+            kept, said = (
+                None if state.get(name) is None else msgspec.convert(state[name], Offer)
+                for name in ("offer", "said")
+            )
+            self._before = said or kept
+            self.said_at = int(state.get("said_at", AT_SOME_TIME))
+            offer = self._still_here(kept)
+            if offer is None:
                 return []
-            offer = msgspec.convert(state["offer"], Offer)
-            known = {gpu.id for gpu in self._gpus}
-            if not {gpu.id for gpu in offer.gpus} <= known:
-                raise Damaged("GPUs that were lent are gone")
             same_boot = state.get("boot") == boot_id()
+            lent = {gpu.id for gpu in offer.gpus}
             notices = [
                 ev.ReclaimAsked(
                     request=self.mint(),
-                    gpus=tuple(GpuId(gpu) for gpu in notice["gpus"]),
+                    gpus=gpus,
                     grace=max(self._left(notice, same_boot=same_boot), 0),
                     cause=Cause(notice["cause"]),
                     reason=str(notice["reason"]),
                 )
                 for notice in state["notices"]
+                if (gpus := tuple(GpuId(gpu) for gpu in notice["gpus"] if gpu in lent))
             ]
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, KeyError, TypeError, Damaged) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self.said_at = self.said_at or AT_SOME_TIME
             _log.warning("what was lent before is not known any more (%s); lend again", error)
             return []
         return [ev.LendAsked(request=self.mint(), offer=offer), *notices]
+
+    def _still_here(self, offer: Offer | None) -> Offer | None:
+        """The GPUs of it that the machine still has."""
+        if offer is None:
+            return None
+        known = {gpu.id for gpu in self._gpus}
+        gone = [gpu.id for gpu in offer.gpus if gpu.id not in known]
+        if gone:
+            _log.warning("GPUs that were lent are gone: %s", ", ".join(gone))
+        left = tuple(gpu for gpu in offer.gpus if gpu.id in known)
+        return replace(offer, gpus=left) if left else None
 
     def _left(self, notice: dict[str, Any], *, same_boot: bool) -> int:
         if same_boot:
             return int(notice["monotonic"]) - time.monotonic_ns()
         return int(notice["deadline"]) - self._clock.now()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    state = json.loads(file.read_text())
+    if not isinstance(state, dict):
+        raise ValueError(f"{file.name} holds no word of an owner")
+    return state
+
+
+def is_taken_back(file: Path) -> bool:
+    """Whether the owner has said last that nothing is lent, as far as is known."""
+    try:
+        state = _read(file)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return state.get("offer") is None and state.get("said_at", AT_SOME_TIME) != NEVER

@@ -30,6 +30,7 @@ from reclaimnet.model.market import NodeId
 from reclaimnet.model.units import DAY
 
 NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+A_NAME: Final = "use letters, digits, dots, dashes and underscores, for example lab-pc-7"
 MAX_NODES: Final = 10_000
 MAX_INVITATIONS: Final = 1000
 MAX_PEOPLE: Final = 10_000
@@ -221,5 +222,7 @@ def invitation_for(state: Path, *, node: NodeId | None, valid: int) -> Invitatio
         raise UsageError(
             "no campus runs here: invite from the machine where `rn up` runs, as the same user"
         ) from error
+    if node is not None and not NODE_NAME.fullmatch(node):
+        raise UsageError(f"{node!r} cannot be a node's name; {A_NAME}")
     secret = Register(state).invite(node=node, valid=valid)
     return Invitation(url=url, ca=ca.load_ca(state / "ca").pem.decode(), secret=secret)

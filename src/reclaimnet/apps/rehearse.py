@@ -11,8 +11,8 @@ from typing import Final
 from reclaimnet.apps.client import Gateway, Node
 from reclaimnet.errors import ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest
-from reclaimnet.model.units import SECOND, show_duration, show_size
-from reclaimnet.model.work import JobRecord, JobState, Saving
+from reclaimnet.model.units import SECOND, show_count, show_duration, show_size
+from reclaimnet.model.work import JobRecord, JobState, Saving, never_saved
 
 POLL_S: Final = 0.2
 BEATS: Final = 10
@@ -23,6 +23,8 @@ AFTER_S: Final = 60.0
 COUNT_S: Final = 30.0
 """How long we wait to learn how long it stood still."""
 LEND_PAUSE_S: Final = 1.0
+REFUSALS: Final = 5
+"""So often the node may refuse to lend again once no notice runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,11 @@ class Outcome:
     downtime_s: float | None
     """How long it took no step; None if nobody has counted it yet."""
     took_s: float
-    """From the notice until it ran again."""
+    """From the notice until its process was up again; it may take its first step later."""
     notice_s: float
     lent_again: bool
+    all_lost: bool = False
+    """It began again, and nobody had counted what it had done."""
 
 
 def plan(gateway: Gateway, word: str, notice: int | None) -> Plan:
@@ -87,18 +91,24 @@ def plan(gateway: Gateway, word: str, notice: int | None) -> Plan:
 def lines(plan: Plan) -> list[str]:
     """The plan, for people."""
     job = plan.job
-    newest = job.newest
     notice = show_duration(plan.notice)
     places = ", ".join(plan.elsewhere) or "nowhere: no other node has room, so it would wait"
     return [
         f"job          {job.spec.name} ({job.id}), step {job.step}"
         + (f", over {', '.join(job.seats)}: all of them move together" if job.seats else ""),
-        f"leaves       {job.holder}, {len(plan.gpus)} GPU, with {notice} notice",
+        f"leaves       {job.holder}, {show_count(len(plan.gpus), 'GPU')}, with {notice} notice",
         f"may go to    {places}",
-        f"its state    {show_size(newest.size) if newest else 'was never saved'}"
-        + ("; IT CANNOT BE SAVED and starts anew" if job.spec.saving is Saving.NONE else ""),
-        f"afterwards   {job.holder} lends the GPU again",
+        f"its state    {_state(job)}",
+        f"afterwards   {job.holder} lends the GPU again; that takes until the notice has run out",
     ]
+
+
+def _state(job: JobRecord) -> str:
+    if job.newest is not None:
+        return show_size(job.newest.size)
+    if job.spec.saving is Saving.NONE:
+        return "was never saved; IT CANNOT BE SAVED: it stays as long as it may, and STARTS ANEW"
+    return "was never saved; unless it can be saved in time, IT STARTS ANEW and all it did is lost"
 
 
 def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) -> Outcome:
@@ -106,7 +116,7 @@ def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) 
     before, card = plan.job, plan.node.card
     began = time.monotonic()
     request = ReclaimRequest(gpus=plan.gpus, grace=plan.notice, reason="a rehearsal")
-    gateway.ask(card.node, request)
+    said_at = gateway.ask(card.node, request).said_at
     patience = plan.notice / SECOND + AFTER_S
     after: JobRecord = before
     try:
@@ -120,7 +130,7 @@ def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) 
         took = time.monotonic() - began
         after = _counted(gateway, before, after)
     finally:
-        lent = _lend_again(gateway, plan, began + plan.notice / SECOND + AFTER_S)
+        lent = _lend_again(gateway, plan, said_at, began + plan.notice / SECOND + AFTER_S)
     still = after.downtime - before.downtime
     return Outcome(
         job=before.id,
@@ -132,6 +142,7 @@ def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) 
         took_s=round(took, 2),
         notice_s=plan.notice / SECOND,
         lent_again=lent,
+        all_lost=never_saved(after),
     )
 
 
@@ -149,6 +160,8 @@ def _counted(gateway: Gateway, before: JobRecord, after: JobRecord) -> JobRecord
     while (
         after.state is JobState.RUNNING
         and after.downtime == before.downtime
+        # Of a job that counts no steps nobody can say it.
+        and after.last_step_at is not None
         and time.monotonic() < until
     ):
         time.sleep(POLL_S)
@@ -156,18 +169,25 @@ def _counted(gateway: Gateway, before: JobRecord, after: JobRecord) -> JobRecord
     return after
 
 
-def _lend_again(gateway: Gateway, plan: Plan, until: float) -> bool:
-    """Once the notice has run out, what was lent before is lent again, on the same terms; not if
-    the owner has taken more back meanwhile."""
+def _lend_again(gateway: Gateway, plan: Plan, said_at: int, until: float) -> bool:
+    """Once the notice has run out, the GPUs that were lent before are lent again, on the same
+    terms; not if the owner has spoken meanwhile."""
     before = plan.node.card
     staying = {gpu.id for gpu in before.gpus} - set(plan.gpus)
+    # All of it is said: an older agent knows no "as before".
+    terms = before.terms
     request = LendRequest(
-        gpus=len(before.gpus),
-        notice=before.terms.notice,
-        users=tuple(before.terms.users),
-        ends=before.terms.ends,
+        which=tuple(gpu.id for gpu in before.gpus),
+        notice=terms.notice,
+        users=terms.users,
+        hours=terms.hours,
+        utc_offset=terms.utc_offset,
+        maintenance=terms.maintenance,
+        ends=terms.ends,
+        as_of=said_at or None,
     )
-    while time.monotonic() < until:
+    refused = 0
+    while time.monotonic() < until and refused < REFUSALS:
         card = next((n.card for n in gateway.nodes() if n.card.node == before.node), None)
         if card is None or staying - {gpu.id for gpu in card.gpus} - set(card.leaving):
             return False
@@ -177,7 +197,8 @@ def _lend_again(gateway: Gateway, plan: Plan, until: float) -> bool:
             if gateway.ask(before.node, request).ok:
                 return True
         except ReclaimNetError:
-            # The notice has not run out yet.
+            # As long as the notice runs, that is why; cards are a beat behind.
+            refused = 0 if card.leaving else refused + 1
             time.sleep(LEND_PAUSE_S)
     return False
 
@@ -188,14 +209,19 @@ def verdict(outcome: Outcome) -> str:
             f"{outcome.name} found no other place in time; it goes on from its last checkpoint "
             "when there is one."
         )
-    lost = f"{outcome.steps_lost} steps lost" if outcome.steps_lost else "no step lost"
+    lost = (
+        f"{show_count(outcome.steps_lost, 'step')} lost" if outcome.steps_lost else "no step lost"
+    )
+    if outcome.all_lost:
+        lost = "all it had done is lost, since it was never saved"
     still = (
-        f"stood still for {show_duration(round(outcome.downtime_s * SECOND))}"
+        f"it took no step for {show_duration(round(outcome.downtime_s * SECOND))}"
         if outcome.downtime_s is not None
-        else "how long it stood still is not known yet"
+        else "how long it took no step is not known"
     )
     late = "" if outcome.took_s <= outcome.notice_s else ", later than the deadline"
     return (
-        f"{outcome.name} moved from {outcome.source} to {outcome.destination}: {lost}, {still}, "
-        f"ran again {show_duration(round(outcome.took_s * SECOND))} after the notice{late}."
+        f"{outcome.name} moved from {outcome.source} to {outcome.destination}: {lost}. Its process "
+        f"was up there {show_duration(round(outcome.took_s * SECOND))} after the notice{late}; "
+        f"{still}."
     )

@@ -24,7 +24,7 @@ from reclaimnet.apps.gateway_http import application, run, version
 from reclaimnet.apps.gateway_session import begin_session, session
 from reclaimnet.errors import Damaged, NotFound, UsageError
 from reclaimnet.model.units import MINUTE
-from reclaimnet.model.work import JobRecord, JobState
+from reclaimnet.model.work import JobRecord, JobState, loss_of
 
 MAX_FRAMES: Final = 60_000
 """More would make a browser slow; the oldest go first."""
@@ -242,8 +242,9 @@ class _Stage:
             found["revision"] < known["revision"] or _looks(found) == _looks(known)
         ):
             return
-        self._records[found["id"]] = dict(found)
-        self.frames.append(Frame(at=at, event="record", data=dict(found)))
+        shown = {**found, "lost": loss_of(msgspec.convert(found, JobRecord))}
+        self._records[found["id"]] = shown
+        self.frames.append(Frame(at=at, event="record", data=shown))
         holder = found.get("holder")
         for node, card in self._nodes.items():
             stale = any(job["job"] == found["id"] for job in card["jobs"])

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from reclaimnet.apps import printing
 from reclaimnet.apps.sim_plots import plots
 from reclaimnet.errors import BadConfig
 from reclaimnet.journal import entries
@@ -35,7 +36,7 @@ COSTS: Final = {
     "waste GPU-h": "waste_gpu_h",
     "down h": "downtime_h",
     "moves": "migrations",
-    "missed": "deadline_misses",
+    "killed at deadline": "deadline_misses",
     "done": "completed",
 }
 
@@ -121,7 +122,7 @@ def scenario_of(
 
 
 def _show(scenario: Scenario, accounts: dict[str, dict[str, Any]], files: list[str]) -> None:
-    console = Console()
+    console = printing.console()
     days = (scenario.until - scenario.start) / DAY
     titles = {
         f"{scenario.name}: {len(scenario.nodes)} nodes, {days:.1f} days": COSTS,

@@ -14,7 +14,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -110,11 +110,14 @@ def up(
             env=dict(os.environ),
         )
     left = _left(config)
+    lenders = sorted(file.parent.name for file in config.agents.glob("*/provider.json"))
+    again = [name for name in lenders if name not in _agents_here(config)]
     link = page_link(left["gateway_url"], _secret(config.state / "gateway-token"))
     sys.stderr.write(
         f"The campus is up at {left['gateway_url']}; `rn down` ends it.\n"
         f"See it in a browser:   {link}\n"
         f"Lend this machine:     rn agent --detach && rn lend\n"
+        + "".join(f"It lent here before:   rn agent --name {name} --detach\n" for name in again)
         + (
             "Lend another machine:  start the campus with `rn up --listen ADDRESS` instead\n"
             if listen in LOOPBACK
@@ -125,31 +128,74 @@ def up(
     return 0
 
 
-def down(*, config: Config, sure: Callable[[list[JobRecord]], bool] = lambda _jobs: True) -> int:
-    """`sure` is asked if jobs will stand still."""
-    jobs = _jobs_here(config)
-    if jobs and not sure(jobs):
+def down(
+    *,
+    config: Config,
+    sure: Callable[[list[JobRecord], list[str]], bool] = lambda _jobs, _fates: True,
+) -> int:
+    """`sure` is asked if jobs will stand still, and told what will become of them."""
+    ours = _agents_here(config)
+    campus_ends = daemon.running(config.state / "up.pid") is not None
+    jobs = _living_jobs(config) if ours or campus_ends else []
+    told = fates(jobs, ours=set(ours), campus_ends=campus_ends)
+    stopping = [
+        job for job in jobs if job.holder is not None and (campus_ends or _is_on(job, ours))
+    ]
+    if stopping and not sure(stopping, told):
         return 1
     with waiting("ending what runs here"):
         ended = end_all(config)
     sys.stderr.write(f"Ended {', '.join(ended)}.\n" if ended else "Nothing was running here.\n")
-    if jobs:
-        named = ", ".join(f"{job.spec.name} ({job.id})" for job in jobs)
-        sys.stderr.write(f"From their last checkpoint go on after the next `rn up`: {named}.\n")
+    for line in told:
+        sys.stderr.write(f"{line}\n")
+    if ours:
+        sys.stderr.write(
+            "Agents are not started by `rn up`; start them again, each as before: "
+            + "; ".join(f"rn agent --name {name} --detach" for name in ours)
+            + "\n"
+        )
     return 0
 
 
-def _jobs_here(config: Config) -> list[JobRecord]:
-    """What runs on agents that `down` would end; nothing if the gateway does not say."""
-    ours = {
+def fates(jobs: list[JobRecord], *, ours: set[str], campus_ends: bool) -> list[str]:
+    """What will become of each job when these agents end, and with them the campus or not."""
+    here = [job for job in jobs if _is_on(job, ours)]
+    when = "after the next `rn up`" if campus_ends else "as soon as another node has a place"
+    groups = [
+        (f"Go on from their last checkpoint {when}", [job for job in here if job.newest]),
+        (f"Begin again {when}, since they were never saved", [j for j in here if not j.newest]),
+    ]
+    if campus_ends:
+        waiting = [job for job in jobs if job.holder is None]
+        elsewhere = [job for job in jobs if job.holder is not None and job not in here]
+        groups += [
+            (f"Go on waiting {when}", waiting),
+            (f"Stand still on other machines, and go on there {when}", elsewhere),
+        ]
+    return [
+        f"{fate}: {', '.join(f'{job.spec.name} ({job.id})' for job in concerned)}."
+        for fate, concerned in groups
+        if concerned
+    ]
+
+
+def _is_on(job: JobRecord, nodes: Collection[str]) -> bool:
+    return any(node in nodes for node in job.seats or (job.holder,))
+
+
+def _agents_here(config: Config) -> list[str]:
+    """The agents that `down` would end."""
+    return [
         pid_file.parent.name
-        for pid_file in config.agents.glob("*/agent.pid")
+        for pid_file in sorted(config.agents.glob("*/agent.pid"))
         if daemon.running(pid_file) is not None
-    }
-    if not ours:
-        return []
+    ]
+
+
+def _living_jobs(config: Config) -> list[JobRecord]:
+    """Nothing if the gateway does not say."""
     try:
-        return [job for job in Gateway(config).jobs(ended=False) if job.holder in ours]
+        return Gateway(config).jobs(ended=False)
     except ReclaimNetError:
         return []
 
@@ -157,13 +203,13 @@ def _jobs_here(config: Config) -> list[JobRecord]:
 def end_all(config: Config) -> list[str]:
     """End what runs in the background here, agents first, so that they can say goodbye; returns
     what it was."""
-    ended = []
-    for pid_file in sorted(config.agents.glob("*/agent.pid")):
-        agent = daemon.running(pid_file)
-        if agent is not None:
-            daemon.end(agent, patience_s=AGENT_END_S)
-            ended.append(f"agent {pid_file.parent.name}")
-        pid_file.unlink(missing_ok=True)
+    pid_files = sorted(config.agents.glob("*/agent.pid"))
+    agents = {file: agent for file in pid_files if (agent := daemon.running(file)) is not None}
+    # All at once: what the first gives back must not be taken by one that ends next.
+    daemon.end(*agents.values(), patience_s=AGENT_END_S)
+    ended = [f"agent {file.parent.name}" for file in agents]
+    for file in pid_files:
+        file.unlink(missing_ok=True)
     orphaned = [run.parent.name for run in sorted(config.agents.glob("*/run")) if _end_guests(run)]
     ended += [f"guests that agent {name} had left" for name in orphaned]
     pid_file = config.state / "up.pid"

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from reclaimnet.apps.cli_tables import printable, reason_of
 from reclaimnet.apps.client import Node
-from reclaimnet.model.units import show_duration, show_size
-from reclaimnet.model.work import JobRecord, JobState
+from reclaimnet.model.units import show_count, show_duration, show_size
+from reclaimnet.model.work import JobRecord, JobState, loss_of
 
 MAX_JOBS: Final = 20
 MAX_NODES: Final = 24
@@ -68,7 +68,8 @@ def _headline(jobs: Sequence[JobRecord], nodes: Sequence[Node]) -> Text:
     vacant = sum(len(node.card.vacant) for node in nodes)
     running = sum(job.holder is not None and not job.state.terminal for job in jobs)
     waiting = sum(job.state is JobState.PENDING for job in jobs)
-    return Text(f"{lent} GPUs lent, {vacant} vacant; {running} jobs run, {waiting} wait", "bold")
+    gpus = f"{show_count(lent, 'GPU')} lent, {vacant} vacant"
+    return Text(f"{gpus}; jobs: {running} running, {waiting} waiting", "bold")
 
 
 def _race(node: Node, jobs: Sequence[JobRecord], now: int) -> list[RenderableType]:
@@ -77,7 +78,7 @@ def _race(node: Node, jobs: Sequence[JobRecord], now: int) -> list[RenderableTyp
     lines: list[RenderableType] = [
         Text.assemble(
             (printable(str(card.node)), "bold"),
-            f" is taken back, {len(card.leaving)} of {len(card.gpus)} GPUs: ",
+            f" is taken back, {len(card.leaving)} of {show_count(len(card.gpus), 'GPU')}: ",
             (f"{show_duration(left)} left", "bold yellow" if left else "bold red"),
         )
     ]
@@ -109,7 +110,7 @@ def _jobs(jobs: Sequence[JobRecord], now: int) -> Table:
             job.holder or "-",
             str(job.step),
             str(job.moves),
-            str(job.steps_lost),
+            loss_of(job),
             printable(reason_of(job, now)),
             style=_STYLES.get(job.state, ""),
         )

@@ -21,6 +21,11 @@ class Agenda(Generic[K]):
         if self._not_before is None or at < self._not_before:
             self._not_before = at
 
+    def hasten(self, key: K, at: int) -> None:
+        """At `at`, unless it is due before that anyway, or not on the agenda."""
+        if self._at.get(key, at) > at:
+            self.set(key, at)
+
     def drop(self, key: K) -> None:
         self._at.pop(key, None)
 

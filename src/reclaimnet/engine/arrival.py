@@ -17,6 +17,7 @@ from reclaimnet.engine.phase import Phase
 from reclaimnet.model.events import HandoverFailed, HandoverOffered, Pulled, PullFailed
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.orders import End, Limit, Order, Pull, Start, Tell, WarmUp
+from reclaimnet.model.units import show_count
 from reclaimnet.model.work import Checkpoint, JobState, ManifestId
 from reclaimnet.policy.place import worth_waiting
 
@@ -173,7 +174,7 @@ class Arrival:
         notice = self.attempt.notice
         if notice is None or now < notice.deadline:
             return None
-        return self.attempt.close(JobState.PENDING, f"Reclaimed: {notice.cause}", now)
+        return self.attempt.close(JobState.PENDING, f"Reclaimed: {notice.cause.told}", now)
 
     def _start(self, checkpoint: Checkpoint | None, now: int) -> list[Order]:
         attempt, record = self.attempt, self.attempt.record
@@ -241,4 +242,4 @@ def _loss(steps: int, *, begun: bool, saved: bool) -> str:
         return "it has not run yet"
     if not saved:
         return "it was never saved, so all it had done is lost"
-    return f"{steps} steps are lost" if steps else "nothing is lost"
+    return f"{show_count(steps, 'step')} lost" if steps else "nothing is lost"

@@ -419,7 +419,7 @@ class Attempt:
         if event.killed and self._releasing:
             return self.close(JobState.PENDING, f"Released: {self._releasing}", now)
         if event.killed and self.notice is not None:
-            return self.close(JobState.PENDING, f"Reclaimed: {self.notice.cause}", now)
+            return self.close(JobState.PENDING, f"Reclaimed: {self.notice.cause.told}", now)
         stumbles = stumbles_of(self.record, began=self.arrival.begun_at, now=now)
         if event.killed:
             why = f"NodeFail: {event.reason or 'ended by this node'}"

@@ -99,7 +99,8 @@ class Beats:
             vacant=tuple(gpu.id for gpu in provider.vacant()),
             leaving=tuple(sorted(provider.leaving())),
             deadline=provider.deadline() if offer else provider.served_until,
-            terms=offer.terms if offer else Terms(),
+            terms=provider.standing.terms if provider.standing else Terms(),
+            opens_at=provider.opens_at(),
             uplink_bps=body.uplink_bps,
             shelf_bytes=body.shelf_bytes,
             hazard_per_h=hazard.forecast.outlook.rate_per_h,
@@ -121,7 +122,8 @@ class Beats:
         if self._book_as_of != provider.version:
             self._book_as_of = provider.version
             offered = (provider.offer, provider.leaving(), provider.deadline())
-            self._book = (*offered, provider.lending_since, provider.served_until)
+            since = (provider.lending_since, provider.served_until)
+            self._book = (*offered, *since, provider.standing, provider.opens_at())
         return (
             self._book,
             self._hazard.forecast,

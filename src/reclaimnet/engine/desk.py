@@ -12,6 +12,7 @@ asks the nodes. sim/place_kernel.py is the same for a million nodes, and agrees 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from itertools import islice
 from typing import Final
 
@@ -162,6 +163,14 @@ class Desk:
             return 0
         line = self._lines[waiter.lane]
         return bisect_left(line, waiter.key, key=lambda entry: entry[0])
+
+    def front(self, most: int) -> list[JobId]:
+        """Who is next, so many in each lane."""
+        return [waiter.job for line in self._lines.values() for _, waiter in line[:most]]
+
+    def largest(self, most: int) -> list[NodeId]:
+        """Who lends most GPUs, vacant or not."""
+        return nlargest(most, self._size, key=lambda node: (self._size[node], node))
 
     def could_ever(self, gpus: int, nodes: int = 1) -> bool:
         """So many nodes have so many GPUs, vacant or not."""

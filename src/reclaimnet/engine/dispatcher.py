@@ -6,6 +6,7 @@ and where is the desk's rule; here the nodes are asked, and people told why a jo
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
@@ -31,9 +32,9 @@ from reclaimnet.model.events import (
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.orders import Check, Explain, Order, Tell, Write
 from reclaimnet.model.probing import ProbeId, Purpose
-from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND, show_duration
+from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND, show_count, show_duration
 from reclaimnet.model.work import Decision, JobRecord, JobState, Writer, lane_of, shape_of
-from reclaimnet.policy.place import Candidate, Need
+from reclaimnet.policy.place import Candidate, Need, Ranked
 from reclaimnet.policy.rank import Key
 from reclaimnet.policy.split import by_residual, by_weight
 from reclaimnet.policy.suite import Suite
@@ -59,9 +60,12 @@ REPORT_AFTER: Final = SECOND
 """A job that waits this long is told why, and what to expect."""
 REPORT_AGAIN: Final = 30 * SECOND
 """The expected start is told again this often, if it has changed."""
+NAMED: Final = 3
+"""Refusals that a job's reason names; `rn why` names more."""
 REPORTS: Final = 16
 """Jobs told at once, and again after REPORT_AFTER: a flood of submissions must not become a flood
 of writes."""
+_REFUSED: Final = "Refused: "
 
 
 class Dispatcher:
@@ -100,6 +104,10 @@ class Dispatcher:
         self._reports: Agenda[JobId] = Agenda()
         self._report_at = now
         """No more of them before that."""
+        self._refused: dict[JobId, tuple[str, ...]] = {}
+        """Of those who rest: who refused them, and why."""
+        self._explained: dict[JobId, str] = {}
+        """The reason to wait that was last explained to each."""
         self._writing: set[JobId] = set()
         self._cancelled: dict[JobId, tuple[JobRecord, int]] = {}
         """Jobs whose cancelling is not stored yet, and when to try again."""
@@ -204,6 +212,7 @@ class Dispatcher:
 
     def _line_up(self, record: JobRecord) -> None:
         self._resting.drop(record.id)
+        self._refused.pop(record.id, None)
         if self.desk.waits(record.id):
             return
         self.desk.line_up(
@@ -227,6 +236,8 @@ class Dispatcher:
         self.desk.leave(job)
         self._resting.drop(job)
         self._reports.drop(job)
+        self._refused.pop(job, None)
+        self._explained.pop(job, None)
         self._pause.pop(job, None)
         self._rank.pop(job, None)
 
@@ -302,15 +313,17 @@ class Dispatcher:
             self._told(card.node, len(card.vacant))
 
     def beat(self, card: Card, now: int) -> list[Order]:
+        before = self.desk.vacant(card.node)
         self.heard(card)
-        return self._place(now)
+        return self._place_in(card.node, before, now)
 
     def vacancy_told(self, event: VacancyTold, now: int) -> list[Order]:
         if event.at < self._told_at.get(event.node, 0):
             return []
         self._told_at[event.node] = event.at
+        before = self.desk.vacant(event.node)
         self._told(event.node, event.vacant)
-        return self._place(now)
+        return self._place_in(event.node, before, now)
 
     def _told(self, node: NodeId, vacant: int) -> None:
         card = self.around.card(node)
@@ -321,6 +334,14 @@ class Dispatcher:
         return any(card.zone == zone for card in self.around.dispatchers(self.listening_since))
 
     # --- placing ---------------------------------------------------------------------------
+
+    def _place_in(self, node: NodeId, before: int, now: int) -> list[Order]:
+        orders = self._place(now)
+        if self.desk.vacant(node) != before:
+            # Nobody took it, so those who are next wait for another reason than was said.
+            for job in self.desk.front(REPORTS):
+                self._reports.hasten(job, now + REPORT_AFTER)
+        return orders
 
     def _place(self, now: int) -> list[Order]:
         orders: list[Order] = []
@@ -343,18 +364,9 @@ class Dispatcher:
         """The desk proposes a few nodes; the place policy knows which of them suit the job."""
         spec = record.spec
         newest = record.newest
-        need = Need(
-            job=record.id,
-            shape=shape_of(spec),
-            state_bytes=max(piece.size for piece in newest.pieces) if newest else 0,
-        )
         holders = {h for piece in newest.pieces for h in piece.holders} if newest else set()
         others = self.desk.best(spec.gpus, most=SHORTLIST, job=record.id)
-        candidates = [
-            self._as_believed(candidate, nodes, spec.gpus)
-            for candidate in self.around.among({*nodes, *others, *holders}, record, now)
-        ]
-        ranked = self.suite.place(need, candidates, now)
+        ranked = self._judged(record, {*nodes, *others, *holders}, now, promised=nodes)
         chosen = ranked.nodes[: spec.nodes]
         for node in nodes:
             if node not in chosen:
@@ -368,7 +380,7 @@ class Dispatcher:
         prober = Prober(
             asker=self.node,
             job=record.id,
-            shape=need.shape,
+            shape=shape_of(spec),
             purpose=Purpose.START,
             priority=spec.priority,
             ranked=ranked.nodes,
@@ -379,6 +391,27 @@ class Dispatcher:
             Explain(job=record.id, decision=ranked.decision),
             *self._noted(prober, prober.ask_next(now)),
         ]
+
+    def _judged(
+        self,
+        record: JobRecord,
+        nodes: set[NodeId],
+        now: int,
+        *,
+        promised: tuple[NodeId, ...] = (),
+    ) -> Ranked:
+        """What the place policy says of these nodes."""
+        newest = record.newest
+        need = Need(
+            job=record.id,
+            shape=shape_of(record.spec),
+            state_bytes=max(piece.size for piece in newest.pieces) if newest else 0,
+        )
+        candidates = [
+            self._as_believed(candidate, promised, record.spec.gpus)
+            for candidate in self.around.among(nodes, record, now)
+        ]
+        return self.suite.place(need, candidates, now)
 
     def _as_believed(
         self, candidate: Candidate, promised: tuple[NodeId, ...], gpus: int
@@ -440,6 +473,9 @@ class Dispatcher:
             # Two gangs that met would meet again if both came back at the same moment.
             pause += crc32(f"{job} {pause}".encode()) % (pause // 2)
         self._resting.set(job, now + pause)
+        self._refused[job] = decision.refused or decision.reasons
+        if self._explained.get(job) != self._refusal(job):
+            self._reports.hasten(job, now + REPORT_AFTER)
         return [Explain(job=job, decision=decision)]
 
     def written(self, event: Written, now: int) -> list[Order]:
@@ -494,20 +530,40 @@ class Dispatcher:
         )
         orders: list[Order] = []
         for job in due:
+            if job in self._searches or (job in self._resting and job not in self._refused):
+                # Somebody is asked about it, or has it already: the answer will tell more.
+                self._reports.set(job, now + REPORT_AFTER)
+                continue
             self._reports.set(job, now + REPORT_AGAIN)
             record = self.waiting[job]
-            reason = self._why(record, ends, now)
+            orders += self._explain_waiting(record, now)
+            reason = self._reason(record, ends, now)
             if reason != record.reason and job not in self._writing:
                 orders += self._write(replace(record, reason=reason))
         return orders
 
-    def _why(self, record: JobRecord, ends: list[int], now: int) -> str:
-        gpus, nodes = record.spec.gpus, record.spec.nodes
-        wanted = f"{gpus} GPU{'s' * (gpus != 1)}"
-        who = "no node has" if nodes == 1 else f"no {nodes} nodes have"
-        if not self.desk.could_ever(gpus, nodes):
-            lack = "no node lends" if nodes == 1 else f"no {nodes} nodes of one zone lend"
-            return f"Resources: {lack} {wanted}; it starts when one does"
+    def _explain_waiting(self, record: JobRecord, now: int) -> list[Order]:
+        """For the journal: why it waits, if that is new, and what each node lacks."""
+        why = self._why(record, now)
+        if self._explained.get(record.id) == why:
+            return []
+        self._explained[record.id] = why
+        if record.id in self._refused:
+            return []
+        around = {*self._fitting(record), *self.desk.largest(SHORTLIST)}
+        refused = self._judged(record, around, now).decision.refused
+        decision = Decision(
+            question="where to?", chosen="nowhere yet", reasons=(why,), refused=refused
+        )
+        return [Explain(job=record.id, decision=decision)]
+
+    def _reason(self, record: JobRecord, ends: list[int], now: int) -> str:
+        """For the record: why it waits, and when it can expect to start."""
+        why = self._why(record, now)
+        if why.startswith(_REFUSED) or not self.desk.could_ever(
+            record.spec.gpus, record.spec.nodes
+        ):
+            return why
         ahead = self.desk.ahead_of(record.id)
         line = f"{ahead} go first" if ahead > 1 else "one goes first" if ahead else "next in line"
         line += f" ({lane_of(record.spec)} lane)"
@@ -517,7 +573,38 @@ class Dispatcher:
         else:
             known = f"{len(ends)} of {len(self.held)} running jobs said how long they last"
             expected = f"expected start unknown: {known}"
-        return f"Resources: {who} {wanted} vacant; {line}; {expected}"
+        return f"{why}; {line}; {expected}"
+
+    def _why(self, record: JobRecord, now: int) -> str:
+        """What keeps it from starting at this moment."""
+        job, gpus, nodes = record.id, record.spec.gpus, record.spec.nodes
+        wanted = show_count(gpus, "GPU")
+        if not self.desk.could_ever(gpus, nodes):
+            lack = "no node lends" if nodes == 1 else f"no {nodes} nodes of one zone lend"
+            return f"Resources: {lack} {wanted}; it starts when one does"
+        fitting = self._fitting(record)
+        if len(fitting) >= nodes:
+            if job not in self._refused:
+                ranked = self._judged(record, set(fitting), now)
+                if len(ranked.nodes) >= nodes:
+                    return "Priority: its turn has not come"
+                return _refusal(ranked.decision.refused)
+            return self._refusal(job)
+        for node, other in self.desk.kept_for.items():
+            if other != job and self.desk.vacant(node) >= gpus:
+                return f"Priority: {node} is kept free for {other}, which has waited for longer"
+        who = "no node has" if nodes == 1 else f"no {nodes} nodes have"
+        return f"Resources: {who} {wanted} vacant"
+
+    def _fitting(self, record: JobRecord) -> list[NodeId]:
+        most = max(SHORTLIST, record.spec.nodes)
+        return self.desk.best(record.spec.gpus, most=most, job=record.id)
+
+    def _refusal(self, job: JobId) -> str:
+        """Of those who have room, if any of them refused; else of whoever did."""
+        refused = self._refused[job]
+        fitting = set(self._fitting(self.waiting[job]))
+        return _refusal([each for each in refused if each.partition(":")[0] in fitting] or refused)
 
     # --- the lost --------------------------------------------------------------------------
 
@@ -614,6 +701,11 @@ class Dispatcher:
 def _returned(prober: Prober) -> list[Order]:
     """A gang that did not get all its places gives back the ones it got, at once."""
     return [Tell(to=t.node, event=TicketReturned(ticket=t)) for t in prober.tickets]
+
+
+def _refusal(refused: Sequence[str]) -> str:
+    more = len(refused) - NAMED
+    return f"{_REFUSED}{'; '.join(refused[:NAMED])}" + (f"; and {more} more" if more > 0 else "")
 
 
 def _due(at: int | None, now: int) -> bool:

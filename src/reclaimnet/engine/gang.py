@@ -24,7 +24,7 @@ from reclaimnet.model.events import SeatGranted, SeatTaken, SeatTold, WriteRefus
 from reclaimnet.model.market import JobId, NodeId, Progress
 from reclaimnet.model.orders import Explain, Order, Tell
 from reclaimnet.model.probing import Ticket
-from reclaimnet.model.units import SECOND, show_duration
+from reclaimnet.model.units import SECOND, show_count, show_duration
 from reclaimnet.model.work import (
     KEPT_CHECKPOINTS,
     REQUEUE_EXIT_CODE,
@@ -258,7 +258,7 @@ class Gang:
         self.record = replace(self.record, step=step, steps_lost=self.record.steps_lost + lost)
         chosen = f"step {step}" if self._base else "the beginning"
         return [
-            self._explain("from where does it go on?", chosen, f"{lost} steps are lost"),
+            self._explain("from where does it go on?", chosen, f"{show_count(lost, 'step')} lost"),
             *self._tell_all(now),
         ]
 

@@ -48,10 +48,14 @@ class Provider:
         """What is lent now."""
         self.standing: Offer | None = None
         """What the provider has said to lend, at the hours that were declared."""
+        self.said: Offer | None = None
+        """What stood last, whether or not it still does: what "again" and "as before" mean."""
         self.lending_since: int | None = None
         self.contracts: dict[JobId, Contract] = {}
         self.tickets: dict[TicketId, Ticket] = {}
         self.notices: dict[NoticeId, Notice] = {}
+        self.closed = False
+        """Nobody is taken in any more: its agent is about to end."""
         self._minted = 0
         self.version = 0
         """Grows with every change, so that what is derived need not be derived again."""
@@ -63,6 +67,8 @@ class Provider:
     # --- derived ---------------------------------------------------------------------------
 
     def vacant(self) -> tuple[Gpu, ...]:
+        if self.closed:
+            return ()
         taken = {gpu for contract in self.contracts.values() for gpu in contract.gpus}
         taken |= {gpu for ticket in self.tickets.values() for gpu in ticket.gpus}
         taken |= self.leaving()
@@ -103,6 +109,10 @@ class Provider:
         touching = [n for n in self.notices.values() if set(n.gpus) & set(contract.gpus)]
         return min(touching, key=lambda notice: (notice.deadline, notice.id), default=None)
 
+    def opens_at(self) -> int | None:
+        """When it lends again by itself; None if it lends now, or does not."""
+        return self._hours_at if self.offer is None and self.standing is not None else None
+
     def next_wake(self) -> int | None:
         if not self.tickets and not self.notices and self.served_until is None:
             return self._hours_at
@@ -135,19 +145,19 @@ class Provider:
                 text=f"These GPUs are under notice ({_listed(back)}); "
                 "withdraw it first with: rn reclaim --cancel",
             )
-        self.standing = event.offer
         gpus = f"{len(offered)} GPU{'s' * (len(offered) != 1)}"
         notice = show_duration(event.offer.terms.notice)
         if not event.offer.terms.lends_at(now) and not in_use:
-            self.offer, self.lending_since = None, None
-            self._hours_at = event.offer.terms.opens_after(now)
-            if self._hours_at is None:
-                self.standing = None
+            opens = event.offer.terms.opens_after(now)
+            if opens is None:
                 text = "The hours that were declared never come; declare others."
                 return Answer(request=event.request, ok=False, text=text)
-            wait = show_duration(self._hours_at - now)
+            self.standing = self.said = event.offer
+            self.offer, self.lending_since, self._hours_at = None, None, opens
+            wait = show_duration(opens - now)
             text = f"{self.node} will lend {gpus} with {notice} notice, in {wait}."
             return Answer(request=event.request, ok=True, text=text)
+        self.standing = self.said = event.offer
         self._open(event.offer, now)
         text = f"{self.node} lends {gpus} with {notice} notice."
         return Answer(request=event.request, ok=True, text=text)
@@ -229,17 +239,19 @@ class Provider:
             f"will be free in {show_duration(grace)} at the latest; {len(guests)} "
             f"job{'s have' if len(guests) != 1 else ' has'} to leave."
             if guests and grace > 0
-            else "are yours now."
-            if len(gpus) != 1
-            else "is yours now."
+            else f"{'are' if len(gpus) != 1 else 'is'} yours now"
+            + (f"; {len(guests)} job{'s' * (len(guests) != 1)} had to leave." if guests else ".")
         )
         if guests and grace < promised:
             text += f" (You promised {show_duration(promised)}.)"
         return Answer(request=event.request, ok=True, text=text), notice
 
     def _reclaim_rest(self, event: ReclaimAsked, now: int) -> Answer:
-        """Of a node that lends nothing any more, the end of what is fetched from it."""
+        """Of a node that lends nothing now, what it would lend again by itself, or the end of what
+        is fetched from it."""
         until = self.served_until
+        if self.standing is not None and event.replaces is None:
+            return self._reclaim_standing(self.standing, event, now)
         if until is None or event.grace is None or event.replaces is not None:
             text = f"{self.node} lends nothing, so there is nothing to take back."
             return Answer(request=event.request, ok=False, text=text)
@@ -248,6 +260,25 @@ class Provider:
             f"another {show_duration(self.served_until - now)}."
             if self.served_until > now
             else "this."
+        )
+        return Answer(request=event.request, ok=True, text=text)
+
+    def _reclaim_standing(self, standing: Offer, event: ReclaimAsked, now: int) -> Answer:
+        stood = [gpu.id for gpu in standing.gpus]
+        gpus = tuple(event.gpus) or tuple(stood)
+        unknown = [gpu for gpu in gpus if gpu not in stood]
+        if unknown:
+            text = f"{_listed(unknown)} is not lent by {self.node}; it will lend {_listed(stood)}."
+            return Answer(request=event.request, ok=False, text=text)
+        self._take_from_standing(set(gpus))
+        if self.standing is None:
+            self._hours_at = None
+        if self.served_until is not None and event.grace is not None:
+            self.served_until = min(self.served_until, now + max(event.grace, 0))
+        one = len(gpus) == 1
+        text = (
+            f"{len(gpus)} GPU{'s' * (not one)} of {self.node} {'is' if one else 'are'} yours now, "
+            "and not lent again by itself."
         )
         return Answer(request=event.request, ok=True, text=text)
 
@@ -298,7 +329,7 @@ class Provider:
         """The ticket becomes a contract, unless it is void."""
         self.version += 1
         held = self.tickets.pop(ticket.id, None)
-        if held is None or now >= held.expires or held.job in self.contracts:
+        if held is None or now >= held.expires or held.job in self.contracts or self.closed:
             return False
         self.contracts[held.job] = Contract(job=held.job, gpus=held.gpus, since=now)
         return True
@@ -340,9 +371,8 @@ class Provider:
 
     def _stop_lending(self, notice: Notice, now: int) -> None:
         gpus = set(notice.gpus)
-        if self.standing is not None and notice.cause != Cause.HOURS:
-            kept = tuple(gpu for gpu in self.standing.gpus if gpu.id not in gpus)
-            self.standing = replace(self.standing, gpus=kept) if kept else None
+        if notice.cause != Cause.HOURS:
+            self._take_from_standing(gpus)
         if self.offer is None:
             # An earlier deadline took the last GPU already.
             return
@@ -352,6 +382,13 @@ class Provider:
             self.lending_since = None
             self.served_until = notice.deadline if now < notice.deadline else None
             self._hours_at = self.standing.terms.opens_after(now) if self.standing else None
+
+    def _take_from_standing(self, gpus: set[GpuId]) -> None:
+        if self.standing is None:
+            return
+        kept = tuple(gpu for gpu in self.standing.gpus if gpu.id not in gpus)
+        self.standing = replace(self.standing, gpus=kept) if kept else None
+        self.said = self.standing or self.said
 
     def _lent(self) -> tuple[Gpu, ...]:
         return self.offer.gpus if self.offer else ()

@@ -296,7 +296,7 @@ class Seat:
         self.phase = SeatPhase.GONE
         self._exit = event
         if event.killed and self._notice is not None:
-            self._reason = f"Reclaimed: {self._notice.cause}"
+            self._reason = f"Reclaimed: {self._notice.cause.told}"
         return self._tell(now)
 
     # --- the loan --------------------------------------------------------------------------
@@ -332,7 +332,7 @@ class Seat:
             return []
         waits = self.phase in (SeatPhase.FETCHING, SeatPhase.READY)
         if self._notice is not None and waits and now >= self._notice.deadline:
-            return self.end(f"Reclaimed: {self._notice.cause}", now)
+            return self.end(f"Reclaimed: {self._notice.cause.told}", now)
         orders = self._tell(now) + self._ask_copy()
         if now - self._heard_at >= FORSAKEN:
             orders.append(Read(job=self.job))

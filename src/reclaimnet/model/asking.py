@@ -1,24 +1,35 @@
 """Asking: what a person may ask of an agent, locally or through the gateway."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from reclaimnet.model.market import Hours, Maintenance
-from reclaimnet.model.units import MINUTE
+from reclaimnet.model.units import DAY
+
+MAX_NOTICE: Final = 30 * DAY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LendRequest:
+    """What is not said (None) stays as it was said last; for a machine that was never lent, it is
+    as in `Terms`."""
+
     gpus: int | None = None
-    """How many; None means all that the machine has."""
-    notice: int = MINUTE
-    users: tuple[str, ...] = ()
+    """How many: those that were lent last come first."""
+    notice: int | None = None
+    users: tuple[str, ...] | None = None
+    """Empty means everyone."""
     which: tuple[str, ...] = ()
-    """Indices or UUIDs of the GPUs to lend; empty means the first ones."""
-    hours: tuple[Hours, ...] = ()
-    utc_offset: int = 0
-    maintenance: tuple[Maintenance, ...] = ()
+    """Indices or UUIDs of the GPUs to lend; if neither this nor how many is said, those that were
+    lent last, at first all."""
+    hours: tuple[Hours, ...] | None = None
+    """Empty means at any hour."""
+    utc_offset: int | None = None
+    maintenance: tuple[Maintenance, ...] | None = None
     ends: int | None = None
-    """When the loan is over for good, if that is known."""
+    """When the loan is over for good, if that is known; 0 means that it is not known any more."""
+    as_of: int | None = None
+    """Refused if the owner has spoken since then; see `Reply.said_at`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +61,6 @@ class Reply:
     ok: bool
     text: str
     """One sentence for the person; for a StatusRequest, the card as JSON."""
+    said_at: int = 0
+    """When the owner said this, by the node's clock: only equality means anything to others. 0 if
+    nothing was granted, or the agent is an older one."""

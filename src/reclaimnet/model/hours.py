@@ -1,6 +1,7 @@
 """Hours as providers write them, for the terms of a loan."""
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from reclaimnet.model.market import Hours
@@ -30,6 +31,32 @@ def parse_hours(text: str) -> tuple[Hours, ...]:
         return (evening,)
     after = tuple(sorted((day + 1) % 7 for day in days))
     return (evening, Hours(days=after, opens=0, closes=closes))
+
+
+def show_hours(hours: tuple[Hours, ...]) -> str:
+    """As they are written, spans past midnight in one; the inverse of `parse_hours`."""
+    left = list(hours)
+    for span in hours:
+        if span.closes == DAY and span.opens > 0:
+            after = tuple(sorted((day + 1) % 7 for day in span.days))
+            for morning in left:
+                if (morning.days, morning.opens) == (after, 0) and morning.closes < span.opens:
+                    left.remove(morning)
+                    left[left.index(span)] = replace(span, closes=morning.closes)
+                    break
+    return ", ".join(_span(span) for span in left)
+
+
+def _span(span: Hours) -> str:
+    runs: list[list[int]] = []
+    for day in sorted(span.days):
+        if runs and runs[-1][-1] == day - 1:
+            runs[-1].append(day)
+        else:
+            runs.append([day])
+    named = ",".join(DAYS[run[0]] + (f"-{DAYS[run[-1]]}" if run[1:] else "") for run in runs)
+    times = [f"{at // HOUR:02}:{at % HOUR // MINUTE:02}" for at in (span.opens, span.closes)]
+    return f"{named} {times[0]}-{times[1]}"
 
 
 def _days(text: str) -> tuple[int, ...]:

@@ -124,6 +124,20 @@ class Cause(StrEnum):
     """The hours the provider declared are over, or maintenance begins; it lends again by itself
     afterwards."""
 
+    @property
+    def told(self) -> str:
+        """For whoever had to leave: what has happened."""
+        return _TOLD[self]
+
+
+_TOLD: Final = {
+    Cause.RECLAIM: "its owner took the machine back",
+    Cause.PRESSURE: "memory ran short there",
+    Cause.WALLTIME: "the batch system took the machine back",
+    Cause.LINK: "not all that talk on its link fit there",
+    Cause.HOURS: "the hours in which the machine is lent are over",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
@@ -350,6 +364,9 @@ class Card:
     """The earliest deadline of those notices; where nothing is lent any more, until when what the
     node keeps for others can be fetched."""
     terms: Terms = Terms()
+    """Of what is lent now, or will be by itself."""
+    opens_at: int | None = None
+    """When it lends by itself again; None if it lends now, or its owner has to say so."""
     uplink_bps: int = 0
     shelf_bytes: int = 0
     """Room left in the node's vault for other nodes' checkpoints."""

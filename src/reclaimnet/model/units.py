@@ -75,6 +75,16 @@ def show_duration(duration: int) -> str:
     return f"{duration // DAY}d{duration % DAY // HOUR:02d}h"
 
 
+def show_age(duration: int) -> str:
+    """The same, for what only grows: 0s, 12s, 4m05s."""
+    return show_duration(duration // SECOND * SECOND) if duration >= SECOND else "0s"
+
+
+def show_count(number: int, noun: str) -> str:
+    """1 GPU, 2 GPUs."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def show_size(size: int) -> str:
     """A short text for people: 512 B, 64.0 KiB, 1.2 GiB."""
     amount = float(size)

@@ -7,7 +7,7 @@ from typing import Any, Final, NewType
 from reclaimnet.model.copying import copier
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.talk import Talk
-from reclaimnet.model.units import MINUTE
+from reclaimnet.model.units import DAY, MINUTE, show_count
 
 ManifestId = NewType("ManifestId", str)
 ChunkId = NewType("ChunkId", str)
@@ -278,10 +278,32 @@ _but: Final = copier(JobRecord)
 
 
 def never_saved(record: JobRecord) -> bool:
-    """It was started again from the beginning, and nobody counted what it had done."""
+    """It was started again from the beginning, or will be, and nobody counted what it had done."""
     counted = record.step > 0 or record.steps_lost > 0
-    return record.moves > 0 and not counted and not record.checkpoints and record.output is None
+    again = record.moves > 0 or record.state is JobState.PENDING
+    ran = record.started_at is not None
+    return ran and again and not counted and not record.checkpoints and record.output is None
 
+
+def loss_of(record: JobRecord) -> str:
+    """What it has lost, for a column: so many steps, or `all`. Whoever shows it asks here."""
+    return "all" if never_saved(record) else str(record.steps_lost)
+
+
+def show_loss(record: JobRecord) -> str:
+    """The same in words."""
+    if never_saved(record):
+        if record.state is JobState.PENDING:
+            return "all it had done is lost, since it was never saved"
+        return "all it had done before its last start is lost, since it was never saved"
+    steps = record.steps_lost
+    return f"{show_count(steps, 'step')} lost" if steps else "no step lost"
+
+
+MAX_PRIORITY: Final = 100
+"""Of a job, and its negative the least."""
+MAX_LASTS: Final = 366 * DAY
+MAX_MEMORY: Final = 1 << 50
 
 SHORT_AT_MOST: Final = 5 * MINUTE
 """A job that says it lasts no longer than five minutes is short."""

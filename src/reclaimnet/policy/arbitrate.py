@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from reclaimnet.model.market import Gpu, GpuId, Offer
 from reclaimnet.model.probing import Probe
+from reclaimnet.model.units import show_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,5 +48,6 @@ def _objections(probe: Probe, booth: Booth) -> Sequence[str]:
         return (f"does not lend to {probe.shape.user}",)
     if len(booth.vacant) < probe.shape.gpus:
         under_notice = ", others are under notice" if booth.leaving else ""
-        return (f"{len(booth.vacant)} of {probe.shape.gpus} GPUs vacant{under_notice}",)
+        wanted = show_count(probe.shape.gpus, "GPU")
+        return (f"{len(booth.vacant)} of {wanted} vacant{under_notice}",)
     return ()

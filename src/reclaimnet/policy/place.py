@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from reclaimnet.model.market import Card, JobId, NodeId
-from reclaimnet.model.units import HOUR, MINUTE, SECOND, show_duration, show_size
+from reclaimnet.model.units import HOUR, MINUTE, SECOND, show_count, show_duration, show_size
 from reclaimnet.model.work import Checkpoint, Decision, JobRecord, Shape
 from reclaimnet.policy.hazard import expected_life
 
@@ -154,7 +154,7 @@ class MostUseful:
             return Decision(
                 question="where to?" if need.vacant_now else "who keeps a copy?",
                 chosen=nodes[0] if nodes else "nowhere",
-                reasons=tuple(_praise(judged) for judged in fit[:3]),
+                reasons=tuple(_praise(need, judged) for judged in fit[:3]),
                 refused=tuple(refused),
             )
 
@@ -255,7 +255,7 @@ def objection_to(need: Need, candidate: Candidate) -> str:
     if missing:
         return lacks(missing)
     if len(card.vacant) < need.shape.gpus:
-        return f"{len(card.vacant)} of {need.shape.gpus} GPUs vacant"
+        return f"{len(card.vacant)} of {show_count(need.shape.gpus, 'GPU')} vacant"
     if need.slowest is not None and candidate.slowdown >= need.slowest:
         return (
             f"its rhythm fits no better there: everybody would be {candidate.slowdown - 1:.0%} "
@@ -298,15 +298,20 @@ def _speed(need: Need, card: Card) -> float:
     return speeds[: max(need.shape.gpus, 1)][-1] if speeds else 1.0
 
 
-def _praise(judged: _Judged) -> str:
+def _praise(need: Need, judged: _Judged) -> str:
     card = judged.candidate.card
+    if not need.vacant_now:
+        runs = ", could run it, too" if _could_run(need, card) else ""
+        room = f"has room for {show_size(card.shelf_bytes)}"
+        return f"{card.node}: {room}{runs}, expected to last {judged.life:.1f} h more"
     holds = "holds the newest checkpoint, " if judged.candidate.holds else ""
     late = " (not within the notice)" if judged.far else ""
     wait = f"state there in {show_duration(judged.wait)}{late}, " if judged.wait else ""
     slower = judged.candidate.slowdown
     crowd = f"its rhythm costs {slower - 1:.0%} there, " if slower > CROWDED else ""
     return (
-        f"{card.node}: {holds}{wait}{crowd}{len(card.vacant)} GPUs vacant, expected to last "
+        f"{card.node}: {holds}{wait}{crowd}{show_count(len(card.vacant), 'GPU')} vacant, "
+        "expected to last "
         f"{judged.life:.1f} h more, worth {judged.value:.2f} h of work"
     )
 

@@ -155,7 +155,10 @@ class Job:
             return
         now = time.monotonic_ns()
         words[_STEP_AT] = now
-        words[_STEP] = step
+        try:
+            words[_STEP] = step
+        except (TypeError, ValueError):
+            raise UsageError(f"a step is a whole number from 0 on, not {step!r}") from None
         if words[_SAVE_WANTED] != self._answered or now >= words[_LEASE_UNTIL] or self._first:
             self._attend(step, state)
 

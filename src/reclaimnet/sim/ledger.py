@@ -49,6 +49,7 @@ class Account:
     """Of the downtime: hours without a GPU anywhere. The rest is leaving, fetching, loading."""
     migrations: int
     deadline_misses: int
+    """Jobs that still ran when the notice was over, and were killed then; none is let run on."""
     useful_gpu_h: float
     completed: int
     first_start_gpu_h: float

@@ -46,8 +46,10 @@ def replay(file: Path) -> Scenario:
         try:
             _tell(story, entry)
         except (KeyError, TypeError, ValueError, ReclaimNetError) as error:
+            lacks = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise BadConfig(
-                f"{file}:{number}: {error!r}; expected an entry of a journal of this version"
+                f"{file}:{number}: this is no entry of a journal of this version ({lacks}); give a "
+                "file that `rn journal` or `rn sim` has written"
             ) from error
     if len(story.offers) < 2 or story.first is None:
         raise BadConfig(f"{file}: fewer than two nodes ever lent; a job needs another one to go to")

@@ -196,6 +196,10 @@ _SILENT: Final = re.compile(
 )
 _ADVICE: Final = (
     (
+        r"establish a configuration source",
+        "no Slurm is set up on this machine; run this on a login node of the cluster",
+    ),
+    (
         r"MaxSubmit|job submit limit|violates accounting",
         "you have as many jobs in the queue as you may",
     ),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from reclaimnet.adapters.linux.memory import find_memory
+from reclaimnet.apps import printing
 from reclaimnet.apps.bench.airlock_contest import PRIORITIES, SATURATED
 from reclaimnet.apps.bench.airlock_live import SAVE_EVERY, contest
 from reclaimnet.apps.bench.airlock_sim import SIM_NODE_BYTES, simulate
@@ -39,7 +40,7 @@ how many die under their rules is not."""
 QUICK_SIM_NODES: Final = 4
 
 
-def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
     parent = find_memory()
     if parent is None:
         raise Unavailable(
@@ -107,10 +108,9 @@ def _under_load(parent: Path, seed: int, limit: int, window_s: float) -> dict[st
 
 
 def render(result: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = printing.console()
     size = result["params"]["node_bytes"] // MIB
     simulated = result["simulated"]
     for title, rows in (

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from reclaimnet.adapters.linux import testbed
@@ -24,7 +23,7 @@ from reclaimnet.adapters.linux.tc import (
     class_id,
 )
 from reclaimnet.apps.bench.edge_site import available_congestion, start, start_ready
-from reclaimnet.errors import Unavailable, UsageError
+from reclaimnet.errors import Unavailable
 from reclaimnet.model.market import JobId
 from reclaimnet.model.moving import Link, LinkId, Transfer, TransferId
 from reclaimnet.model.units import SECOND
@@ -62,10 +61,8 @@ _ANSWER_PORTS: Final = {"cubic": 5504, "bbr": 5505}
 _BULK_TARGETS: Final = {"cubic": "b1", "bbr": "b2"}
 
 
-def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
     """Rounds of each contender in turn, with rounds without any migration between them."""
-    if trace is not None:
-        raise UsageError("This bench makes its own traffic: it takes no trace.")
     rounds = _QUICK_ROUNDS if quick else _ROUNDS
     rng = random.Random(seed)
     campus = testbed.Campus(

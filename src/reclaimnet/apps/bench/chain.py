@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
-from reclaimnet.apps import chain
+from reclaimnet.apps import chain, printing
 from reclaimnet.apps.chain_policies import LEARNT
 from reclaimnet.policy.provision import (
     FAIR_PRICE,
@@ -125,7 +124,7 @@ _NOTES: Final = [
 
 def render(report: Mapping[str, Any]) -> None:
     """A table for people, and the frontier as a picture in ./out."""
-    console = Console()
+    console = printing.console()
     params = report["params"]
     table = Table(title=f"chain on {params['trace']}, {params['nodes']} nodes")
     for column in ("policy", "gap h", "overlap h", "cost h", "no gap", "light", "medium", "heavy"):

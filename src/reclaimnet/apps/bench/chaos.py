@@ -10,10 +10,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, Final
 
-from reclaimnet.apps import swarm
+from reclaimnet.apps import printing, swarm
 from reclaimnet.apps.bench.chaos_agent import TIMING
 from reclaimnet.apps.bench.chaos_site import Site, Step, chain_after, site, wait_for
 from reclaimnet.apps.client import Gateway
@@ -370,7 +369,7 @@ def whole(steps: list[Step]) -> bool:
     return True
 
 
-def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
     def tell(line: str) -> None:
         if sys.stderr.isatty() or os.environ.get("RN_CHAOS_TELL"):
             sys.stderr.write(f"{line}\n")
@@ -393,7 +392,6 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
 
 
 def render(result: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     row = result["results"]["reclaimnet"]
@@ -406,7 +404,7 @@ def render(result: dict[str, Any]) -> None:
     table.add_column("times", justify="right")
     for kind, count in row["faults_by_kind"].items():
         table.add_row(kind.replace("_", " "), str(count))
-    console = Console()
+    console = printing.console()
     console.print(table)
     for line in row["missed"]:
         console.print(line)

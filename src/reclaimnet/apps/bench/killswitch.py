@@ -9,20 +9,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from reclaimnet.adapters.linux import real_time, testbed
 from reclaimnet.adapters.linux.bpf_killswitch import ALL, NEVER, KillSwitch, Observer, now
 from reclaimnet.adapters.linux.tc import FIRST_TRANSFER, Shaper, class_id
+from reclaimnet.apps.bench.edge_reclaims import reclaim_at_random
 from reclaimnet.apps.bench.edge_site import (
     available_congestion,
     set_retransmit_floor,
     start,
     start_ready,
 )
-from reclaimnet.apps.bench.reclaims import reclaim_at_random
-from reclaimnet.errors import Unavailable, UsageError
+from reclaimnet.errors import Unavailable
 
 LINK_RATE: Final = 125_000_000
 """1 Gbit/s, in bytes a second."""
@@ -46,10 +45,8 @@ _MAX_JITTER_SECONDS: Final = 0.004
 _RETRANSMIT_MS: Final = 5
 
 
-def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
     """Flip under a 1 Gbit/s flow; the last packet is taken on the receiver's wire."""
-    if trace is not None:
-        raise UsageError("This bench makes its own traffic: it takes no trace.")
     rng = random.Random(seed)
     flips = _QUICK_FLIPS if quick else _FLIPS
     congestion = [name for name in CONGESTION if name in available_congestion()]

@@ -33,7 +33,7 @@ from reclaimnet.adapters.nats.access import Key, new_key
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.follow import read_stream
 from reclaimnet.adapters.nats.server import running_server
-from reclaimnet.apps import daemon, up
+from reclaimnet.apps import daemon, printing, up
 from reclaimnet.apps.bench import load_minds
 from reclaimnet.apps.bench.as_gateway import as_gateway
 from reclaimnet.apps.bench.load_minds import Count
@@ -511,7 +511,7 @@ def _losses(place: Site, counts: list[Count], stored: Stored) -> dict[str, Any]:
     }
 
 
-def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
     size = QUICK if quick else FULL
     return {
         "bench": "load",
@@ -530,7 +530,6 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
 
 
 def render(result: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     row, params = result["results"]["reclaimnet"], result["params"]
@@ -543,7 +542,7 @@ def render(result: dict[str, Any]) -> None:
     for part, memory in row["memory_mib"].items():
         cores = row["cores_used"][part]
         table.add_row(part, f"{memory:.0f}", f"{row['memory_growth'][part]:+.1%}", f"{cores:.2f}")
-    console = Console()
+    console = printing.console()
     console.print(table)
     wall, cpu = row["ps_wall_ms"], row["ps_cpu_ms"]
     console.print(

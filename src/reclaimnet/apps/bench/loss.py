@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from reclaimnet.apps import printing
 from reclaimnet.apps.workers import workers
 from reclaimnet.model.units import DAY
 from reclaimnet.sim.baselines import ASSUMPTIONS, CONTENDERS, SENSITIVITY
@@ -157,7 +158,7 @@ def _limit(results: dict[str, dict[str, float]]) -> float:
 
 
 def render(result: dict[str, Any]) -> None:
-    console = Console()
+    console = printing.console()
     params = result["params"]
     table = Table(
         title=f"{params['campus']}, {params['days']:.0f} days, {params['seeds']} seeds: "
@@ -166,8 +167,12 @@ def render(result: dict[str, Any]) -> None:
     widest = max(len(name) for name in result["waste_by_cause"])
     table.add_column("contender", min_width=widest)
     for title in (
-        *("work lost GPU-h", "waste GPU-h", "downtime h", "without a place h"),
-        *("migrations", "missed deadlines"),
+        "work lost GPU-h",
+        "waste GPU-h",
+        "downtime h",
+        "without a place h",
+        "migrations",
+        "killed at deadline",
     ):
         table.add_column(title, justify="right")
     for name, row in {**result["results"], **result["sensitivity"]}.items():

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reclaimnet.adapters.tls import ca
-from reclaimnet.apps import bundle, up
+from reclaimnet.apps import bundle, printing, up
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
 from reclaimnet.apps.own_command import finish, rn
@@ -147,7 +147,7 @@ class Measured:
     moved_bytes: int
 
 
-def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
     report = {"bench": "migrate", "seed": seed, **_over(LOOPBACK, seed=seed, quick=quick)}
     try:
         with _shaped() as network:
@@ -239,10 +239,8 @@ def _median(values: Iterator[float]) -> float:
 
 
 def render(result: dict[str, Any]) -> None:
-    from rich.console import Console
-
     for part in (result, *([result["testbed"]] if "testbed" in result else [])):
-        Console().print(_table(part))
+        printing.console().print(_table(part))
 
 
 def _table(part: dict[str, Any]) -> "Table":

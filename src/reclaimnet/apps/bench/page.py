@@ -16,11 +16,10 @@ from statistics import median
 from typing import Any, Final, cast
 
 from playwright.sync_api import sync_playwright
-from rich.console import Console
 from rich.table import Table
 
 from reclaimnet.adapters.nats.campus import Campus, Heard
-from reclaimnet.apps import gateway, gateway_page
+from reclaimnet.apps import gateway, gateway_page, printing
 from reclaimnet.errors import Unavailable
 from reclaimnet.model.market import Card, Gpu, GpuId, NodeId, Traffic
 from reclaimnet.model.units import SECOND
@@ -39,8 +38,8 @@ READY_S: Final = 30.0
 PICTURE: Final = Path("out/page.png")
 
 
-def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
-    """`seed` and `trace` change nothing here: beats are what they are."""
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
+    """`seed` changes nothing here: beats are what they are."""
     watched_s = WATCHED_QUICK_S if quick else WATCHED_S
     results = {f"nodes_{size}": _measure(size, watched_s) for size in SIZES}
     return {
@@ -71,7 +70,7 @@ def render(result: dict[str, Any]) -> None:
             f"{row['frames_per_s']:.0f}",
             f"{row['longest_frame_ms']:.0f} ms",
         )
-    console = Console()
+    console = printing.console()
     console.print(table)
     console.print(f"to reach: first view < 1000 ms, busy < 30 % with 500 nodes; picture: {PICTURE}")
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import matplotlib
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from reclaimnet.apps import printing
 from reclaimnet.apps.bench import place_live
 from reclaimnet.sim.place_kernel import (
     DIGEST_TICKS,
@@ -55,7 +55,7 @@ Run = Callable[[Load], Placed]
 Row = dict[str, float]
 
 
-def run(*, seed: int, quick: bool, trace: Path | None = None, live: bool = False) -> dict[str, Any]:
+def run(*, seed: int, quick: bool, live: bool = False) -> dict[str, Any]:
     """One JSON object as DESIGN section 9 has it."""
     if live:
         return place_live.run(seed=seed, quick=quick)
@@ -192,7 +192,7 @@ def render(result: dict[str, Any]) -> None:
     if "live" in result["params"]:
         place_live.render(result)
         return
-    console = Console()
+    console = printing.console()
     for nodes in SIZES:
         table = Table(title=f"{nodes:,} nodes: p99 wait in ms (probes per placement)")
         table.add_column("contender")

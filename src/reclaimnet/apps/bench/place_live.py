@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import matplotlib
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.server import start_server, stop_server
+from reclaimnet.apps import printing
 from reclaimnet.apps.bench.timed_agent import TimedAgent
 from reclaimnet.engine.node import Node
 from reclaimnet.errors import Unavailable
@@ -331,7 +331,7 @@ def _note(text: str) -> None:
 
 
 def render(result: dict[str, Any]) -> None:
-    console = Console()
+    console = printing.console()
     rows = result["results"]["laminar"]["rows"]
     table = Table(title="Placement over NATS, real minds")
     for key in rows[0]:

@@ -1,6 +1,7 @@
 """`rn bench NAME`: each bench is a module here with `run` and `render`; this finds and calls it."""
 
 import importlib
+import inspect
 import json as jsonlib
 import logging
 import pkgutil
@@ -19,10 +20,8 @@ def names() -> list[str]:
     return sorted(name for name in found if "_" not in name and name != "registry")
 
 
-def run(
-    name: str, *, json: bool, seed: int, quick: bool, trace: Path | None, **more: object
-) -> int:
-    """`more` are options of one bench only; a bench that does not know one says so."""
+def run(name: str, *, json: bool, seed: int, quick: bool, trace: Path | None, live: bool) -> int:
+    """What only some benches take, a trace or real agents, is refused for the others."""
     if name not in names():
         raise UsageError(f"there is no bench {name}{did_you_mean(name, names())}")
     try:
@@ -34,14 +33,14 @@ def run(
         ) from error
     # It warns of every TLS connection that ends.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
-    given = {key: value for key, value in more.items() if value}
     measure: Callable[..., dict[str, Any]] = module.run
-    try:
-        result = measure(seed=seed, quick=quick, trace=trace, **given)
-    except TypeError as error:
-        if "unexpected keyword" in str(error):
-            raise UsageError(f"bench {name} takes no --{'/--'.join(given)}") from error
-        raise
+    taken = inspect.signature(measure).parameters
+    given = {"trace": trace, "live": live}
+    for option, value in given.items():
+        if value and option not in taken:
+            raise UsageError(f"bench {name} takes no --{option}; leave it out")
+    more = {option: value for option, value in given.items() if option in taken}
+    result = measure(seed=seed, quick=quick, **more)
     if json:
         print(jsonlib.dumps(result))  # noqa: T201
     else:

@@ -7,7 +7,6 @@ and the same conductor that a live system drives.
 """
 
 import contextlib
-import json
 import os
 import platform
 import random
@@ -56,8 +55,7 @@ _QUICK_SECONDS: Final = 4.0
 _QUICK_MIXES: Final = 3
 
 
-def run(*, seed: int, quick: bool, trace: Path | None = None) -> dict[str, Any]:
-    assert trace is None, "this bench replays nothing"
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
     mixes = MIXES[:_QUICK_MIXES] if quick else MIXES
     seconds = _QUICK_SECONDS if quick else _SECONDS
     rows, drift = _on_links(mixes, seconds, random.Random(seed))
@@ -105,11 +103,22 @@ def render(result: dict[str, Any]) -> None:
                 f"{row['mix'] if name == 'default' else '':32}{name:18}{keys['jct']:>8.2f}"
                 f"{keys['bandwidth_use']:>7.3f}{high:>7}{low:>7}\n"
             )
-    for title in ("bars", "drift"):
-        out.write(f"{title}: {json.dumps(result[title])}\n")
     simulated_ = result["simulated"]
-    out.write(f"simulated, {simulated_['jobs']} jobs: {json.dumps(simulated_['bars'])}\n")
+    for title, facts in (
+        ("rotate against default and ideal", result["bars"]),
+        ("one job drifts", result["drift"]),
+        (f"simulated, {simulated_['jobs']} jobs", simulated_["bars"]),
+    ):
+        out.write(f"\n{title}\n")
+        for key, value in facts.items():
+            out.write(f"  {key.replace('_', ' '):44}{_told(key, value):>12}\n")
     _plot(result)
+
+
+def _told(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:+.1%}" if key.endswith(("_change", "_longer_by")) else str(value)
 
 
 def _on_links(

@@ -4,16 +4,15 @@ after every event."""
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any, Final
 
-from reclaimnet.apps import swarm
+from reclaimnet.apps import printing, swarm
 
 RUNS: Final = 1000
 QUICK_RUNS: Final = 100
 
 
-def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
+def run(*, seed: int, quick: bool) -> dict[str, Any]:
     runs = QUICK_RUNS if quick else RUNS
     seeds = range(seed, seed + runs)
 
@@ -37,7 +36,6 @@ def run(*, seed: int, quick: bool, trace: Path | None) -> dict[str, Any]:
 
 
 def render(result: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     row = result["results"]["reclaimnet"]
@@ -49,7 +47,7 @@ def render(result: dict[str, Any]) -> None:
     table.add_column("times", justify="right")
     for kind, count in row["faults_by_kind"].items():
         table.add_row(kind.replace("_", " "), str(count))
-    console = Console()
+    console = printing.console()
     console.print(table)
     for seed, text in row["broken"].items():
         console.print(f"seed {seed} at {result['params']['commit']}: {text}")

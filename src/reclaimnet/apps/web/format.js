@@ -6,17 +6,18 @@ export const MINUTE = 60 * SECOND;
 export const HOUR = 60 * MINUTE;
 export const DAY = 24 * HOUR;
 
+/** As the command line writes them: 250ms, 6.0s, 4m05s, 3h20m, 2d04h. */
 export function duration(ns) {
   if (ns === null || ns === undefined || Number.isNaN(ns)) return "–";
   const sign = ns < 0 ? "−" : "";
   const n = Math.abs(ns);
-  if (n === 0) return "0 s";
-  if (n < SECOND) return sign + Math.round(n / MS) + " ms";
-  if (n < 10 * SECOND) return sign + (n / SECOND).toFixed(1) + " s";
-  if (n < MINUTE) return sign + Math.floor(n / SECOND) + " s";
-  if (n < HOUR) return `${sign}${Math.floor(n / MINUTE)} min ${pad((n % MINUTE) / SECOND)} s`;
-  if (n < DAY) return `${sign}${Math.floor(n / HOUR)} h ${pad((n % HOUR) / MINUTE)} min`;
-  return `${sign}${Math.floor(n / DAY)} d ${pad((n % DAY) / HOUR)} h`;
+  if (n === 0) return "0s";
+  if (n < SECOND) return sign + Math.round(n / MS) + "ms";
+  if (n < 10 * SECOND) return sign + (n / SECOND).toFixed(1) + "s";
+  if (n < MINUTE) return sign + Math.floor(n / SECOND) + "s";
+  if (n < HOUR) return `${sign}${Math.floor(n / MINUTE)}m${pad((n % MINUTE) / SECOND)}s`;
+  if (n < DAY) return `${sign}${Math.floor(n / HOUR)}h${pad((n % HOUR) / MINUTE)}m`;
+  return `${sign}${Math.floor(n / DAY)}d${pad((n % DAY) / HOUR)}h`;
 }
 
 function pad(n) {
@@ -58,6 +59,12 @@ export function bits(bytesPerSecond) {
 
 export function count(n, noun) {
   return `${n} ${noun}${n === 1 ? "" : "s"}`;
+}
+
+/** What a job has lost so far, in words. */
+export function lost(record) {
+  if (record.lost === "all") return "all before its last start lost: never saved";
+  return record.steps_lost ? `${count(record.steps_lost, "step")} lost` : "no step lost";
 }
 
 export function clock(ns) {

@@ -71,6 +71,8 @@ export class Reclaims {
       doneAt: each.done,
       lost: 0,
       stepsLost: each.steps_lost,
+      saved: each.saved,
+      restored: each.restored,
       transfer: null,
     }));
     return reclaim;
@@ -209,6 +211,11 @@ export class Reclaims {
     const isDone = ["running", "ended", "waiting"].includes(departure.stage);
     if (isDone && record.state !== "PENDING") {
       departure.doneAt = this.campus.now();
+      departure.stepsLost = record.steps_lost - departure.lost;
+      // By what is kept of it from before this start: it may have begun again with nothing.
+      const kept = record.checkpoints.filter((each) => each.epoch < record.epoch);
+      departure.saved = kept.some((each) => each.taken_at >= departure.reclaim.began - SAME);
+      departure.restored = kept.length > 0;
       this.departures.delete(record.id);
       if (departure.stage === "running" && before !== "running" && this.campus.isCurrent) {
         announce(`${record.spec.name} goes on at ${departure.to || record.holder}.`);
@@ -278,6 +285,19 @@ export class Reclaims {
           : `${reclaim.node} is its owner's again, ${duration(Math.max(0, early))} before the deadline.`,
     );
   }
+}
+
+/** Whether a job on its way out has been through a stage, or passed it by. */
+export function isPast(departure, stage) {
+  if (stage === "notice") return departure.stage !== stage;
+  if (departure.stage === "running") return stage === "saving" ? departure.saved : departure.restored;
+  return STAGES.indexOf(stage) < STAGES.indexOf(departure.stage);
+}
+
+/** What leaving has cost it, in words. */
+export function cost(departure) {
+  if (departure.stepsLost) return `${count(departure.stepsLost, "step")} lost`;
+  return departure.restored ? "no step lost" : "all it had done is lost, since it was never saved";
 }
 
 /** Where a job is: of one over several nodes, where each of its ranks is. */

@@ -37,9 +37,11 @@ function totals(campus) {
   let waiting = 0;
   let moves = 0;
   let lost = 0;
+  let anew = 0;
   for (const record of campus.records.values()) {
     moves += record.moves;
     lost += record.steps_lost;
+    if (record.lost === "all") anew++;
     if (record.state === "PENDING") waiting++;
     else if (!TERMINAL.has(record.state)) running++;
   }
@@ -50,8 +52,15 @@ function totals(campus) {
     total("GPUs lent", lent, `${gpus.busy} busy, ${gpus.vacant} vacant`),
     total("Under notice", gpus.leaving, gpus.leaving ? "being taken back" : "nobody wants one back"),
     total("Jobs running", running, waiting ? `${waiting} waiting` : "none waiting"),
-    total("Moves", moves, lost ? `${count(lost, "step")} lost in all` : "no step lost"),
+    total("Moves", moves, losses(lost, anew)),
   );
+}
+
+function losses(lost, anew) {
+  const parts = [];
+  if (lost) parts.push(`${count(lost, "step")} lost in all`);
+  if (anew) parts.push(`${count(anew, "job")} lost all, never saved`);
+  return parts.join(", ") || "no step lost";
 }
 
 function total(name, value, note) {

@@ -1,7 +1,7 @@
 // One job: where it is and why, its life on a timeline, its plots across moves, its log.
 
 import { h } from "./dom.js";
-import { ago, clock, count, duration, moment, size } from "./format.js";
+import { ago, clock, count, duration, lost, moment, size } from "./format.js";
 import { placesOf } from "./reclaims.js";
 import { TERMINAL, ask } from "./store.js";
 import { state } from "./view_jobs.js";
@@ -91,7 +91,7 @@ function facts(campus, record) {
     "dl",
     { class: "totals" },
     fact("Step", campus.stepOf(record), `${gpusOf(record.spec)}, for ${record.spec.user}`),
-    fact("Moves", record.moves, record.steps_lost ? `${count(record.steps_lost, "step")} lost` : "no step lost"),
+    fact("Moves", record.moves, lost(record)),
     fact("Stood still", duration(record.downtime), "in all, by moves"),
     fact(
       "Last checkpoint",
@@ -291,13 +291,13 @@ function why(campus, story) {
 function passage(told) {
   return h(
     "li",
-    { key: `${told.at}${told.node}${told.text}`, memo: [told.at] },
+    { key: `${told.at}${told.node}${told.text}`, memo: [told.at, told.times] },
     h("time", { datetime: new Date(told.at / 1e6).toISOString(), title: moment(told.at) }, clock(told.at)),
     h("span", { class: "at" }, told.node),
     h(
       "div",
       null,
-      h("p", null, told.text),
+      h("p", null, told.text, told.times > 1 ? ` (${told.times} times, last at ${clock(told.until)})` : ""),
       told.reasons.length ? h("ul", { class: "because" }, told.reasons.map((text) => h("li", { key: text }, text))) : null,
       told.refused.length ? h("ul", { class: "refused" }, told.refused.map((text) => h("li", { key: text }, text))) : null,
     ),

@@ -54,7 +54,7 @@ function row(campus, record, now) {
     h("td", { class: "number" }, record.spec.gpus * (record.spec.nodes || 1)),
     h("td", { class: "number" }, campus.stepOf(record)),
     h("td", { class: "number" }, record.moves),
-    h("td", { class: "number" }, record.steps_lost),
+    h("td", { class: "number" }, record.lost),
     h("td", { class: "number" }, duration(Math.max(0, Math.floor(age / 1e9) * 1e9)).replace(".0", "")),
     h("td", { class: "reason" }, record.reason || (record.exit_code ? `exit ${record.exit_code}` : "")),
   );

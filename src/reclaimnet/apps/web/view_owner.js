@@ -73,7 +73,7 @@ function machine(campus, seen) {
               "Keep lending",
             )
           : null,
-        staying.length
+        staying.length || card.opens_at
           ? h(
               "button",
               {
@@ -84,13 +84,14 @@ function machine(campus, seen) {
               "Take it back",
             )
           : null,
-        !card.gpus.length
+        !card.gpus.length && !card.opens_at
           ? h(
               "button",
               {
                 class: "primary",
                 disabled: !campus.mayLend(card.node),
-                onclick: () => act(campus, card.node, "lend", { notice: card.terms.notice }),
+                // Nothing is said but that: the same GPUs, on the same terms.
+                onclick: () => act(campus, card.node, "lend", {}),
               },
               "Lend it again",
             )
@@ -103,6 +104,9 @@ function machine(campus, seen) {
           { class: "urgent" },
           h("a", { href: "#/reclaims" }, `Yours again in ${duration(Math.max(0, card.deadline - campus.now()))} at the latest`),
         )
+      : null,
+    card.opens_at
+      ? h("p", null, `Lends nothing now, and again by itself in ${duration(Math.max(0, card.opens_at - campus.now()))}.`)
       : null,
     card.gpus.length
       ? h(
@@ -142,7 +146,9 @@ function machine(campus, seen) {
       "details",
       null,
       h("summary", null, "When it is lent"),
-      calendar(card.terms),
+      card.gpus.length || card.opens_at
+        ? calendar(card.terms)
+        : h("p", null, "It is not lent. Lent again, it is on the terms of before."),
     ),
     h(
       "details",

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { ago, clock, count, duration, rate, size } from "./format.js";
-import { STAGES, expected } from "./reclaims.js";
+import { STAGES, cost, expected, isPast } from "./reclaims.js";
 
 export function reclaimsView(campus) {
   const open = campus.reclaims.open();
@@ -94,7 +94,7 @@ function row(campus, reclaim, departure, now) {
           "li",
           {
             key: stage,
-            class: index < at || departure.stage === "ended" ? "past" : index === at ? "now" : "",
+            class: index === at ? "now" : isPast(departure, stage) ? "past" : "",
             "aria-current": index === at ? "step" : false,
           },
           stage,
@@ -132,15 +132,16 @@ function bytes(record, departure, now) {
   if (departure.stage === "ended") return `${record ? record.state.toLowerCase() : "over"} before it had to move`;
   if (departure.stage === "stays") return "stays where it is";
   if (departure.stage === "waiting") {
-    return `safe at step ${record ? record.step : "–"}; waits for a place: ${record ? record.reason : ""}`;
+    const newest = record && record.checkpoints[0];
+    const from = newest ? `safe at step ${newest.step}` : "not saved, so it begins again";
+    return `${from}; waits for a place: ${record ? record.reason : ""}`;
   }
   if (departure.doneAt) {
-    const lost = departure.stepsLost ?? (record ? record.steps_lost - departure.lost : 0);
     const early = reclaim.deadline - departure.doneAt;
     const when = reclaim.atOnce
       ? `${duration(departure.doneAt - reclaim.began)} later`
       : early >= 0 ? `${duration(early)} to spare` : "after the deadline";
-    return `running at ${departure.to}, ${when}, ${lost ? count(lost, "step") + " lost" : "no step lost"}`;
+    return `running at ${departure.to}, ${when}, ${cost(departure)}`;
   }
   const transfer = departure.transfer;
   if (transfer && transfer.bytes_left === 0) return `all of ${size(transfer.bytes)} is there`;

@@ -1,7 +1,9 @@
 """A rhythm is found from byte counters alone, through noise; and noise has none."""
 
 import random
+from statistics import mean
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +90,26 @@ def test_two_bursts_in_an_iteration(period: int, seed: int) -> None:
     assert len(found.bursts) == 2
     # The longest silence is the computing: the iteration begins with it.
     assert abs(found.bursts[0].start - 0.4 * found.period) < 3 * STEP
+
+
+@pytest.mark.parametrize(("period", "talk"), [(190, 18), (433, 20), (437, 49), (212, 73)])
+def test_a_short_burst_is_not_heard_as_a_long_one(period: int, talk: int) -> None:
+    """Iterations that differ a little blur its edges."""
+    lengths = []
+    for seed in range(12):
+        found = detect(
+            *counted(
+                period=period * MILLISECOND,
+                bursts=[(1 - talk / period, talk / period)],
+                count=12,
+                jitter=0.008,
+                noise=0,
+                seed=seed,
+            )
+        )
+        assert isinstance(found, Detected)
+        lengths.append(sum(burst.length for burst in found.bursts) / MILLISECOND)
+    assert abs(mean(lengths) - talk) < 0.12 * talk
 
 
 def buffered(*, period: int, talk: int, swallowed: float, seed: int) -> tuple[list[int], list[int]]:

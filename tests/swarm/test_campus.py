@@ -8,9 +8,10 @@ import pytest
 from reclaimnet.engine.body import Body
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import JobId, Maintenance, NodeId
-from reclaimnet.model.orders import Order
+from reclaimnet.model.orders import Order, Pull
 from reclaimnet.model.units import MINUTE, SECOND
-from reclaimnet.model.work import JobState, Saving
+from reclaimnet.model.work import JobState, ManifestId, Saving
+from reclaimnet.sim.machine import Saved
 from reclaimnet.sim.process import Work
 from reclaimnet.sim.promises import Promises
 from tests.swarm.campus import WORK, campus, offer, spec
@@ -242,6 +243,25 @@ def test_a_destination_does_not_wait_for_a_source_that_died() -> None:
     world.crash_machine(node)
     world.run(45 * SECOND)
     assert world.store.records[J].holder not in (None, node)
+
+
+def test_who_fetches_hears_of_a_break_that_was_mended_before_anybody_looked() -> None:
+    world = campus(nodes=2)
+    heard: list[ev.Event] = []
+    world.journal = lambda now, node, event, orders: heard.append(event)
+    world.run(SECOND)
+    source, target = (world.machines[NodeId(name)] for name in ("n0", "n1"))
+    state = ManifestId("m")
+    size = 8 * int(target.body.uplink_bps)
+    source.vault[state] = Saved(job=J, step=1, size=size)
+    world.transfers.pull(target, Pull(job=J, manifest=state, sources=(NodeId("n0"),)))
+    world.run(2 * SECOND)
+    world.cut_off(NodeId("n1"))
+    world.reconnect(NodeId("n1"))
+    world.run(MINUTE)
+    assert [type(event) for event in heard if isinstance(event, ev.Pulled | ev.PullFailed)] == [
+        ev.PullFailed
+    ]
 
 
 def test_a_copy_moves_on_when_the_node_that_keeps_it_is_reclaimed() -> None:

@@ -96,9 +96,10 @@ class Transfers:
 
         transfer = TransferId(f"{order.job}/{order.manifest}/{node}")
         break_off = self._links.start(source, node, saved.size, done)
+        number = self._links.last()
         self.sendings.began(
             transfer,
-            self._links.last(),
+            number,
             source=source,
             target=node,
             job=saved.job,
@@ -110,7 +111,8 @@ class Transfers:
             if finished or machine.incarnation != incarnation:
                 return
             fetched.pop(transfer, None)
-            if sender.serves_at(self._kernel.now) and machine.connected:
+            goes_on = self._links.left(number) is not None
+            if goes_on and sender.serves_at(self._kernel.now) and machine.connected:
                 watch_again()
                 return
             break_off()

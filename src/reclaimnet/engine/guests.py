@@ -129,8 +129,10 @@ class Guests:
             # All places of a gang are promised: claim the job, and seat its members.
             known = job in self.gangs or job in self.attempts
             return [] if known else self._make_gang(event.record, event.seats, now).begin()
-        if job in self.attempts or not self._provider.redeem(event.ticket, now):
-            if event.source is None:
+        coming = self.attempts.get(job)
+        if coming is not None or not self._provider.redeem(event.ticket, now):
+            if event.source is None or (coming and coming.arrival.source == event.source):
+                # Nobody waits for an answer, or the same word has come twice.
                 return []
             failed = HandoverFailed(job=job, node=self._body.node, reason="the ticket is void")
             return [Tell(to=event.source, event=failed)]

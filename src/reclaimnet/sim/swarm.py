@@ -282,7 +282,12 @@ class _Play:
 
     def _quiet(self) -> bool:
         ended = all(record.state.terminal for record in self.world.store.records.values())
-        return ended and not any(machine.processes for machine in self.world.machines.values())
+        machines = self.world.machines.values()
+        # A place that was booked in vain is free again after a while.
+        return ended and not any(
+            machine.processes or (machine.mind is not None and machine.mind.provider.contracts)
+            for machine in machines
+        )
 
     def _wait_for_the_end(self) -> None:
         patience = self.world.now + PATIENCE

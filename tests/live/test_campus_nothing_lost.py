@@ -95,7 +95,7 @@ def test_jobs_outlive_their_nats_server(tmp_path: Path) -> None:
         record = campus.await_running(job)
         campus.await_steps(20, epoch=record.epoch)
         assert campus.job(job).epoch == 1
-        assert len(campus.counted()) == len(campus.ledger())
+        assert {entry.epoch for entry in campus.counted()} == {1}
 
 
 def test_the_gateway_may_be_killed_and_started_again(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from reclaimnet.engine.attempt import Attempt
 from reclaimnet.engine.booking import BOOKED_PATIENCE, OFFERED_PATIENCE, Booking
 from reclaimnet.engine.copies import COPY_TRIES, Copies
-from reclaimnet.engine.departure import SAVE_TRIES
+from reclaimnet.engine.departure import SAVE_AGAIN, SAVE_TRIES
 from reclaimnet.engine.dispatcher import Dispatcher
 from reclaimnet.engine.fetch import FETCH_ROUNDS, Fetch
 from reclaimnet.engine.lease import Lease
@@ -368,6 +368,20 @@ def test_a_last_state_is_not_asked_for_again_when_it_could_not_arrive_any_more()
     failed = attempt.save_failed(DISK_FULL, MINUTE - SECOND)
     assert [order.decision.chosen for order in failed if isinstance(order, Explain)] == ["no"]
     assert next_save(attempt, MINUTE) is None
+
+
+def test_a_save_that_nobody_asked_for_may_fail() -> None:
+    """One that was under way before, or that a job takes by itself, many times a second."""
+    grace = 10 * MINUTE
+    attempt = leaving(grace=grace, size=15_000_000_000)
+    for now in range(2 * SAVE_TRIES):
+        assert attempt.save_failed(DISK_FULL, now) == []
+    now = next_save(attempt, grace)
+    assert now is not None
+    assert Resume(job=JOB, epoch=1) in attempt.save_failed(DISK_FULL, now)
+    for later in range(2 * SAVE_TRIES):
+        assert attempt.save_failed(DISK_FULL, now + later) == []
+    assert next_save(attempt, grace) == now + SAVE_AGAIN
 
 
 def test_a_shorter_notice_leaves_no_time_for_a_pause() -> None:

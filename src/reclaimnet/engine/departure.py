@@ -313,8 +313,9 @@ class Departure:
     def save_failed(self, event: SaveFailed, now: int) -> list[Order]:
         """Without a fresh state there is nothing to hand over: try again while there is time, and
         if it cannot be had, run on, and go back to the last durable checkpoint at the deadline."""
-        if self._final is not None:
-            return []  # It was another one, and is not needed any more.
+        asked = self.stopped or (self._precopying and self._precopy is None)
+        if not asked or self._final is not None:
+            return []  # One that was under way before, or that the job takes by itself.
         if not self.notice.binding:
             return self._stay(f"it could not be saved: {event.reason}", now)
         orders: list[Order] = []
@@ -329,22 +330,18 @@ class Departure:
         if self._saves_failed >= SAVE_TRIES:
             why = f"it was tried {SAVE_TRIES} times"
         elif not self._lost_hope and pause + takes <= left:
-            self._save_after = max(now + pause, self._stop_at or 0)
-            chosen = f"not yet, the next try is in {show_duration(self._save_after - now)}"
+            self._save_after = now + pause
+            self._stop_at = max(self._stop_at or 0, self._save_after)
+            chosen = f"not yet, the next try is in {show_duration(self._stop_at - now)}"
             orders.append(self._explain("is it saved?", chosen, event.reason, why))
-            self._keep_looking(now)
+            if self.destination is None and self._prober is None and self._seek_at is None:
+                # The place that was found is kept; where there was none, there may be one by then.
+                self._seek_at = now + SEEK_AGAIN
             return orders
         self._lost_hope = True
         self._stop_at = self._seek_at = self._look_at = None
         orders += [*self._withdraw(), self._explain("is it saved?", "no", event.reason, why)]
         return orders + self.attempt.change(reason=f"could not be saved: {event.reason}")
-
-    def _keep_looking(self, now: int) -> None:
-        """The place that was found is kept; if there is none, there may be one by then."""
-        if self._stop_at is not None:
-            self._stop_at = self._save_after
-        if self.destination is None and self._prober is None and self._seek_at is None:
-            self._seek_at = now + SEEK_AGAIN
 
     @property
     def _tries_again(self) -> bool:

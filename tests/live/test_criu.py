@@ -4,11 +4,9 @@ import asyncio
 import json
 import os
 import socket
-import ssl
 import sys
 import time
 from pathlib import Path
-from typing import cast
 
 import pytest
 from tests.live.campus import live_campus
@@ -24,15 +22,11 @@ from reclaimnet.adapters.linux.attempts.reports import (
     Started,
 )
 from reclaimnet.adapters.linux.runner import Runner
-from reclaimnet.adapters.nats.campus import Campus
-from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps.bench import airlock_contest, airlock_live
+from reclaimnet.apps.bench.one_node import NODE, OneNode, alone
 from reclaimnet.apps.live.clock import Clock
-from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.engine.body import Body
-from reclaimnet.engine.dispatcher import DISPATCHER
 from reclaimnet.engine.node import Node as Mind
-from reclaimnet.model import events as ev
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.page import FOREVER
 from reclaimnet.model.units import SECOND
@@ -305,7 +299,7 @@ time.sleep(2)
 """
 
 
-class Told(airlock_live.OneNode):
+class Told(OneNode):
     """A campus of one node that keeps what its jobs print."""
 
     def __init__(self) -> None:
@@ -315,12 +309,10 @@ class Told(airlock_live.OneNode):
     async def append_log(self, job: JobId, epoch: int, node: NodeId, text: bytes) -> None:
         self.printed[job] = self.printed.get(job, "") + text.decode()
 
-    def submit(self, clock: Clock, name: str, script: str, priority: int, saving: Saving) -> None:
-        command = (sys.executable, "-uc", script)
-        spec = JobSpec(name=name, user="u", command=command, priority=priority, saving=saving)
-        stored = self.store.write(JobRecord(id=JobId(name), spec=spec, submitted_at=clock.now()))
-        assert stored is not None
-        self.tell_dispatcher(stored)
+
+def _spec(name: str, script: str, priority: int, saving: Saving) -> JobSpec:
+    command = (sys.executable, "-uc", script)
+    return JobSpec(name=name, user="u", command=command, priority=priority, saving=saving)
 
 
 async def _until(condition, what: str) -> None:
@@ -332,23 +324,13 @@ async def _until(condition, what: str) -> None:
 
 async def _airlock(folder: Path, root: memory.MemoryGroup) -> tuple[str, list[JobState]]:
     """What the low one printed, and the states it was in, while the high one came and went."""
-    clock, node = Clock(), NodeId("bench")
+    clock = Clock()
     suite = Suite(cadence=airlock_contest.Every(3600 * SECOND))
-    mind = Mind(Body(node=node, abilities=("criu",)), suite)
+    mind = Mind(Body(node=NODE, abilities=("criu",)), suite)
     campus = Told()
     states: list[JobState] = []
-    with Vault(folder / "vault", quota_bytes=1 << 32) as vault:
-        world = LiveWorld(
-            node=node,
-            folder=folder,
-            mind=mind,
-            campus=cast(Campus, campus),
-            vault=vault,
-            client=ssl.create_default_context(),
-            clock=clock,
-            memory=root.path,
-        )
-        campus.world = world
+    lends = airlock_contest.offer(2)
+    async with alone(campus, folder, mind, clock=clock, memory=root.path, lends=lends):
         records = campus.store.records
 
         def low() -> JobRecord:
@@ -356,23 +338,16 @@ async def _airlock(folder: Path, root: memory.MemoryGroup) -> tuple[str, list[Jo
                 states.append(records[JobId("low")].state)
             return records[JobId("low")]
 
-        try:
-            world.deliver(ev.RoleWon(role=DISPATCHER))
-            world.deliver(ev.LendAsked(request="test", offer=airlock_contest.offer(2)))
-            world.deliver(ev.Woke())
-            campus.submit(clock, "low", HOLDER, 0, Saving.CRIU)
-            await _until(lambda: "20\n" in campus.printed.get("low", ""), "it counts")
-            campus.submit(clock, "high", EATER, 9, Saving.NONE)
-            await _until(lambda: low().newest is not None, "it is saved and gives way")
-            saved = low().epoch
-            await _until(lambda: records[JobId("high")].state.terminal, "the high one ends")
-            assert records[JobId("high")].state is JobState.COMPLETED, records[JobId("high")]
-            await _until(lambda: low().epoch > saved and low().state is JobState.RUNNING, "back")
-            before = campus.printed["low"].count("\n")
-            await _until(lambda: campus.printed["low"].count("\n") > before + 5, "it counts on")
-        finally:
-            await airlock_live.end(world, mind)
-            await world.close()
+        campus.submit(_spec("low", HOLDER, 0, Saving.CRIU), clock.now())
+        await _until(lambda: "20\n" in campus.printed.get("low", ""), "it counts")
+        campus.submit(_spec("high", EATER, 9, Saving.NONE), clock.now())
+        await _until(lambda: low().newest is not None, "it is saved and gives way")
+        saved = low().epoch
+        await _until(lambda: records[JobId("high")].state.terminal, "the high one ends")
+        assert records[JobId("high")].state is JobState.COMPLETED, records[JobId("high")]
+        await _until(lambda: low().epoch > saved and low().state is JobState.RUNNING, "back")
+        before = campus.printed["low"].count("\n")
+        await _until(lambda: campus.printed["low"].count("\n") > before + 5, "it counts on")
     return campus.printed["low"], states
 
 

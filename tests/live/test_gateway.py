@@ -350,12 +350,17 @@ async def test_nodes_are_listed_and_requests_reach_their_agent(running: Running)
     assert "2 GPUs" in problem(await ask("lend", json={"gpus": 3}), 409)
     assert (await ask("reclaim", json={"grace": 0, "reason": "deadline"})).status_code == 200
     assert (await ask("withdraw")).status_code == 200
+    assert (await ask("withdraw", json={})).status_code == 200
+    assert (await ask("withdraw", json={"as_of": 5})).status_code == 200
     assert asked == [
         LendRequest(gpus=2, users=("ada",)),
         LendRequest(gpus=3),
         ReclaimRequest(grace=0, reason="deadline"),
         WithdrawRequest(),
+        WithdrawRequest(),
+        WithdrawRequest(as_of=5),
     ]
+    problem(await ask("withdraw", json={"as_of": "5"}), 400)
     problem(await ask("lend", json={"gpus": "all"}), 400)
     problem(await ask("lend", json={"gpus": "2"}), 400)
     problem(await ask("lend"), 400)

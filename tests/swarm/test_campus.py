@@ -8,7 +8,7 @@ import pytest
 from reclaimnet.engine.body import Body
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import JobId, Maintenance, NodeId
-from reclaimnet.model.orders import Order, Pull
+from reclaimnet.model.orders import Explain, Order, Pull
 from reclaimnet.model.units import MINUTE, SECOND
 from reclaimnet.model.work import JobState, ManifestId, Saving
 from reclaimnet.sim.machine import Saved
@@ -127,6 +127,34 @@ def test_a_withdrawn_notice_leaves_the_job_where_it_is() -> None:
     world.run(3 * MINUTE)
     record = world.store.records[J]
     assert (record.state, record.moves) == (JobState.COMPLETED, 0)
+
+
+def test_a_job_that_could_not_be_saved_is_saved_again_while_there_is_time() -> None:
+    world = campus()
+    Promises(world)
+    told: list[str] = []
+    given_back: list[ev.Event] = []
+
+    def listen(now: int, node: NodeId, event: ev.Event, orders: Sequence[Order]) -> None:
+        decisions = [order.decision for order in orders if isinstance(order, Explain)]
+        told.extend(d.chosen for d in decisions if d.question == "is it saved?")
+        if isinstance(event, ev.HandoverWithdrawn):
+            given_back.append(event)
+
+    world.journal = listen
+    world.submit(J, spec("a"), WORK)
+    world.run(20 * SECOND)
+    node = holder(world)
+    world.machines[node].disk_full = True
+    world.reclaim(node, grace=MINUTE)
+    world.run(25 * SECOND)
+    assert told
+    assert all(chosen.startswith("not yet, the next try is in ") for chosen in told)
+    assert not given_back, "the place that was found is still needed"
+    world.machines[node].disk_full = False
+    world.run(3 * MINUTE)
+    record = world.store.records[J]
+    assert (record.state, record.moves, record.steps_lost) == (JobState.COMPLETED, 1, 0)
 
 
 def test_a_job_that_cannot_be_saved_starts_again() -> None:

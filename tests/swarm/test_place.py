@@ -1,16 +1,18 @@
 """Stories of placement: who goes first, and what happens when things go wrong on the way."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from reclaimnet.engine.dispatcher import RESERVE_AFTER
+from reclaimnet.engine.dispatcher import REPORTS, RESERVE_AFTER
+from reclaimnet.engine.neighbourhood import LIVELY
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import JobId, NodeId, Offer
-from reclaimnet.model.orders import Explain
+from reclaimnet.model.orders import Explain, Write
 from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
-from reclaimnet.model.work import Decision, JobSpec, JobState, Saving
+from reclaimnet.model.work import Decision, JobSpec, JobState, Saving, Writer
 from reclaimnet.sim.faults import Faults
 from reclaimnet.sim.process import Work
 from reclaimnet.sim.promises import Promises
@@ -36,6 +38,13 @@ def all_over(world) -> bool:
 def run_until_over(world, patience: int) -> None:
     give_up = world.now + patience
     while not all_over(world) and world.now < give_up:
+        world.run(world.now + SECOND)
+
+
+def run_until(world, holds) -> None:
+    give_up = world.now + HOUR
+    while not holds():
+        assert world.now < give_up, "it never came"
         world.run(world.now + SECOND)
 
 
@@ -312,6 +321,81 @@ def test_a_reason_that_has_changed_is_told_soon() -> None:
     world.lend(NodeId("n1"), lent_to("n1", "ada"))
     world.run(world.now + 5 * SECOND)
     assert world.store.records[job(1)].reason == "Refused: n1: does not lend to root"
+
+
+SOON = 3 * SECOND
+"""A beat, and the pause between reports."""
+
+
+def test_who_moves_up_or_down_in_the_line_is_told_so_soon() -> None:
+    world = campus(nodes=1, gpus=1)
+    world.submit(job(0), of("ada"), LONG)
+    for index in (1, 2):
+        world.run(world.now + SECOND)
+        world.submit(job(index), of("ada"), LONG)
+    world.run(world.now + 5 * SECOND)
+
+    def last() -> str:
+        return world.store.records[job(2)].reason
+
+    assert "one goes first" in last()
+    world.submit(job(3), of("bob", priority=1), BRIEF)
+    world.run(world.now + SOON)
+    assert "2 go first" in last()
+    world.cancel(job(3))
+    world.run(world.now + SOON)
+    assert "one goes first" in last()
+    run_until(world, lambda: world.store.records[job(1)].holder is not None)
+    world.run(world.now + SOON)
+    assert "next in line" in last()
+
+
+def test_who_waits_for_a_node_that_is_taken_back_or_lent_is_told_so_soon() -> None:
+    world = campus(nodes=2, gpus=1)
+    for index in range(3):
+        world.submit(job(index), of("ada"), LONG)
+    world.run(world.now + 5 * SECOND)
+    (waits,) = [r.id for r in world.store.records.values() if r.holder is None]
+    assert "no node has 1 GPU vacant" in world.store.records[waits].reason
+    for node in ("n0", "n1"):
+        world.reclaim(NodeId(node), grace=30 * SECOND)
+    world.run(world.now + SOON)
+    assert "no node lends 1 GPU" in world.store.records[waits].reason
+    world.withdraw(NodeId("n0"))
+    world.run(world.now + SOON)
+    assert "no node has 1 GPU vacant" in world.store.records[waits].reason
+
+
+def test_a_refusal_is_not_told_for_longer_than_it_holds() -> None:
+    world = campus(nodes=2, gpus=1)
+    world.reclaim(NodeId("n1"), grace=0)
+    world.submit(job(0), spec("train"), Work(steps=3600))
+    world.run(world.now + 5 * MINUTE)
+    world.reclaim(NodeId("n0"), grace=0)
+    world.lend(NodeId("n1"), offer("n1", 1))
+    world.run(world.now + 10 * SECOND)
+    assert world.store.records[job(0)].reason.startswith("Refused: n1: ")
+    world.submit(job(1), of("ada"), LONG)
+    world.run(world.now + LIVELY.longest_wait + SOON)
+    assert "no node has 1 GPU vacant" in world.store.records[job(0)].reason
+
+
+def test_what_is_told_soon_is_bounded() -> None:
+    """However much happens: a reason is a write of the record."""
+    world = campus(nodes=2, gpus=2)
+    written: Counter[int] = Counter()
+
+    def count(now, _node, _event, orders) -> None:
+        written[now // SECOND] += sum(
+            isinstance(o, Write) and o.writer is Writer.DISPATCHER for o in orders
+        )
+
+    world.journal = count
+    for index in range(100):
+        world.submit(job(index), of("ada"), BRIEF)
+        world.run(world.now + SECOND // 5)
+    assert max(written.values()) <= 2 * REPORTS
+    assert sum(written.values()) <= REPORTS * len(written)
 
 
 def test_a_job_whose_checkpoint_is_out_of_reach_says_so() -> None:

@@ -1,12 +1,14 @@
 """The small parts of a mind, each alone: what they promise to whoever joins them."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from reclaimnet.engine.attempt import Attempt
 from reclaimnet.engine.booking import BOOKED_PATIENCE, OFFERED_PATIENCE, Booking
 from reclaimnet.engine.copies import COPY_TRIES, Copies
+from reclaimnet.engine.departure import SAVE_AGAIN, SAVE_TRIES
 from reclaimnet.engine.dispatcher import Dispatcher
 from reclaimnet.engine.fetch import FETCH_ROUNDS, Fetch
 from reclaimnet.engine.lease import Lease
@@ -22,6 +24,7 @@ from reclaimnet.model.events import (
     PullFailed,
     RecordSeen,
     SaveFailed,
+    SnapshotTaken,
     Written,
 )
 from reclaimnet.model.market import (
@@ -37,6 +40,7 @@ from reclaimnet.model.market import (
     Terms,
 )
 from reclaimnet.model.orders import (
+    End,
     Explain,
     HoldLease,
     Order,
@@ -307,6 +311,108 @@ def test_a_job_goes_on_after_a_last_state_that_could_not_be_kept(why: str) -> No
     assert [order for order in asked if isinstance(order, Save) and order.final]
     failed = attempt.save_failed(SaveFailed(job=JOB, epoch=1, reason="the disk is full"), MINUTE)
     assert Resume(job=JOB, epoch=1) in failed
+
+
+def leaving(*, grace: int, size: int = 1 << 20) -> Attempt:
+    """A job whose last copy is elsewhere, under notice, with nowhere to go."""
+    record = replace(RECORD, checkpoints=(replace(NEW, size=size),), save_pause=SECOND)
+    attempt = Attempt(
+        node=HERE, record=record, gpus=(), source=None, suite=Suite(), around=neighbourhood(THERE)
+    )
+    attempt.adopt(0)
+    notice = Notice(
+        id=NoticeId("n"), gpus=(), given_at=0, deadline=grace, cause=Cause.RECLAIM, reason=""
+    )
+    attempt.leave(notice, 0)
+    return attempt
+
+
+def next_save(attempt: Attempt, until: int) -> int | None:
+    """When it is asked for its last state next, if it is before then."""
+    while (now := attempt.next_wake()) is not None and now < until:
+        if [order for order in attempt.woke(now) if isinstance(order, Save) and order.final]:
+            return now
+    return None
+
+
+DISK_FULL = SaveFailed(job=JOB, epoch=1, reason="the disk is full")
+
+
+def test_a_last_state_is_asked_for_again_a_few_times_with_pauses_between() -> None:
+    """By the estimate that the first time was planned with: nothing is begun that would not be done
+    by the deadline."""
+    grace = 10 * MINUTE
+    attempt = leaving(grace=grace, size=15_000_000_000)
+    tries, told = [], []
+    while (now := next_save(attempt, grace)) is not None:
+        tries.append(now)
+        assert len(tries) <= SAVE_TRIES
+        failed = attempt.save_failed(DISK_FULL, now)
+        assert Resume(job=JOB, epoch=1) in failed
+        told += [order.decision.chosen for order in failed if isinstance(order, Explain)]
+    assert len(tries) == SAVE_TRIES
+    pauses = [after - before for before, after in pairwise(tries)]
+    assert pauses[0] >= SECOND
+    assert pauses == sorted(pauses)
+    *retold, last = told
+    assert len(retold) == SAVE_TRIES - 1
+    assert all(chosen.startswith("not yet, the next try is in ") for chosen in retold)
+    assert last == "no"
+    assert "could not be saved" in attempt.record.reason
+
+
+def test_a_last_state_is_not_asked_for_again_when_it_could_not_arrive_any_more() -> None:
+    attempt = leaving(grace=MINUTE)
+    first = next_save(attempt, MINUTE)
+    assert first is not None
+    failed = attempt.save_failed(DISK_FULL, MINUTE - SECOND)
+    assert [order.decision.chosen for order in failed if isinstance(order, Explain)] == ["no"]
+    assert next_save(attempt, MINUTE) is None
+
+
+def test_a_save_that_nobody_asked_for_may_fail() -> None:
+    """One that was under way before, or that a job takes by itself, many times a second."""
+    grace = 10 * MINUTE
+    attempt = leaving(grace=grace, size=15_000_000_000)
+    for now in range(2 * SAVE_TRIES):
+        assert attempt.save_failed(DISK_FULL, now) == []
+    now = next_save(attempt, grace)
+    assert now is not None
+    assert Resume(job=JOB, epoch=1) in attempt.save_failed(DISK_FULL, now)
+    for later in range(2 * SAVE_TRIES):
+        assert attempt.save_failed(DISK_FULL, now + later) == []
+    assert next_save(attempt, grace) == now + SAVE_AGAIN
+
+
+def test_a_shorter_notice_leaves_no_time_for_a_pause() -> None:
+    attempt = leaving(grace=10 * MINUTE, size=15_000_000_000)
+    now = next_save(attempt, 10 * MINUTE) or 0
+    for _ in range(3):
+        attempt.save_failed(DISK_FULL, now)
+        now = next_save(attempt, 10 * MINUTE) or 0
+    attempt.save_failed(DISK_FULL, now)
+    attempt.record = replace(attempt.record, checkpoints=())
+    assert attempt.notice is not None
+    sooner = replace(attempt.notice, deadline=now + 5 * SECOND)
+    asked = attempt.leave(sooner, now)
+    assert [order for order in asked if isinstance(order, Save) and order.final]
+
+
+def test_a_state_that_arrives_after_its_job_was_told_to_go_on_is_not_its_last() -> None:
+    """A save that was under way before had failed, and was taken for this one."""
+    grace = 10 * MINUTE
+    attempt = leaving(grace=grace, size=15_000_000_000)
+    now = next_save(attempt, grace)
+    assert now is not None
+    attempt.save_failed(DISK_FULL, now)
+    taken = SnapshotTaken(
+        job=JOB, epoch=1, manifest=ManifestId("m"), step=3, size=1, final=True, pause=SECOND
+    )
+    orders = attempt.snapshot_taken(taken, now)
+    assert not [order for order in orders if isinstance(order, Tell | End)]
+    assert attempt.record.newest is not None
+    assert attempt.record.newest.manifest == taken.manifest
+    assert next_save(attempt, grace) is not None
 
 
 # --- stumbles ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.apps.gateway import build
 from reclaimnet.apps.gateway_desk import Submission
-from reclaimnet.apps.gateway_nodes import HoursBody, LendBody, ReclaimBody
+from reclaimnet.apps.gateway_nodes import HoursBody, LendBody, ReclaimBody, WithdrawBody
 
 BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "pattern", "minimum", "maximum")
 
@@ -29,7 +29,7 @@ def bounds(schema: Any, path: str = "") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("body", [HoursBody, LendBody, ReclaimBody, Submission])
+@pytest.mark.parametrize("body", [HoursBody, LendBody, ReclaimBody, Submission, WithdrawBody])
 def test_what_is_refused_is_told(body: type[msgspec.Struct]) -> None:
     app = build(create_autospec(Campus), "token")
     assert app.openapi_schema.components.schemas is not None

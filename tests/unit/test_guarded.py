@@ -4,7 +4,7 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +16,13 @@ from reclaimnet.model.orders import Rotate
 
 
 class Ear:
-    """Hears what a guard would be asked, and agrees to all of it."""
+    """Hears what a guard would be asked, and agrees to all of it, unless it gives no time back."""
 
     def __init__(self, path: Path) -> None:
         self.asked: list[dict] = []
+        self.on_open: Callable[[], None] = lambda: None
+        """Happens while the guard is opening the door."""
+        self.strict = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -36,8 +39,14 @@ class Ear:
     def _answer(self, peer: socket.socket) -> None:
         with peer:
             while packet := peer.recv(1 << 16):
-                self.asked.append(json.loads(packet))
-                peer.send(b'{"ok": true, "terms": {"rate": null}}')
+                asked = json.loads(packet)
+                self.asked.append(asked)
+                if asked["verb"] == "open":
+                    self.on_open()
+                if self.strict and asked["verb"] == "deadline" and asked["deadline"] is None:
+                    peer.send(b'{"ok": false, "error": "Only the owner may ask for more time."}')
+                else:
+                    peer.send(b'{"ok": true, "terms": {"rate": null}}')
 
     def close(self) -> None:
         self._listener.close()
@@ -62,6 +71,76 @@ def test_a_guest_that_outlived_its_agent_is_still_renewed_and_limited(
     heard = [(asked.get("verb"), asked.get("guest")) for asked in ear.asked]
     assert ("renew", "j.3") in heard
     assert ("deadline", "j.3") in heard
+
+
+def deadlines(ear: Ear) -> list[int | None]:
+    """What the guard heard, the last of which it keeps."""
+    return [a["deadline"] for a in ear.asked if a["verb"] in ("open", "deadline")]
+
+
+@pytest.mark.parametrize(
+    ("before", "meanwhile", "heard"),
+    [
+        pytest.param(222, [None], [222, None], id="withdrawn"),
+        pytest.param(222, [111], [222, 111], id="nearer"),
+        pytest.param(222, [111, None], [222, None], id="nearer, then withdrawn"),
+        pytest.param(222, [None, 333], [222, 333], id="withdrawn, then another"),
+        pytest.param(None, [222], [None, 222], id="given"),
+        pytest.param(222, [], [222], id="as it was"),
+    ],
+)
+def test_a_deadline_that_changes_while_the_guard_opens_its_door_is_what_it_keeps(
+    ear: Ear,
+    tmp_path: Path,
+    before: int | None,
+    meanwhile: list[int | None],
+    heard: list[int | None],
+) -> None:
+    """A notice that was withdrawn must not end the guest; one that was given must."""
+    guarded = Guarded(tmp_path / "guard.sock")
+    job = JobId("j")
+
+    def change() -> None:
+        for at in meanwhile:
+            guarded.limit(job, 3, at)
+
+    ear.on_open = change
+    if before is not None:
+        guarded.limit(job, 3, before)
+    guarded.admit(job, 3, 99)
+    assert deadlines(ear) == heard, "before anything of it runs"
+    guarded.close()
+    assert deadlines(ear) == heard
+
+
+def test_a_guard_that_gives_no_time_back_lets_its_guest_in_all_the_same(
+    ear: Ear, tmp_path: Path
+) -> None:
+    ear.strict = True
+    guarded = Guarded(tmp_path / "guard.sock")
+    ear.on_open = lambda: guarded.limit(JobId("j"), 3, None)
+    guarded.limit(JobId("j"), 3, 222)
+    guarded.admit(JobId("j"), 3, 99)
+    guarded.renew((JobId("j"),), 111)
+    guarded.close()
+    assert deadlines(ear) == [222, None]
+    assert "renew" in [asked["verb"] for asked in ear.asked]
+
+
+def test_a_deadline_goes_to_the_guard_as_it_is_when_its_turn_comes(
+    ear: Ear, tmp_path: Path
+) -> None:
+    """Else one that was withdrawn in between could be the last that it hears."""
+    guarded = Guarded(tmp_path / "guard.sock")
+    job = JobId("j")
+    guarded.adopt(job, 3)
+    busy = threading.Event()
+    guarded._turn.submit(busy.wait)
+    for at in (222, None, 333, None):
+        guarded.limit(job, 3, at)
+    busy.set()
+    guarded.close()
+    assert set(deadlines(ear)) == {None}
 
 
 def test_leases_are_renewed_while_others_are_admitted(ear: Ear, tmp_path: Path) -> None:

@@ -215,6 +215,31 @@ def test_who_practises_does_not_undo_what_the_owner_has_said_since(lab: Lab) -> 
     assert lab.lent == [0, 1, 2]
 
 
+def test_who_acts_for_the_owner_takes_nothing_back_that_the_owner_has_said_since(lab: Lab) -> None:
+    """As a controller of Kubernetes does, whose cordon is over."""
+    lab.ask(LendRequest(as_of=0))
+    assert lab.lent == [0, 1, 2], "nobody had said anything"
+    lab.ask(ReclaimRequest(grace=HOUR, reason="cordoned"))
+    seen = lab.word.said_at
+    assert lab.word.asked(WithdrawRequest(as_of=seen), lab.book)
+    lab.ask(LendRequest())
+    lab.ask(ReclaimRequest(grace=MINUTE))
+    for request in (WithdrawRequest(as_of=seen), LendRequest(as_of=seen)):
+        with pytest.raises(UsageError, match="something else since"):
+            lab.ask(request)
+    assert lab.lent == []
+
+
+def test_who_has_spoken_to_an_agent_whose_folder_is_lost_may_lend_it_anew(lab: Lab) -> None:
+    lab.ask(LendRequest())
+    lab.ask(ReclaimRequest(grace=0))
+    seen = lab.word.said_at
+    lab.file.unlink()
+    lab.start()
+    lab.ask(LendRequest(as_of=seen))
+    assert lab.lent == [0, 1, 2]
+
+
 def test_gpus_that_are_gone_are_left_out(tmp_path: Path) -> None:
     Lab(tmp_path).ask(LendRequest(gpus=2, users=("ada",)))
     fewer = Lab(tmp_path, gpus=GPUS[1:])

@@ -11,14 +11,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, assert_never
 
-import msgspec
-
 from reclaimnet.adapters.slurm.client import Slurm, SubmitFailed
 from reclaimnet.adapters.slurm.words import Refusal, Row, hopeless, in_words
 from reclaimnet.apps import chain_job, daemon
 from reclaimnet.apps.chain_job import EXIT_GO_ON
-from reclaimnet.apps.chain_kept import ASKED, kept_state, kept_wish, write
+from reclaimnet.apps.chain_kept import ASKED, keep_state, kept_state, kept_wish
 from reclaimnet.apps.chain_wish import BUSY, policy_of
+from reclaimnet.apps.notes import write_down
 from reclaimnet.engine.chain import Chain
 from reclaimnet.errors import NotFound, Unavailable
 from reclaimnet.model.chain import (
@@ -95,7 +94,7 @@ class Keeper:
             while events:
                 event = events.popleft()
                 orders = self.mind.handle(event, time.time_ns())
-                self._remember()
+                keep_state(self._folder, self.mind.state)
                 for name, wish in ASKED.items():
                     if event == wish:
                         # Not before it is remembered: a person's word must not get lost.
@@ -115,9 +114,6 @@ class Keeper:
                 self._stopped.wait(min(POLL_S, (wake - time.time_ns()) / SECOND))
         return 0 if self.mind.state.phase is not Phase.STOPPED else 1
 
-    def _remember(self) -> None:
-        write(self._folder / "state.json", msgspec.json.encode(self.mind.state))
-
     # --- orders -----------------------------------------------------------------------------
 
     def _carry_out(self, order: ChainOrder) -> list[ChainEvent]:
@@ -129,7 +125,7 @@ class Keeper:
             case Submit():
                 return [self._submit(order.number)]
             case OpenGate():
-                write(self._sign(order.number, "go"), b"")
+                write_down(self._sign(order.number, "go"), "")
             case AskToSave() | EndJobs():
                 self._act(order)
             case _:
@@ -142,7 +138,7 @@ class Keeper:
             if isinstance(order, EndJobs):
                 self._slurm.cancel(order.ids)
             else:
-                write(self._sign(order.number, "leave"), b"")
+                write_down(self._sign(order.number, "leave"), "")
                 self._slurm.signal(order.id, "USR1")
         except Unavailable:
             self._undone.append(order)
@@ -153,7 +149,7 @@ class Keeper:
         path = self._folder / "links" / f"{number}.sh"
         for name in ("arrived", "went", "go", "leave", "ready", "over"):
             self._sign(number, name).unlink(missing_ok=True)
-        write(path, chain_job.script(wish.order, number).encode())
+        write_down(path, chain_job.script(wish.order, number))
         options = [
             f"--job-name={wish.spec.name}",
             f"--comment={wish.comment} {number}",

@@ -1,7 +1,6 @@
 """What of a chain is on disk: the wish, its state, and what people ask of whoever keeps it."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Final
@@ -9,6 +8,7 @@ from typing import Final
 import msgspec
 
 from reclaimnet.apps.chain_wish import Wish
+from reclaimnet.apps.notes import write_down
 from reclaimnet.errors import BadConfig
 from reclaimnet.model.chain import (
     CancelAsked,
@@ -29,7 +29,7 @@ def begin_folder(folder: Path, wish: Wish) -> None:
     (folder / "state").mkdir(exist_ok=True)
     for name in ("state.json", *ASKED):
         (folder / name).unlink(missing_ok=True)
-    write(folder / "wish.json", msgspec.json.encode(wish))
+    write_down(folder / "wish.json", msgspec.json.encode(wish).decode())
 
 
 def kept_wish(folder: Path) -> Wish | None:
@@ -49,11 +49,5 @@ def kept_state(folder: Path, name: str) -> ChainState:
         return ChainState(name=name)
 
 
-def write(path: Path, data: bytes) -> None:
-    """All or nothing, also through a crash."""
-    draft = path.with_name(f".{path.name}.new")
-    with draft.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+def keep_state(folder: Path, state: ChainState) -> None:
+    write_down(folder / "state.json", msgspec.json.encode(state).decode())

@@ -36,6 +36,7 @@ from reclaimnet.apps.gateway_nodes import (
     LendBody,
     MaintenanceBody,
     ReclaimBody,
+    WithdrawBody,
 )
 from reclaimnet.apps.gateway_output import Fetcher, Outputs
 from reclaimnet.apps.gateway_schema import may_fail
@@ -129,7 +130,7 @@ def _tell_bounds(app: Litestar) -> None:
     """The framework does not tell the schema that unknown fields are refused, nor the bounds of
     what may also be null."""
     schemas = app.openapi_schema.components.schemas or {}
-    for body in (Submission, LendBody, HoursBody, MaintenanceBody, ReclaimBody):
+    for body in (Submission, LendBody, HoursBody, MaintenanceBody, ReclaimBody, WithdrawBody):
         schemas[body.__name__].additional_properties = False
     for body, field, least, most in (
         (LendBody, "gpus", 1, MAX_ASKED),
@@ -137,6 +138,7 @@ def _tell_bounds(app: Litestar) -> None:
         (LendBody, "ends", 0, MAX_TIME),
         (LendBody, "as_of", 0, MAX_TIME),
         (ReclaimBody, "grace", 0, MAX_NOTICE),
+        (WithdrawBody, "as_of", 0, MAX_TIME),
     ):
         number = Schema(type=OpenAPIType.INTEGER, minimum=least, maximum=most)
         either = Schema(one_of=[number, Schema(type=OpenAPIType.NULL)])

@@ -96,6 +96,11 @@ class ReclaimBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Give the notice that is running another deadline instead of a new one."""
 
 
+class WithdrawBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    as_of: Annotated[int, Meta(ge=0, le=MAX_TIME)] | None = None
+    """Refused if the owner has spoken since then: `said_at` of an earlier answer."""
+
+
 @get("/nodes", responses=may_fail())
 async def list_nodes(state: State) -> Nodes:
     return Nodes(nodes=state.view.nodes())
@@ -134,10 +139,19 @@ async def reclaim(
     return await _asked(state, node, asked)
 
 
-@post("/nodes/{node:str}/withdraw", status_code=200, responses=may_fail(403, 404, 409))
-async def withdraw(state: State, request: Req, node: FromPath[str]) -> Reply:
+@post(
+    "/nodes/{node:str}/withdraw",
+    status_code=200,
+    responses=may_fail(400, 403, 404, 409, 413),
+)
+async def withdraw(
+    state: State, request: Req, node: FromPath[str], data: JSONBody[WithdrawBody | None] = None
+) -> Reply:
     caller_of(request).check_node(NodeId(node), "withdraw")
-    return await _asked(state, node, WithdrawRequest())
+    if data is None:
+        return await _asked(state, node, WithdrawRequest())
+    await refuse_guesses(request, WithdrawBody)
+    return await _asked(state, node, WithdrawRequest(as_of=data.as_of))
 
 
 async def _asked(state: State, node: str, request: Request) -> Reply:

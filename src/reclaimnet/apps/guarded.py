@@ -63,10 +63,11 @@ class Guarded:
         deadline = self._deadlines.get(guest)
         self._ask("open", guest=guest, pids=[pid], deadline=deadline)
         self._guests.add(guest)
-        nearer = self._deadlines.get(guest)
-        if nearer is not None and nearer != deadline:
-            # It was set while the guard was opening the door.
-            self._ask("deadline", guest=guest, deadline=nearer)
+        if self._deadlines.get(guest) != deadline:
+            # It was set, or taken back, while the guard was opening the door.
+            told = self._turn.submit(self._tell_deadline, guest)
+            if not told.result():
+                raise Unavailable(f"The guard has not taken in the deadline of {guest}.")
 
     def adopt(self, job: JobId, epoch: int) -> None:
         """The agent before us had it admitted: the guard still knows it."""
@@ -75,15 +76,26 @@ class Guarded:
     def limit(self, job: JobId, epoch: int, at: int | None) -> None:
         """Packets and processes end by then, even if we and the guard are gone."""
         guest = _name(job, epoch)
-        if at is None:
-            # Only the owner may give time back; a guard that does not take us for one refuses.
-            known = self._deadlines.pop(guest, None)
-            if known is not None and guest in self._guests:
-                self._later("deadline", guest=guest, deadline=None)
+        if at is not None:
+            self._deadlines[guest] = at
+        elif self._deadlines.pop(guest, None) is None:
             return
-        self._deadlines[guest] = at
         if guest in self._guests:
-            self._later("deadline", guest=guest, deadline=at)
+            self._turn.submit(self._tell_deadline, guest)
+
+    def _tell_deadline(self, guest: str) -> bool:
+        """The one that holds by now, whatever held when this was wanted: the last that the guard
+        hears is the one it keeps. Whether it ends the guest no later than that."""
+        deadline = self._deadlines.get(guest)
+        if guest not in self._guests:
+            return True
+        try:
+            self._ask("deadline", guest=guest, deadline=deadline)
+        except ReclaimNetError as error:
+            # Only the owner may give time back; a guard that does not take us for one refuses.
+            _log.warning("the guard was told another deadline of %s: %s", guest, error)
+            return deadline is None
+        return True
 
     def renew(self, jobs: tuple[JobId, ...], until: int) -> None:
         # A copy, since one may be admitted this very moment.

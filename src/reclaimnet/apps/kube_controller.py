@@ -37,7 +37,7 @@ from reclaimnet.apps.kube_view import View, Views, mirror_of
 from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, JobId
-from reclaimnet.model.pods import NOTICE, ROTATION, Pod
+from reclaimnet.model.pods import NOTICE, ROTATION, SAID, Pod
 from reclaimnet.model.rhythm import RotationPlan, Round
 from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.policy.fit import slowdown
@@ -72,6 +72,8 @@ class Controller:
         self._expected: dict[JobId, float] = {}
         """The slowdown of the round that each job is in."""
         self._told: dict[str, None] = {}
+        self._not_before: dict[tuple[str, int], float] = {}
+        """When each pod whose agent has refused to lend may be asked the same again."""
         self._failed: list[str] = []
 
     def reconcile(self) -> float:
@@ -204,7 +206,7 @@ class Controller:
                 anchor, period = self._anchors[pod.job]
                 text = json.dumps({"anchor": anchor, "period": period})
             if text != pod.rotation:
-                self._annotate(pod, ROTATION, text or None)
+                self._annotate(pod, {ROTATION: text or None})
             if one is not None:
                 links = ", ".join(fit.link for fit in one.fits)
                 expected = self._expected[pod.job]
@@ -229,6 +231,8 @@ class Controller:
             for pod in view.pods
             if pod.lends is not None and pod.phase == "Running" and pod.node is not None
         ]
+        known = {(pod.uid, pod.said) for pod in lent}
+        self._not_before = {key: at for key, at in self._not_before.items() if key in known}
         if not lent:
             return False
         try:
@@ -262,30 +266,46 @@ class Controller:
             deadline, why = due
             given = _deadline(pod.notice)
             if (given is None or deadline < given - SECOND) and card.gpus:
-                self._give_notice(pod, deadline, why, now)
+                self._give_notice(pod, card, deadline, why, now)
             return False
         if pod.notice:
             # If all guests have left already, there is nothing to withdraw: it is lent anew.
-            reply = self._ask(pod, WithdrawRequest()) if card.leaving else None
-            self._annotate(pod, NOTICE, None)
-            self._tell(pod, "NoticeWithdrawn", "it may be lent on" if reply is None else reply.text)
+            reply = self._ask(pod, WithdrawRequest(as_of=pod.said)) if card.leaving else None
+            self._annotate(pod, {NOTICE: None})
+            if reply is None or reply.ok:
+                said = "it may be lent on" if reply is None else reply.text
+                self._tell(pod, "NoticeWithdrawn", said)
+            else:
+                self._tell(pod, "NotWithdrawn", reply.text)
             return True
         if pod.lends and not card.gpus and card.opens_at is None:
-            notice = max(pod.grace - LAST_S * SECOND, pod.grace // 2)
-            reply = self._ask(pod, LendRequest(notice=notice))
-            if not reply.ok:
-                raise Unavailable(reply.text)
-            self._tell(pod, "Lent", reply.text)
-            return True
+            return self._lend(pod)
         return False
 
-    def _give_notice(self, pod: Pod, deadline: int, why: str, now: int) -> None:
+    def _lend(self, pod: Pod) -> bool:
+        """Unless its owner has spoken since we did: who took it back lends it again. Whether there
+        is more to come."""
+        if time.monotonic() < self._not_before.get((pod.uid, pod.said), 0.0):
+            return False
+        notice = max(pod.grace - LAST_S * SECOND, pod.grace // 2)
+        reply = self._ask(pod, LendRequest(notice=notice, as_of=pod.said))
+        if reply.ok:
+            self._tell(pod, "Lent", reply.text)
+        else:
+            self._not_before[pod.uid, pod.said] = time.monotonic() + RESYNC_S
+            self._tell(pod, "LoanFailed", reply.text, warns=True)
+        return reply.ok
+
+    def _give_notice(self, pod: Pod, card: Card, deadline: int, why: str, now: int) -> None:
         grace = max(0, deadline - now)
         reply = self._ask(pod, ReclaimRequest(grace=grace, reason=why))
         if not reply.ok:
             raise Unavailable(reply.text)
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(deadline // SECOND))
-        self._annotate(pod, NOTICE, f"{at} {why}")
+        # Where others were told to leave already, the owner's word stands behind ours.
+        ours = bool(pod.notice) or not card.leaving
+        said = str(reply.said_at) if ours else None
+        self._annotate(pod, {NOTICE: f"{at} {why}", SAID: said})
         self._tell(pod, "NoticeGiven", f"{why}: guests have {show_duration(grace)} to leave")
 
     def _cards(self) -> dict[str, Card]:
@@ -325,9 +345,9 @@ class Controller:
         with self._noting():
             self._api.patch(kind, name, {"status": wanted}, namespace=namespace, status=True)
 
-    def _annotate(self, pod: Pod, key: str, value: str | None) -> None:
+    def _annotate(self, pod: Pod, notes: dict[str, str | None]) -> None:
         with self._noting():
-            changes = {"metadata": {"uid": pod.uid, "annotations": {key: value}}}
+            changes = {"metadata": {"uid": pod.uid, "annotations": notes}}
             self._api.patch(PODS, pod.name, changes, namespace=pod.namespace)
 
     def _tell(self, pod: Pod, reason: str, text: str, *, warns: bool = False) -> None:

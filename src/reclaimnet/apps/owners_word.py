@@ -71,11 +71,11 @@ class OwnersWord:
             case ReclaimRequest():
                 return self._reclaim(request, provider)
             case WithdrawRequest():
+                self._check_unspoken(request.as_of)
                 return ev.WithdrawAsked(request=self.mint())
 
     def _lend(self, request: LendRequest, provider: Provider) -> ev.LendAsked:
-        if request.as_of is not None and request.as_of != self.said_at:
-            raise UsageError(f"the owner of {self._node} has said something else since")
+        self._check_unspoken(request.as_of)
         if request.notice is not None and request.notice < 0:
             raise UsageError("a notice cannot be negative; use 0s for none")
         before = provider.standing or provider.said or self._before
@@ -85,6 +85,13 @@ class OwnersWord:
             terms=self._changed(before.terms if before else Terms(), request),
         )
         return ev.LendAsked(request=self.mint(), offer=offer)
+
+    def _check_unspoken(self, as_of: int | None) -> None:
+        """That nobody has spoken since then, be it that nobody ever has."""
+        if as_of is not None and self.said_at not in (NEVER, as_of):
+            raise UsageError(
+                f"the owner of {self._node} has said something else since; `rn lend` lends it again"
+            )
 
     def _chosen(self, request: LendRequest, before: Offer | None) -> tuple[Gpu, ...]:
         if request.which:

@@ -29,7 +29,7 @@ from reclaimnet.model.probing import Purpose
 from reclaimnet.model.units import HOUR, SECOND, show_duration
 from reclaimnet.model.work import Decision, JobRecord, JobState, ManifestId, Saving, shape_of
 from reclaimnet.policy.place import Need
-from reclaimnet.policy.rescue import Plight
+from reclaimnet.policy.rescue import Plan, Plight
 
 if TYPE_CHECKING:
     from reclaimnet.engine.attempt import Attempt
@@ -40,6 +40,11 @@ SEEK_SELDOM: Final = 16 * SECOND
 MAX_DESTINATIONS: Final = 4
 """Destinations that may fail before the state is put on a shelf."""
 MAX_SHELVES: Final = 4
+SAVE_TRIES: Final = 6
+"""How often its last state is asked for, if it cannot be had."""
+SAVE_AGAIN: Final = SECOND
+"""Pause after the first save that failed, during which the job runs on; each is twice as long as
+the one before: a disk that is full may take a while to have room."""
 LOOK_AGAIN: Final = 4 * SECOND
 """The destination's pulse is checked no more often than this; silence shows after several beats."""
 
@@ -60,6 +65,9 @@ class Departure:
         self._prober: Prober | None = None
         self._final: ManifestId | None = None
         self._stop_at: int | None = None
+        self._saves_failed = 0
+        self._save_after = 0
+        """Not before then, after a save that failed."""
         self._seek_at: int | None = None
         self._seek_wait = SEEK_AGAIN
         self._placed_at = 0
@@ -108,6 +116,7 @@ class Departure:
         reason = self.attempt.record.reason if self.notice.binding else f"{notice.cause}{because}"
         self.notice = notice
         self._slowest = None
+        self._save_after = 0  # There may be no time for a pause any more.
         job, epoch = self.attempt.job, self.attempt.epoch
         orders: list[Order] = [
             Limit(job=job, epoch=epoch, at=notice.deadline),
@@ -192,7 +201,44 @@ class Departure:
     def _plan(self, now: int) -> list[Order]:
         attempt = self.attempt
         newest = attempt.record.newest
-        plan = attempt.suite.rescue(
+        plan = self._planned(now)
+        if plan.stop_at is None:
+            explained: list[Order] = [Explain(job=attempt.job, decision=plan.decision)]
+            if not self.notice.binding:
+                return explained + self._stay("there is not enough time", now)
+            return explained + self._give_up()
+        first_plan = self._stop_at is None
+        self._stop_at = max(plan.stop_at, self._save_after)
+        orders: list[Order] = []
+        if first_plan or self.destination is not None:
+            orders.append(Explain(job=attempt.job, decision=plan.decision))
+        if self.destination is None:
+            self._seek_at = now + self._seek_wait
+            self._seek_wait = min(2 * self._seek_wait, SEEK_SELDOM)
+        elif self._may_precopy(plan):
+            self._precopying = True
+            self._precopy_until = now + (self.notice.deadline - now) // 2
+            if newest is not None and self.destination in newest.holders:
+                # It only has to get ready, and says so as if it had got the copy now.
+                self._precopy = newest.manifest
+                asked = CopyAsked(job=attempt.job, manifest=newest.manifest, source=attempt.node)
+                orders.append(Tell(to=self.destination, event=asked))
+            else:
+                orders.append(Save(job=attempt.job, epoch=attempt.epoch, final=False))
+            return orders
+        if now >= self._stop_at and not self._precopying:
+            orders += self._stop()
+        return orders
+
+    def _may_precopy(self, plan: Plan) -> bool:
+        """Who can hardly be saved is not saved once more than it must be."""
+        wanted = plan.precopy and self.attempt.suite.prepare.precopy
+        return wanted and not self._precopying and not self._saves_failed
+
+    def _planned(self, now: int) -> Plan:
+        attempt = self.attempt
+        newest = attempt.record.newest
+        return attempt.suite.rescue(
             Plight(
                 now=now,
                 given_at=self.notice.given_at,
@@ -212,33 +258,6 @@ class Departure:
                 turn=self._turn,
             )
         )
-        if plan.stop_at is None:
-            explained: list[Order] = [Explain(job=attempt.job, decision=plan.decision)]
-            if not self.notice.binding:
-                return explained + self._stay("there is not enough time", now)
-            return explained + self._give_up()
-        first_plan = self._stop_at is None
-        self._stop_at = plan.stop_at
-        orders: list[Order] = []
-        if first_plan or self.destination is not None:
-            orders.append(Explain(job=attempt.job, decision=plan.decision))
-        if self.destination is None:
-            self._seek_at = now + self._seek_wait
-            self._seek_wait = min(2 * self._seek_wait, SEEK_SELDOM)
-        elif plan.precopy and attempt.suite.prepare.precopy and not self._precopying:
-            self._precopying = True
-            self._precopy_until = now + (self.notice.deadline - now) // 2
-            if newest is not None and self.destination in newest.holders:
-                # It only has to get ready, and says so as if it had got the copy now.
-                self._precopy = newest.manifest
-                asked = CopyAsked(job=attempt.job, manifest=newest.manifest, source=attempt.node)
-                orders.append(Tell(to=self.destination, event=asked))
-            else:
-                orders.append(Save(job=attempt.job, epoch=attempt.epoch, final=False))
-            return orders
-        if now >= plan.stop_at and not self._precopying:
-            orders += self._stop()
-        return orders
 
     def _give_up(self) -> list[Order]:
         """What it would still do here is lost, so it goes on from its last copy at once, or from
@@ -276,7 +295,8 @@ class Departure:
 
     def snapshot_taken(self, event: SnapshotTaken, now: int) -> list[Order]:
         """The attempt has entered the checkpoint into its record already."""
-        if not event.final:
+        if not event.final or self._tries_again:
+            # If it was its last, it has been told to go on since.
             orders = self.attempt.change()
             if self._precopying and self.destination is not None:
                 self._precopy = event.manifest
@@ -291,21 +311,42 @@ class Departure:
         return self._shelve(now)
 
     def save_failed(self, event: SaveFailed, now: int) -> list[Order]:
-        """Without a fresh state there is nothing to hand over: run on, and go back to the last
-        durable checkpoint at the deadline."""
+        """Without a fresh state there is nothing to hand over: try again while there is time, and
+        if it cannot be had, run on, and go back to the last durable checkpoint at the deadline."""
+        asked = self.stopped or (self._precopying and self._precopy is None)
+        if not asked or self._final is not None:
+            return []  # One that was under way before, or that the job takes by itself.
         if not self.notice.binding:
             return self._stay(f"it could not be saved: {event.reason}", now)
-        self._lost_hope = True
-        resumed: list[Order] = []
-        if self.stopped and self._final is None:
+        orders: list[Order] = []
+        if self.stopped:
             # It waits after a state that nobody has: no other could take the job over with it.
-            resumed.append(Resume(job=self.attempt.job, epoch=self.attempt.epoch))
-        self.stopped = False
-        self._precopying = False
+            orders.append(Resume(job=self.attempt.job, epoch=self.attempt.epoch))
+        self.stopped = self._precopying = False
+        pause = SAVE_AGAIN << self._saves_failed
+        self._saves_failed += 1
+        takes, left = self._planned(now).takes, self.notice.deadline - now
+        why = f"saving and sending takes {show_duration(takes)}, {show_duration(left)} are left"
+        if self._saves_failed >= SAVE_TRIES:
+            why = f"it was tried {SAVE_TRIES} times"
+        elif not self._lost_hope and pause + takes <= left:
+            self._save_after = now + pause
+            self._stop_at = max(self._stop_at or 0, self._save_after)
+            chosen = f"not yet, the next try is in {show_duration(self._stop_at - now)}"
+            orders.append(self._explain("is it saved?", chosen, event.reason, why))
+            if self.destination is None and self._prober is None and self._seek_at is None:
+                # The place that was found is kept; where there was none, there may be one by then.
+                self._seek_at = now + SEEK_AGAIN
+            return orders
+        self._lost_hope = True
         self._stop_at = self._seek_at = self._look_at = None
-        orders = self._withdraw()
-        orders.append(self._explain("is it saved?", "no", event.reason))
-        return orders + resumed + self.attempt.change(reason=f"could not be saved: {event.reason}")
+        orders += [*self._withdraw(), self._explain("is it saved?", "no", event.reason, why)]
+        return orders + self.attempt.change(reason=f"could not be saved: {event.reason}")
+
+    @property
+    def _tries_again(self) -> bool:
+        """It runs on after a save that failed, and will be asked for its last state again."""
+        return self._saves_failed > 0 and not self.stopped and not self._lost_hope
 
     # --- handing over ----------------------------------------------------------------------
 

@@ -95,6 +95,10 @@ class Desk:
     def vacant(self, node: NodeId) -> int:
         return self._vacant.get(node, 0)
 
+    def of(self, node: NodeId) -> tuple[int, int]:
+        """What is vacant there, and how much it lends in all."""
+        return self.vacant(node), self._size.get(node, 0)
+
     def told(self, node: NodeId, vacant: int, *, size: int = 0) -> None:
         """The node says what it has vacant, of `size` GPUs in all."""
         self._size[node] = max(size, vacant)

@@ -59,7 +59,10 @@ FORSAKEN: Final = 2 * SECOND
 REPORT_AFTER: Final = SECOND
 """A job that waits this long is told why, and what to expect."""
 REPORT_AGAIN: Final = 30 * SECOND
-"""The expected start is told again this often, if it has changed."""
+"""The expected start is told again this often, if it has changed; who stands next is told sooner,
+whenever something changes that the reason is made of."""
+NEXT: Final = 4
+"""So many in each lane are told at once that the line has moved: further back it is no news."""
 NAMED: Final = 3
 """Refusals that a job's reason names; `rn why` names more."""
 REPORTS: Final = 16
@@ -140,7 +143,7 @@ class Dispatcher:
             return []
         self._cancelled.pop(record.id, None)
         if record.state.terminal or record.holder is not None:
-            self._forget(record.id)
+            self._forget(record.id, now)
         if record.state.terminal:
             self._count(self.held.pop(record.id, None), -1)
             return []
@@ -196,8 +199,11 @@ class Dispatcher:
             chosen, why = f"in {show_duration(rest)}", record.reason
             decision = Decision(question="when is it run again?", chosen=chosen, reasons=(why,))
             return [*orders, Explain(job=record.id, decision=decision)]
-        self._line_up(record)
-        return orders + self._place(now)
+        self._line_up(record, now)
+        orders += self._place(now)
+        if self.desk.waits(record.id):
+            self._report_soon(NEXT, now)
+        return orders
 
     def _stop_search(self, job: JobId) -> list[Order]:
         """It was claimed and given back before our last question was answered: what comes of that
@@ -210,9 +216,10 @@ class Dispatcher:
         del self._searches[job]
         return _returned(prober)
 
-    def _line_up(self, record: JobRecord) -> None:
+    def _line_up(self, record: JobRecord, now: int) -> None:
         self._resting.drop(record.id)
-        self._refused.pop(record.id, None)
+        if self._refused.pop(record.id, None) is not None:
+            self._reports.hasten(record.id, now + REPORT_AFTER)
         if self.desk.waits(record.id):
             return
         self.desk.line_up(
@@ -226,14 +233,17 @@ class Dispatcher:
             )
         )
 
-    def _forget(self, job: JobId) -> None:
+    def _forget(self, job: JobId, now: int) -> None:
         """It is placed, or over: this dispatcher has nothing more to do for it."""
         self.foreign.pop(job, None)
         record = self.waiting.pop(job, None)
         if record is None:
             return
         self._count(record, -1)
+        stood_in_line = self.desk.waits(job)
         self.desk.leave(job)
+        if stood_in_line:
+            self._report_soon(NEXT, now)
         self._resting.drop(job)
         self._reports.drop(job)
         self._refused.pop(job, None)
@@ -313,7 +323,7 @@ class Dispatcher:
             self._told(card.node, len(card.vacant))
 
     def beat(self, card: Card, now: int) -> list[Order]:
-        before = self.desk.vacant(card.node)
+        before = self.desk.of(card.node)
         self.heard(card)
         return self._place_in(card.node, before, now)
 
@@ -321,7 +331,7 @@ class Dispatcher:
         if event.at < self._told_at.get(event.node, 0):
             return []
         self._told_at[event.node] = event.at
-        before = self.desk.vacant(event.node)
+        before = self.desk.of(event.node)
         self._told(event.node, event.vacant)
         return self._place_in(event.node, before, now)
 
@@ -335,13 +345,17 @@ class Dispatcher:
 
     # --- placing ---------------------------------------------------------------------------
 
-    def _place_in(self, node: NodeId, before: int, now: int) -> list[Order]:
+    def _place_in(self, node: NodeId, before: tuple[int, int], now: int) -> list[Order]:
         orders = self._place(now)
-        if self.desk.vacant(node) != before:
+        if self.desk.of(node) != before:
             # Nobody took it, so those who are next wait for another reason than was said.
-            for job in self.desk.front(REPORTS):
-                self._reports.hasten(job, now + REPORT_AFTER)
+            self._report_soon(REPORTS, now)
         return orders
+
+    def _report_soon(self, most: int, now: int) -> None:
+        """To so many of each lane."""
+        for job in self.desk.front(most):
+            self._reports.hasten(job, now + REPORT_AFTER)
 
     def _place(self, now: int) -> list[Order]:
         orders: list[Order] = []
@@ -351,6 +365,8 @@ class Dispatcher:
                 break
             waiter, nodes = found
             orders += self._search_for(self.waiting[waiter.job], nodes, now)
+        if orders:
+            self._report_soon(NEXT, now)
         return orders
 
     def _may_use(self, waiter: Waiter, node: NodeId) -> bool:
@@ -504,7 +520,7 @@ class Dispatcher:
                 self.desk.gone(node)
             orders += self._if_sought(job, now)
         for job in self._resting.take_due(now):
-            self._line_up(self.waiting[job])
+            self._line_up(self.waiting[job], now)
         for record in [record for record, at in self._cancelled.values() if now >= at]:
             orders += self.record_seen(record, now)
         if _due(self._foreign_at, now):

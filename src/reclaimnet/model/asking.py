@@ -47,6 +47,9 @@ class ReclaimRequest:
 class WithdrawRequest:
     """Take every notice back: the loan goes on."""
 
+    as_of: int | None = None
+    """As in LendRequest."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusRequest:

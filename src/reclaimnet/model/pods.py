@@ -19,6 +19,9 @@ LEND: Final = f"{GROUP}/lend"
 takes them back."""
 NOTICE: Final = f"{GROUP}/notice"
 """Annotation that the controller puts on a lent pod whose guests were told to leave, and why."""
+SAID: Final = f"{GROUP}/said"
+"""Annotation that the controller puts on such a pod: when it told the agent so, by the agent's own
+clock. If anybody has spoken to the agent since, that was its owner, whose word it leaves alone."""
 ROTATION: Final = f"{GROUP}/rotation"
 """Annotation that the controller puts on a pod: when its iterations are to begin."""
 
@@ -50,6 +53,7 @@ class Pod:
     lends: bool | None = None
     """Whether the GPUs of the agent in it are lent: None if nobody has said, False to end it."""
     notice: str = ""
+    said: int = 0
     rotation: str = ""
     grace: int = 0
     """Nanoseconds between being told to end and being ended."""

@@ -52,6 +52,8 @@ class Plan:
     then stop the job for the rest."""
     stop_at: int | None
     """When the job stops for its last save; None: it goes on from an older checkpoint."""
+    takes: int
+    """The last save and its bytes, with nothing to spare."""
     decision: Decision
 
 
@@ -76,6 +78,7 @@ def stand_still_least(plight: Plight) -> Plan:
         return Plan(
             precopy=False,
             stop_at=None,
+            takes=bare,
             decision=Decision(
                 question="leave now or run on?",
                 chosen="go on from the last copy",
@@ -93,6 +96,7 @@ def stand_still_least(plight: Plight) -> Plan:
         return Plan(
             precopy=False,
             stop_at=latest,
+            takes=bare,
             decision=Decision(
                 question="leave now or run on?",
                 chosen=f"run on for {show_duration(latest - plight.now)}, then save",
@@ -116,6 +120,7 @@ def stand_still_least(plight: Plight) -> Plan:
     return Plan(
         precopy=precopy,
         stop_at=stop_at,
+        takes=bare,
         decision=Decision(
             question="leave now or run on?",
             chosen="copy while running, then leave" if precopy else chosen,

@@ -14,6 +14,7 @@ from reclaimnet.model.pods import (
     NOTICE,
     RHYTHM,
     ROTATION,
+    SAID,
     KubeNode,
     NamedTune,
     Pod,
@@ -97,6 +98,7 @@ def pod_of(item: Mapping[str, Any]) -> Pod:
         job=JobId(f"{namespace}/{notes.get(JOB) or name}"),
         lends=None if LEND not in notes else notes[LEND].lower() == "true",
         notice=notes.get(NOTICE, ""),
+        said=_whole(notes.get(SAID, "")),
         rotation=notes.get(ROTATION, ""),
         grace=(DEFAULT_GRACE_S if grace_s is None else int(grace_s)) * SECOND,
         leaves_at=None if deleted is None else time_of(deleted),
@@ -104,6 +106,10 @@ def pod_of(item: Mapping[str, Any]) -> Pod:
             c.get("type") == "PodScheduled" and c.get("status") == "False" for c in conditions
         ),
     )
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def node_of(item: Mapping[str, Any]) -> KubeNode:

@@ -5,7 +5,6 @@ import contextlib
 import os
 import queue
 import signal
-import ssl
 import sys
 import tempfile
 import threading
@@ -13,14 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from reclaimnet.adapters.linux.memory import MemoryGroup, make_memory_group
 from reclaimnet.adapters.linux.minder import NICE, hurry
 from reclaimnet.adapters.linux.runner import Runner
-from reclaimnet.adapters.nats.campus import Campus
-from reclaimnet.adapters.nats.records import Refused
-from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps.bench.airlock_contest import (
     PRIORITIES,
     SATURATED,
@@ -32,22 +28,19 @@ from reclaimnet.apps.bench.airlock_contest import (
     offer,
     p99,
 )
+from reclaimnet.apps.bench.one_node import END_PATIENCE_S, NODE, OneNode, alone
 from reclaimnet.apps.live.clock import Clock
-from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.engine.body import Body
-from reclaimnet.engine.dispatcher import DISPATCHER
 from reclaimnet.engine.node import Node
 from reclaimnet.errors import Unavailable
 from reclaimnet.model import events as ev
-from reclaimnet.model.market import Card, JobId, NodeId
+from reclaimnet.model.market import JobId
 from reclaimnet.model.orders import Order, Suspend
 from reclaimnet.model.units import MILLISECOND, SECOND
-from reclaimnet.model.work import JobRecord, JobSpec
+from reclaimnet.model.work import JobSpec
 from reclaimnet.policy.suite import Suite
 from reclaimnet.policy.survive import Survive, priority_ladder
-from reclaimnet.sim.store import Store
 
-NODE: Final = NodeId("bench")
 SLOTS: Final = 24
 """More than the memory can hold: memory, not GPUs, is what is short."""
 SAVE_EVERY: Final = 2 * SECOND
@@ -57,7 +50,6 @@ KERNEL_SCORE: Final = 800
 STEP_S: Final = 0.05
 SAMPLE_S: Final = 0.01
 STOP_POLL_S: Final = 0.0005
-END_PATIENCE_S: Final = 10.0
 
 JOB: Final = '''\
 """Holds memory: its base after a second, more with every step up to its peak; else it counts."""
@@ -84,51 +76,6 @@ with sdk.job() as job:
         state["step"] += 1
         job.step(state["step"], state)
 '''
-
-
-class OneNode:
-    """A campus of one node: the records in memory, and nobody else to talk to."""
-
-    def __init__(self) -> None:
-        self.store = Store()
-        self.records = self
-        self.world: LiveWorld | None = None
-        self.cards: dict[NodeId, Card] = {}
-
-    async def write(self, record: JobRecord) -> JobRecord | Refused:
-        stored = self.store.write(record)
-        if stored is None:
-            return Refused(current=self.store.records.get(record.id))
-        self.tell_dispatcher(stored)
-        return stored
-
-    def tell_dispatcher(self, record: JobRecord) -> None:
-        assert self.world is not None, "the world comes first"
-        seen = ev.RecordSeen(job=record.id, record=record)
-        asyncio.get_running_loop().call_soon(self.world.deliver, seen)
-
-    async def read(self, job: JobId) -> JobRecord | None:
-        return self.store.records.get(job)
-
-    async def beat(self, card: Card) -> None:
-        self.cards[card.node] = card
-        assert self.world is not None, "the world comes first"
-        self.world.hear(card)
-
-    async def read_card(self, node: NodeId) -> Card | None:
-        return self.cards.get(node)
-
-    async def tell(self, to: NodeId, event: ev.Event) -> None:
-        raise Unavailable(f"there is no {to}")
-
-    async def append_log(self, job: JobId, epoch: int, node: NodeId, text: bytes) -> None:
-        pass
-
-    def journal(self, entry: object) -> None:
-        pass
-
-    async def flush_journal(self) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,18 +196,9 @@ async def held(
     tally = Tally(ranks={JobId(load.name): load.rank for load in plan})
     mind = NotedNode(Body(node=NODE), Suite(survive=survive, cadence=Every(SAVE_EVERY)), tally)
     campus = OneNode()
-    with Vault(folder / "vault", quota_bytes=1 << 32) as vault:
-        world = LiveWorld(
-            node=NODE,
-            folder=folder,
-            mind=mind,
-            campus=cast(Campus, campus),
-            vault=vault,
-            client=ssl.create_default_context(),
-            clock=clock,
-            memory=root.path,
-        )
-        campus.world = world
+    async with alone(
+        campus, folder, mind, clock=clock, memory=root.path, lends=offer(SLOTS)
+    ) as world:
         samples = _Samples()
         mind.group_of = world.runner.group_of
         watching = threading.Thread(
@@ -268,9 +206,6 @@ async def held(
         )
         watching.start()
         try:
-            world.deliver(ev.RoleWon(role=DISPATCHER))
-            world.deliver(ev.LendAsked(request="bench", offer=offer(SLOTS)))
-            world.deliver(ev.Woke())
             limit = root.limit()
             assert limit is not None, "we have just set it"
             async with asyncio.timeout(window_s + END_PATIENCE_S):
@@ -281,13 +216,10 @@ async def held(
                 await asyncio.wait([sampling])
             mind.stops.put(None)
             await asyncio.to_thread(watching.join)
-            result = _result(tally, samples, clock.now())
+            return _result(tally, samples, clock.now())
         finally:
             mind.stops.put(None)
             mind.tally = Tally(ranks=tally.ranks)
-            await end(world, mind)
-            await world.close()
-        return result
 
 
 async def submit(
@@ -305,10 +237,7 @@ async def submit(
             priority=PRIORITIES[load.rank],
             workdir=str(folder),
         )
-        record = JobRecord(id=JobId(load.name), spec=spec, submitted_at=clock.now())
-        stored = campus.store.write(record)
-        assert stored is not None, "a job id was used twice"
-        campus.tell_dispatcher(stored)
+        campus.submit(spec, clock.now())
     await asyncio.sleep(max(began + window_s - time.monotonic(), 0))
 
 
@@ -339,15 +268,6 @@ def _result(tally: Tally, samples: _Samples, now: int) -> dict[str, Any]:
         "first_ms": _spread(samples.first_ms),
         "frozen_ms": _spread(samples.frozen_ms),
     }
-
-
-async def end(world: LiveWorld, mind: Node) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(END_PATIENCE_S):
-            mind.dispatcher = None
-            for attempt in list(mind.guests.attempts.values()):
-                world.runner.end(attempt.job, attempt.epoch)
-            await world.empty()
 
 
 def remove(root: MemoryGroup) -> None:

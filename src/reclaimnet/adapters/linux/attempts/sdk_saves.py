@@ -11,7 +11,7 @@ from reclaimnet.model.page import SLOTS, PageState, Word
 
 def ask(attempt: Attempt, tell: Tell, *, final: bool, at: int | None) -> None:
     words = attempt.words
-    if words[Word.WAITING]:
+    if _waits(attempt):
         tell(see_image(attempt))  # Asked twice, and nothing has changed since.
         return
     if words[Word.STATE] == PageState.UNKNOWN:
@@ -58,7 +58,14 @@ def see_image(attempt: Attempt) -> Snapshot:
         epoch=attempt.epoch,
         path=base / str(serial % SLOTS),
         step=words[Word.SAVE_STEP],
-        final=words[Word.WAITING] != 0,
+        final=_waits(attempt),
         pause_ns=words[Word.SAVE_PAUSE],
         serial=serial,
     )
+
+
+def _waits(attempt: Attempt) -> bool:
+    """It has given its last state. Once it was let go it may not have had its turn yet, but will
+    go on when it has."""
+    words = attempt.words
+    return bool(words[Word.WAITING] > words[Word.RESUME])

@@ -43,6 +43,8 @@ from reclaimnet.model.work import JobRecord, JobState
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 QUICK = Timing(beat=500 * MILLISECOND, lease=4 * SECOND, margin=2 * SECOND, role=3 * SECOND)
 """A machine that runs several tests at once may keep an agent waiting for a second or two."""
+PATIENT = dataclasses.replace(QUICK, lease=60 * SECOND)
+"""Where nobody is to be given up: to start an agent or a server again may take longer than that."""
 WAIT_S = 60.0
 END_S = 15.0
 
@@ -66,12 +68,13 @@ with sdk.job() as job:
     noise = random.Random(1).randbytes(padding << 20)
     state = job.restore({"step": 0, "chain": "", "padding": noise})
     print("from step", state["step"])
-    while state["step"] < steps:
+    while state["step"] < steps and not os.path.exists(os.environ["LEDGER"] + ".enough"):
         time.sleep(delay)
         state["step"] += 1
         text = f"{state['chain']}{state['step']}"
         state["chain"] = hashlib.sha256(text.encode()).hexdigest()
-        os.write(ledger, f"{epoch} {state['step']} {state['chain']}\\n".encode())
+        # As long as a part of a page: nobody reads, and no kill leaves, half of one.
+        os.write(ledger, f"{epoch} {state['step']} {state['chain']}".ljust(127).encode() + b"\\n")
         if every and state["step"] % every == 0:
             if dense:
                 state["padding"] = random.Random(state["step"]).randbytes(padding << 20)
@@ -116,12 +119,13 @@ class LiveAgent:
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._campus.env
             )
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, *, lending: bool = False) -> None:
+        """It answers; if `lending`, what it is told to do at its first start is done as well."""
+
         def ready() -> bool:
             assert self.process.poll() is None, f"agent {self.name} ended: {self.log[-2000:]}"
             with contextlib.suppress(ReclaimNetError):
-                self.card()
-                return True
+                return bool(self.card().gpus) or not lending
             return False
 
         until(ready, f"agent {self.name} is ready")
@@ -202,8 +206,9 @@ class LiveAgent:
 
 
 class LiveCampus:
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, timing: Timing = QUICK) -> None:
         self.home = home
+        self._timing = timing
         self.env = {
             name: value for name, value in os.environ.items() if not name.startswith("RECLAIMNET_")
         } | {
@@ -247,7 +252,7 @@ class LiveCampus:
         for name in names:
             self.add(name, gpus=gpus, wait=False)
         for name in names:
-            self.agents[name].wait_ready()
+            self.agents[name].wait_ready(lending=True)
         until(lambda: len(self.gateway.nodes()) >= len(names), "all agents are heard")
         return self
 
@@ -258,9 +263,10 @@ class LiveCampus:
         url = self.nats_url if through is None else through.url
         token = (self.config.state / "join-token").read_text().strip()
         arguments = [url, token, str(gpus), str(quota or 0), str(uplink or 0)]
+        arguments.append(str(self._timing.lease))
         self.agents[name] = LiveAgent(self, name, arguments)
         if wait:
-            self.agents[name].wait_ready()
+            self.agents[name].wait_ready(lending=True)
         return self.agents[name]
 
     @property
@@ -274,7 +280,7 @@ class LiveCampus:
         self, *, steps: int = 100_000, delay: float = 0.02, save_every: int = 10,
         padding_mib: int = 0, gpus: int = 1, dense: bool = False,
     ) -> JobId:  # fmt: skip
-        """Submit the job with the ledger; by default it goes on for longer than any test."""
+        """Submit the job with the ledger; by default it goes on until there is `enough`."""
         arguments = [str(steps), str(delay), str(save_every), str(padding_mib)]
         arguments += ["dense"] if dense else []
         return self.submit(["train.py", *arguments], gpus=gpus)
@@ -295,6 +301,10 @@ class LiveCampus:
             "env": {"LEDGER": str(self.home / "ledger")},
         }
         return self.gateway.submit(fields).id
+
+    def enough(self) -> None:
+        """Every job with the ledger ends after the step it is at."""
+        (self.home / "ledger.enough").touch()
 
     # --- what is seen ------------------------------------------------------------------------
 
@@ -424,8 +434,8 @@ def _end_orphans(run: Path) -> None:
 
 
 @contextlib.contextmanager
-def live_campus(home: Path) -> Iterator[LiveCampus]:
-    campus = LiveCampus(home)
+def live_campus(home: Path, timing: Timing = QUICK) -> Iterator[LiveCampus]:
+    campus = LiveCampus(home, timing)
     try:
         yield campus
     except BaseException:
@@ -514,7 +524,7 @@ class Wire:
 
 
 def main() -> int:
-    folder, url, token, gpus, quota, uplink = sys.argv[1:]
+    folder, url, token, gpus, quota, uplink, lease = sys.argv[1:]
     node = NodeId(Path(folder).name)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = agent.Settings(
@@ -524,7 +534,7 @@ def main() -> int:
         token=token,
         gpus=find.declared(node, int(gpus)),
         lend=LendRequest(notice=20 * SECOND),
-        timing=QUICK,
+        timing=dataclasses.replace(QUICK, lease=int(lease)),
         uplink_bps=int(uplink) or None,
     )
     if int(quota):

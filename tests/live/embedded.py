@@ -6,12 +6,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+from tests.live.waiting import WAIT_S
+
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.server import Server, start_server, stop_server
 from reclaimnet.wire import GATEWAY
 
 TOKEN = "a-token-for-tests-only"
-WAIT_S = 20.0
 
 
 @contextlib.contextmanager

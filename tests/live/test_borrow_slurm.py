@@ -23,7 +23,9 @@ with open(ledger, "a") as file:
     while True:
         step += 1
         time.sleep(0.02)
-        print(os.environ.get("SLURM_RESTART_COUNT", "0"), step, file=file, flush=True)
+        line = os.environ.get("SLURM_RESTART_COUNT", "0") + f" {step}"
+        # As long as a part of a page: nobody reads, and no kill leaves, half of one.
+        print(line.ljust(31), file=file, flush=True)
         if step % 1000 == 100:
             with open(saved + ".new", "w") as new:
                 new.write(str(step))
@@ -87,7 +89,7 @@ def test_preempted_by_slurm_a_borrowed_job_loses_nothing_and_a_requeued_one_its_
     moved = campus.await_running(job, epoch=2)
     assert moved.holder == "home"
     campus.await_steps(3, epoch=2)
-    assert "walltime" in campus.why(job)
+    until(lambda: "walltime" in campus.why(job), "the journal says why")
     until(lambda: slurm.states().get(owner) in ("RUNNING", "COMPLETED"), "the owner has its nodes")
     assert slurm.states()[borrowed] not in ("RUNNING", "PENDING")
     until(lambda: slurm.states().get(requeued) == "RUNNING" and

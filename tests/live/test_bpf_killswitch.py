@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.live.waiting import WAIT_S
 
 from reclaimnet.adapters.linux import bpfload, tc, testbed
 from reclaimnet.adapters.linux.bpf_killswitch import (
@@ -38,9 +39,9 @@ MILLISECOND = 1_000_000
 PORT = 5301
 
 
-def wait_until(true, seconds=5.0) -> None:
+def wait_until(true) -> None:
     """Wait for a condition, with a bound."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + WAIT_S
     while not true():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.002)
@@ -49,7 +50,7 @@ def wait_until(true, seconds=5.0) -> None:
 def pause(nanoseconds) -> None:
     """Let a stated span of the kill switch's own clock pass."""
     end = now() + nanoseconds
-    wait_until(lambda: now() >= end, 10.0)
+    wait_until(lambda: now() >= end)
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +191,7 @@ def test_bytes_are_counted_as_on_the_wire(bed, closing, switch) -> None:
         },
         lane=True,
     )
-    assert done.wait(timeout=20) == 0
+    assert done.wait(timeout=WAIT_S) == 0
     after = switch.counts(GUEST).out_passed
     # ARP goes through the default class, so compare with all of HTB.
     htb = sum(count.bytes for minor, count in shaper.counts().items() if minor != tc.ROOT)
@@ -208,9 +209,9 @@ def test_what_is_stopped_is_counted(bed, closing, switch) -> None:
     switch.stop(GUEST)
     before = switch.counts(GUEST).out_dropped
     assert not post.arrives()
-    after = switch.counts(GUEST).out_dropped
-    assert after.packets - before.packets >= 1
-    assert after.bytes - before.bytes >= 14 + 20 + 8 + 100
+    size = 14 + 20 + 8 + 100
+    wait_until(lambda: switch.counts(GUEST).out_dropped.bytes - before.bytes >= size)
+    assert switch.counts(GUEST).out_dropped.packets - before.packets >= 1
 
 
 def test_guests_on_one_interface_are_told_apart_by_cgroup(bed, closing) -> None:
@@ -247,8 +248,8 @@ def test_guests_on_one_interface_are_told_apart_by_cgroup(bed, closing) -> None:
     assert [post.arrives() for post in posts[GUEST]] == [False, False]
     for post in posts[OTHER]:
         post.works()
-    assert switch.counts(GUEST).out_dropped.packets >= 1
-    assert switch.counts(GUEST).in_dropped.packets >= 1
+    wait_until(lambda: switch.counts(GUEST).out_dropped.packets >= 1)
+    wait_until(lambda: switch.counts(GUEST).in_dropped.packets >= 1)
     switch.stop(ALL)
     assert [post.arrives() for post in posts[OTHER]] == [False, False]
 
@@ -364,16 +365,22 @@ def test_twenty_random_deadlines_and_not_a_packet_after_any(bed, closing, switch
         )
         flowing = observer.bytes + 1_000_000
         wait_until(lambda flowing=flowing: observer.bytes > flowing)
+        before = switch.counts(GUEST).out_dropped.packets
         deadline = now() + rng.randrange(5, 60) * MILLISECOND
         switch.set_deadline(GUEST, deadline)
-        before = observer.packets
-        pause(deadline - now() + 30 * MILLISECOND)
+        while now() < deadline + MILLISECOND // 2:
+            pass
+        # What the hook lets by from here on, it lets by after the deadline. Where packets arrive,
+        # they may be late: a busy machine carries them on when it has time for it.
+        at_deadline = switch.counts(GUEST)
+        # It was the deadline that stopped them: there was more to come.
+        wait_until(lambda before=before: switch.counts(GUEST).out_dropped.packets > before)
+        pause(30 * MILLISECOND)
         flow.kill()
         flow.wait()
-        # The stamp is taken where the packet arrives, a few microseconds after the hook let it by.
-        assert observer.last < deadline + MILLISECOND // 2
+        assert switch.counts(GUEST).out_passed == at_deadline.out_passed
+        assert observer.last < deadline + 30 * MILLISECOND
         seen = observer.packets
-        assert seen > before, "it was the deadline that stopped them"
         pause(20 * MILLISECOND)
         assert observer.packets == seen
 

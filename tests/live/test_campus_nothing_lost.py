@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.live.campus import Entry, LiveCampus, chain_after, live_campus
+from tests.live.campus import PATIENT, Entry, LiveCampus, chain_after, live_campus
 from tests.live.waiting import until
 
 from reclaimnet.model.work import JobState
@@ -14,10 +14,9 @@ pytestmark = pytest.mark.needs("nats")
 
 
 def test_a_moved_job_loses_no_step_and_ends_with_the_same_result(tmp_path: Path) -> None:
-    steps = 400
     with live_campus(tmp_path) as campus:
         campus.start("a", "b")
-        job = campus.train(steps=steps, delay=0.03, save_every=0)
+        job = campus.train(delay=0.03, save_every=0)
         for epoch in (1, 2, 3):
             record = campus.await_running(job, epoch=epoch)
             campus.await_steps(5, epoch=epoch)
@@ -26,12 +25,16 @@ def test_a_moved_job_loses_no_step_and_ends_with_the_same_result(tmp_path: Path)
             campus.await_running(job, epoch=epoch + 1)
             until(lambda home=home: not home.guests(), "the source is free")
             home.lend()
+        campus.await_steps(5, epoch=4)
+        campus.enough()
         ended = campus.await_job(job, lambda r: r.state.terminal, "it ends")
+        steps = len(campus.counted())
         assert (ended.state, ended.step) == (JobState.COMPLETED, steps)
         assert (ended.moves, ended.steps_lost) == (3, 0)
-        assert f"done: {chain_after(steps)}" in campus.log(job)
-        assert len(campus.counted()) == len(campus.ledger()) == steps
-        assert not [left for name in ("a", "b") for left in campus[name].leftovers()]
+        assert len(campus.ledger()) == steps
+        until(lambda: f"done: {chain_after(steps)}" in campus.log(job), "its last words are kept")
+        for name in ("a", "b"):
+            until(lambda name=name: not campus[name].leftovers(), f"nothing is left on {name}")
 
 
 @pytest.mark.parametrize("padding_mib", [0, 64])
@@ -71,30 +74,32 @@ def test_the_destination_may_be_killed_in_the_middle_of_a_move(tmp_path: Path) -
 def test_a_job_that_ends_while_its_agent_is_away_is_not_run_again(tmp_path: Path) -> None:
     with live_campus(tmp_path) as campus:
         campus.start("a")
-        job = campus.train(steps=50, save_every=25)
+        job = campus.train(save_every=25)
         campus.await_running(job)
         campus.await_steps(1, epoch=1)
         campus["a"].kill()
+        campus.enough()
         until(lambda: list((campus["a"].folder / "run").glob("*/exit")), "it is over")
         campus["a"].restart()
         ended = campus.await_job(job, lambda r: r.state.terminal, "its end is told")
         assert (ended.state, ended.epoch) == (JobState.COMPLETED, 1)
-        until(lambda: f"done: {chain_after(50)}" in campus.log(job), "its last words are kept")
-        assert len(campus.ledger()) == 50
+        steps = len(campus.counted())
+        assert len(campus.ledger()) == steps
+        until(lambda: f"done: {chain_after(steps)}" in campus.log(job), "its last words are kept")
         until(lambda: not campus["a"].leftovers(), "nothing of it is left")
 
 
 def test_jobs_outlive_their_nats_server(tmp_path: Path) -> None:
-    with live_campus(tmp_path) as campus:
+    with live_campus(tmp_path, PATIENT) as campus:
         campus.start("a", "b")
         job = campus.train(save_every=0)
         campus.await_running(job)
         campus.await_steps(5, epoch=1)
-        os.kill(campus.nats_pid(), signal.SIGKILL)
-        until(lambda: campus.nats_pid_or_none() is not None, "the server is back")
-        record = campus.await_running(job)
-        campus.await_steps(20, epoch=record.epoch)
-        assert campus.job(job).epoch == 1
+        killed = campus.nats_pid()
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: campus.nats_pid_or_none() not in (None, killed), "the server is back")
+        campus.await_steps(20, epoch=1)
+        assert campus.await_running(job).epoch == 1
         assert {entry.epoch for entry in campus.counted()} == {1}
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.live.campus import LiveCampus, Wire, live_campus
+from tests.live.campus import PATIENT, LiveCampus, Wire, live_campus
 from tests.live.waiting import until
 
 pytestmark = pytest.mark.needs("nats")
@@ -54,7 +54,7 @@ def test_an_agent_paused_past_its_lease_does_not_let_its_guest_go_on(tmp_path: P
 
 
 def test_an_agent_killed_and_restarted_in_time_adopts_its_guest(tmp_path: Path) -> None:
-    with live_campus(tmp_path) as campus:
+    with live_campus(tmp_path, PATIENT) as campus:
         campus.start("a", "b")
         job = campus.train(save_every=0)
         record = campus.await_running(job)

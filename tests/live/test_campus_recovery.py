@@ -12,7 +12,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from tests.live.campus import live_campus
+from tests.live.campus import PATIENT, live_campus
 from tests.live.waiting import until
 
 from reclaimnet.apps import backup
@@ -53,7 +53,7 @@ def test_a_campus_goes_on_from_its_backup_with_its_jobs(tmp_path: Path) -> None:
 
 
 def test_agents_are_exchanged_one_after_the_other_under_a_running_job(tmp_path: Path) -> None:
-    with live_campus(tmp_path) as campus:
+    with live_campus(tmp_path, PATIENT) as campus:
         campus.start("a", "b")
         job = campus.train(save_every=0)
         campus.await_running(job)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.slurm import RealSlurm, real_slurm
+from tests.live.slurm import PATIENCE_S, RealSlurm, real_slurm
 
 from reclaimnet.apps import chain_live
 from reclaimnet.apps.config import Config
@@ -136,18 +136,19 @@ def test_a_service_is_handed_over_only_when_its_successor_is_ready(
     driver: Driver, tmp_path: Path
 ) -> None:
     serve = tmp_path / "serve.sh"
-    # The second one becomes ready only when the test says so.
+    # The second one becomes ready only when the test says so, and one after it never.
     serve.write_text(
         "#!/bin/bash\n"
-        f'while [ "$RN_CHAIN_LINK" -gt 1 ] && [ ! -e {tmp_path}/may ]; do sleep 0.2; done\n'
+        f'while [ "$RN_CHAIN_LINK" -gt 1 ] && [ ! -e {tmp_path}/may$RN_CHAIN_LINK ]\n'
+        "do sleep 0.2; done\n"
         'touch "$RN_READY_FILE"\nsleep 1000 & wait\n'
     )
     driver.begin("serve", [str(serve)], ready_file=True)
     driver.keep("serve")
-    driver.until("serve", lambda s: len(_running(s)) == 2, "the successor did not start")
-    first, second = (link["id"] for link in _running(driver.status("serve")))
+    both = driver.until("serve", lambda s: len(_running(s)) == 2, "the successor did not start")
+    first, second = (link["id"] for link in _running(both))
     assert driver.slurm.states()[first] == "RUNNING", "ended before its successor was ready"
-    (tmp_path / "may").touch()
+    (tmp_path / f"may{_running(both)[1]['number']}").touch()
     driver.slurm.until(
         lambda: driver.slurm.states().get(first) == "CANCELLED", "the predecessor was not ended"
     )
@@ -232,7 +233,7 @@ def test_a_limit_moved_by_scontrol_is_followed_and_a_drained_node_is_not_counted
 def test_a_command_that_always_dies_ends_the_chain_with_a_sentence(driver: Driver) -> None:
     driver.begin("dies", ["false"])
     keeper = driver.keep("dies")
-    assert keeper.wait(60) == 1
+    assert keeper.wait(2 * PATIENCE_S) == 1
     after = driver.status("dies")
     assert after["phase"] == "stopped"
     assert "third time in a row" in after["words"]
@@ -244,7 +245,7 @@ def test_somebody_elses_scancel_ends_the_chain(driver: Driver) -> None:
     keeper = driver.keep("mine")
     job = driver.until("mine", lambda s: s["up"], "it did not start")["current"]
     driver.slurm.ask("scancel", job)
-    assert keeper.wait(60) == 1
+    assert keeper.wait(2 * PATIENCE_S) == 1
     assert "cancelled by somebody" in driver.status("mine")["words"]
 
 

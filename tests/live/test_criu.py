@@ -22,6 +22,7 @@ from reclaimnet.adapters.linux.attempts.reports import (
     Started,
 )
 from reclaimnet.adapters.linux.runner import Runner
+from reclaimnet.adapters.nats.records import Refused
 from reclaimnet.apps.bench import airlock_contest, airlock_live
 from reclaimnet.apps.bench.one_node import NODE, OneNode, alone
 from reclaimnet.apps.live.clock import Clock
@@ -86,10 +87,11 @@ class Node:
     def first(self, kind, *, after=0):
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
-            for report in self.reports[after:]:
+            reports = list(self.reports)
+            for report in reports[after:]:
                 if isinstance(report, kind):
                     return report
-            gone = [r for r in self.reports if isinstance(r, Exited)]
+            gone = [r for r in reports if isinstance(r, Exited)]
             if gone and kind is not Exited:
                 pytest.fail(
                     f"it is over: {gone[0]}; it said {self.said()[-300:]}; {self.reports[:6]}"
@@ -272,6 +274,7 @@ def test_a_reclaim_moves_a_program_that_knows_nothing_and_it_counts_on(campus) -
     )
     assert moved.moves == 1
     campus.await_job(job, lambda record: record.state.terminal, "it is done")
+    until(lambda: campus.log(job).endswith("done\n"), "its last words are kept")
     lines = [line for line in campus.log(job).splitlines() if not line.startswith("---")]
     assert lines == [*(str(number) for number in range(1200)), "done"]
     assert campus.job(job).state is JobState.COMPLETED
@@ -300,11 +303,18 @@ time.sleep(2)
 
 
 class Told(OneNode):
-    """A campus of one node that keeps what its jobs print."""
+    """A campus of one node that keeps what its jobs print, and in which states they were."""
 
     def __init__(self) -> None:
         super().__init__()
         self.printed: dict[str, str] = {}
+        self.states: dict[str, list[JobState]] = {}
+
+    async def write(self, record: JobRecord) -> JobRecord | Refused:
+        stored = await super().write(record)
+        if isinstance(stored, JobRecord):
+            self.states.setdefault(record.id, []).append(stored.state)
+        return stored
 
     async def append_log(self, job: JobId, epoch: int, node: NodeId, text: bytes) -> None:
         self.printed[job] = self.printed.get(job, "") + text.decode()
@@ -328,14 +338,11 @@ async def _airlock(folder: Path, root: memory.MemoryGroup) -> tuple[str, list[Jo
     suite = Suite(cadence=airlock_contest.Every(3600 * SECOND))
     mind = Mind(Body(node=NODE, abilities=("criu",)), suite)
     campus = Told()
-    states: list[JobState] = []
     lends = airlock_contest.offer(2)
     async with alone(campus, folder, mind, clock=clock, memory=root.path, lends=lends):
         records = campus.store.records
 
         def low() -> JobRecord:
-            if not states or states[-1] is not records[JobId("low")].state:
-                states.append(records[JobId("low")].state)
             return records[JobId("low")]
 
         campus.submit(_spec("low", HOLDER, 0, Saving.CRIU), clock.now())
@@ -348,7 +355,7 @@ async def _airlock(folder: Path, root: memory.MemoryGroup) -> tuple[str, list[Jo
         await _until(lambda: low().epoch > saved and low().state is JobState.RUNNING, "back")
         before = campus.printed["low"].count("\n")
         await _until(lambda: campus.printed["low"].count("\n") > before + 5, "it counts on")
-    return campus.printed["low"], states
+    return campus.printed["low"], campus.states["low"]
 
 
 def test_the_airlock_suspends_a_program_that_knows_nothing_out_and_brings_it_back(tmp_path) -> None:

@@ -39,15 +39,17 @@ with sdk.job() as job:
         time.sleep(0.002)
 """
 LISTENER = """
-import socket, sys, time
+import socket, struct, sys
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.setsockopt(socket.SOL_SOCKET, 35, 1)  # SO_TIMESTAMPNS: when it came, not when we had time.
 sock.bind(("", 5301))
 print("ready", flush=True)
 
-while True:
-    _, (source, _) = sock.recvfrom(200)
-    with open(sys.argv[1], "a") as file:
-        file.write(f"{time.time_ns()} {source}\\n")
+with open(sys.argv[1], "a", buffering=1) as file:
+    while True:
+        _, [(_, _, stamp)], _, (source, _) = sock.recvmsg(200, 100)
+        seconds, nanoseconds = struct.unpack("qq", stamp)
+        file.write(f"{seconds * 10**9 + nanoseconds} {source}".ljust(63) + "\\n")
 """
 
 

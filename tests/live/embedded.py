@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+from tests.live.ports import free_port
 from tests.live.waiting import WAIT_S
 
 from reclaimnet.adapters.nats.campus import Campus
@@ -17,7 +18,8 @@ TOKEN = "a-token-for-tests-only"
 
 @contextlib.contextmanager
 def embedded(state_dir: Path) -> Iterator[Server]:
-    server = start_server(state_dir, TOKEN)
+    # Some tests start another one on the same port: nobody else must get it in between.
+    server = start_server(state_dir, TOKEN, port=free_port())
     try:
         yield server
     finally:

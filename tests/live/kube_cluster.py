@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -22,6 +21,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.live.campus import Wire
+from tests.live.ports import free_port
 from tests.live.waiting import until
 
 from reclaimnet.adapters.kube.client import NODES, Api
@@ -39,12 +39,6 @@ def programs() -> Path:
     script = REPOSITORY / "scripts" / "get-kubernetes"
     done = subprocess.run([script, "--check"], capture_output=True, text=True, check=True)
     return Path(done.stdout.strip())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Cluster:

@@ -6,12 +6,13 @@ All of it ends with the one process that we started. Commands are run from outsi
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.live.ports import free_ports
 
 CONF = """
 ClusterName=campus
@@ -83,7 +84,7 @@ class RealSlurm:
         key = self.folder / "munge/key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
-        ports = _free_ports(self._nodes + 1)
+        ports = free_ports(self._nodes + 1)
         gres = f" Gres=gpu:{self._gpus}" if self._gpus else ""
         lines = [
             f"NodeName={name} NodeAddr=127.0.0.1 NodeHostname=localhost Port={port} CPUs=8 "
@@ -166,11 +167,3 @@ def real_slurm(*, nodes: int = 2, gpus: int = 0, grace_s: int = 0) -> Iterator[R
         yield cluster
     finally:
         cluster.stop()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

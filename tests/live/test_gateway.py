@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.live.embedded import embedded, joined, until
+from tests.live.embedded import WAIT_S, embedded, joined, until
 
 from reclaimnet.adapters.nats.bundles import MAX_BUNDLE_BYTES
 from reclaimnet.adapters.nats.campus import Campus, Heard
@@ -29,7 +29,7 @@ from reclaimnet.model.work import JobRecord, JobSpec, JobState
 GATEWAY_TOKEN = "gateway-token-for-tests"
 LAB = NodeId("lab3")
 GPUS = tuple(Gpu(id=GpuId(f"GPU-{i}"), index=i) for i in range(2))
-STOP_BOUND_S = 20.0
+STOP_BOUND_S = 90.0
 
 
 @dataclasses.dataclass
@@ -58,7 +58,7 @@ async def gateway(server: Server, campus: Campus) -> AsyncIterator[Running]:
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{ports[0]}",
             headers={"Authorization": f"Bearer {GATEWAY_TOKEN}"},
-            timeout=20,
+            timeout=WAIT_S,
             trust_env=False,
         ) as http:
             yield Running(server, campus, http, stop, serving)

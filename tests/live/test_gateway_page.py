@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from tests.live.embedded import embedded, joined, until
+from tests.live.embedded import WAIT_S, embedded, joined, until
 
 from reclaimnet.adapters.nats.campus import Campus, Heard
 from reclaimnet.apps import gateway_view
@@ -29,7 +29,7 @@ from reclaimnet.model.work import JobRecord, JobSpec
 ACT, LOOK = "the-token-that-acts", "the-token-that-looks"
 LAB = NodeId("lab")
 GPUS = tuple(Gpu(id=GpuId(f"GPU-{i}"), index=i) for i in range(2))
-STOP_BOUND_S = 20.0
+STOP_BOUND_S = 90.0
 
 
 @dataclasses.dataclass
@@ -41,7 +41,9 @@ class Running:
 
     def client(self, token: str = "") -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20, trust_env=False)
+        return httpx.AsyncClient(
+            base_url=self.url, headers=headers, timeout=WAIT_S, trust_env=False
+        )
 
 
 @contextlib.asynccontextmanager

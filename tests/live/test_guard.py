@@ -42,10 +42,12 @@ CAP_NET_ADMIN, CAP_SYS_ADMIN, PR_CAPBSET_DROP = 12, 21, 24
 MILLISECOND, SECOND = 1_000_000, 1_000_000_000
 PORT = 5401
 RATE = 62_500_000
+PATIENCE_S = 60.0
+"""On a machine that does something else as well."""
 
 
-def wait_until(true, seconds=10.0) -> None:
-    end = time.monotonic() + seconds
+def wait_until(true) -> None:
+    end = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.002)
@@ -240,7 +242,7 @@ class Flow:
 def test_packets_stop_at_the_deadline_with_the_guard_killed(station) -> None:
     station.run()
     with Flow(station) as flow:
-        wall, moment = both_clocks(400)
+        wall, moment = both_clocks(1200)  # it has to be killed before that, on a busy machine too
         flow.client.ask("deadline", guest="flow", deadline=wall)
         station.kill()
         seen = flow.observer.packets
@@ -296,18 +298,20 @@ def test_stop_all_holds_until_the_owner_resumes(station, sleeper) -> None:
 
 def test_the_lane_stops_for_what_is_sent_on_behalf_of_guests(station) -> None:
     station.run()
+    agent, owner = station.client(AGENT), station.client()
     with Flow(station, None) as flow:
-        wall, moment = both_clocks(200)
-        station.client(AGENT).ask("deadline", guest="lane", deadline=wall)
+        wall, moment = both_clocks(800)
+        agent.ask("deadline", guest="lane", deadline=wall)
         assert flow.last_before(moment) > 0
-        assert station.client().ask("counts")["counts"]["lane"]["out_dropped"]["packets"] > 0
+        # What it tries again is dropped: when that is, the sender's own clock says.
+        wait_until(lambda: owner.ask("counts")["counts"]["lane"]["out_dropped"]["packets"] > 0)
 
 
 def test_a_guest_outside_the_lane_is_stopped_too_and_the_owner_is_not(station) -> None:
     station.run(uplinks=["eth0"])
     with Flow(station, lane=False) as flow:
         station.client(AGENT)
-        wall, moment = both_clocks(300)
+        wall, moment = both_clocks(1000)
         flow.client.ask("deadline", guest="flow", deadline=wall)
         station.kill()
         assert flow.last_before(moment) > -MILLISECOND
@@ -322,7 +326,7 @@ def test_a_guest_outside_the_lane_is_stopped_too_and_the_owner_is_not(station) -
                 "size": 1_000_000,
             },
         )
-        assert owner.wait(timeout=10) == 0
+        assert owner.wait(timeout=PATIENCE_S) == 0
 
 
 ESCAPE = """
@@ -426,10 +430,10 @@ def test_a_job_cannot_get_out_of_what_it_is_known_by(station, lane) -> None:
         tried = json.loads(job.stdout.readline())
         assert set(tried.values()) <= {"EPERM", "EACCES"}, tried
         runaway = int(job.stdout.readline())
-        assert job.wait(timeout=10) == 0, "the one that the guard was told of is gone"
+        assert job.wait(timeout=PATIENCE_S) == 0, "the one that the guard was told of is gone"
         assert str(runaway) in (Path(group) / "cgroup.procs").read_text().split()
         wait_until(lambda: observer.packets > 20)
-        wall, moment = both_clocks(500)
+        wall, moment = both_clocks(1000)
         agent.ask("deadline", guest="job", deadline=wall)
         observer.expect_none(after=moment)
         wait_until(lambda: not guests(agent))
@@ -447,14 +451,15 @@ def test_at_the_deadline_no_process_is_left_though_the_agent_is_gone(station, sl
     station.run()
     process = sleeper()
     agent = station.client(AGENT)
-    answer = agent.ask("open", guest="job.1", pids=[process.pid], deadline=in_wall_time(300))
+    answer = agent.ask("open", guest="job.1", pids=[process.pid])
     group = Path(answer["cgroup"])
     # Born in the group, so it cannot get away, whatever it does.
     process.stdin.write(b"\n")
     process.stdin.flush()
+    agent.ask("deadline", guest="job.1", deadline=in_wall_time(300))
     agent.close()
     wait_until(lambda: not group.exists())
-    assert process.wait(timeout=5) == -signal.SIGKILL
+    assert process.wait(timeout=PATIENCE_S) == -signal.SIGKILL
     assert station.client().ask("status")["ended"] == ["job.1"]
 
 
@@ -476,20 +481,21 @@ def test_a_killed_guard_comes_back_into_the_same_state(station, sleeper) -> None
     with pytest.raises(Forbidden, match="allow 1 guests"):
         again.ask("open", guest="more", pids=[sleeper().pid])
     again.ask("deadline", guest="job", deadline=in_wall_time(200))
-    assert process.wait(timeout=10) == -signal.SIGKILL
+    assert process.wait(timeout=PATIENCE_S) == -signal.SIGKILL
     wait_until(lambda: not guests(again))
 
 
 def test_a_deadline_that_passed_while_it_was_away_is_kept_at_once(station, sleeper) -> None:
     station.run()
     process = sleeper()
-    station.client(AGENT).ask("open", guest="job", pids=[process.pid], deadline=in_wall_time(300))
+    agent = station.client(AGENT)
+    wall, moment = both_clocks(1000)  # it has to be killed before that, on a busy machine too
+    agent.ask("open", guest="job", pids=[process.pid], deadline=wall)
     station.kill()
-    moment = now() + 300 * MILLISECOND
     wait_until(lambda: now() > moment)
     assert process.poll() is None
     station.run()
-    assert process.wait(timeout=5) == -signal.SIGKILL
+    assert process.wait(timeout=PATIENCE_S) == -signal.SIGKILL
 
 
 def test_a_disk_that_cannot_be_written_keeps_nobody_here(station, sleeper) -> None:
@@ -498,7 +504,7 @@ def test_a_disk_that_cannot_be_written_keeps_nobody_here(station, sleeper) -> No
     agent = station.client(AGENT)
     agent.ask("open", guest="job", pids=[process.pid], deadline=in_wall_time(500))
     shutil.rmtree(station.settings["state"])
-    assert process.wait(timeout=10) == -signal.SIGKILL
+    assert process.wait(timeout=PATIENCE_S) == -signal.SIGKILL
     wait_until(lambda: not guests(agent))
     with pytest.raises(Forbidden, match="open failed"):
         agent.ask("open", guest="more", pids=[])
@@ -540,7 +546,7 @@ def test_without_an_interface_to_watch_it_needs_no_bpf_and_still_ends_guests(
     }
     process = sleeper()
     agent.ask("open", guest="job", pids=[process.pid], deadline=in_wall_time(200))
-    assert process.wait(timeout=5) == -signal.SIGKILL
+    assert process.wait(timeout=PATIENCE_S) == -signal.SIGKILL
     with pytest.raises(Forbidden, match="Nothing is shaped"):
         agent.ask("pace", transfer="t", rate=1_000_000)
 
@@ -791,7 +797,7 @@ def test_flooding_the_guard_does_not_keep_it_from_the_deadline(station, sleeper)
         except OSError:  # it has hung up on somebody who does not read the answers
             flood.close()
             flood = station.client(AGENT)
-    assert process.wait(timeout=5) == -signal.SIGKILL
+    assert process.wait(timeout=PATIENCE_S) == -signal.SIGKILL
 
 
 def test_what_was_counted_survives_the_guard_and_is_each_guests_own(station, typed) -> None:
@@ -878,7 +884,7 @@ def test_the_big_red_button_ends_all_guests_and_only_its_owner_lets_go_of_it(
         agent.ask("open", guest=f"job.{number}", pids=[process.pid])
     assert "(2 were here)" in typed("cut")[1]
     for process in processes:
-        assert process.wait(timeout=10) == -signal.SIGKILL
+        assert process.wait(timeout=PATIENCE_S) == -signal.SIGKILL
     station.kill()
     station.run()
     assert "cut off" in typed("status")[1], "the button stays pressed when the guard comes back"
@@ -945,9 +951,9 @@ def test_an_agent_outside_the_lane_serves_from_within_it(station, bed) -> None:
     agent = station.client(AGENT)
     address = str(bed.hosts["a1"].lane_address)
     with agent.listen() as server:
-        server.settimeout(5)
+        server.settimeout(PATIENCE_S)
         port = server.getsockname()[1]
-        client = bed.inside("a2", lambda: socket.create_connection((address, port), timeout=5))
+        client = bed.inside("a2", lambda: socket.create_connection((address, port), PATIENCE_S))
         with client, server.accept()[0] as connection:
             agent.ask("pace", transfer="move", rate=1_000_000)
             assert agent.ask("mark", transfer="move", sockets=[connection])["marked"] == 1

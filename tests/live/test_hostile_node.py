@@ -11,7 +11,7 @@ from pathlib import Path
 import nats.errors
 import pytest
 from nats.js.api import Header
-from tests.live.embedded import until
+from tests.live.embedded import WAIT_S, until
 from tests.live.ward import HONEST, ROGUE, Ward
 
 from reclaimnet.adapters.nats import streams, witness
@@ -53,7 +53,7 @@ class Scene:
     async def _begin(self, work) -> None:
         current = asyncio.Event()
         self._tasks.append(asyncio.create_task(work(current)))
-        await asyncio.wait_for(current.wait(), 20)
+        await asyncio.wait_for(current.wait(), WAIT_S)
 
     def _cards(self, campus: Campus):
         async def follow(current: asyncio.Event) -> None:
@@ -132,7 +132,7 @@ class Scene:
 
         forged = await self.rogue.store.newest(streams.JOBS, f"$KV.jobs.campus.{JOB}", "look")
         newest = 0 if forged is None else forged.seq
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 # The gateway may have written since; the forgery itself was the last but that.
                 with contextlib.suppress(Unavailable):
@@ -280,7 +280,7 @@ async def test_who_starts_again_knows_its_own_hand_while_nobody_can_be_asked(sce
     running = await scene.running()
     fresh = await scene.ward.join(HONEST, witness=scene.ward.witness(HONEST))
     fresh.records._read_card = _unavailable
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         assert await fresh.records.find(lambda record: True) == [running]
 
 
@@ -298,7 +298,7 @@ async def test_who_starts_again_waits_until_it_can_ask_who_wrote_a_record(scene:
         return await (answers if next(failures, None) is None else _unavailable)(node)
 
     fresh.records._read_card = read_card
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         assert await fresh.records.find(lambda record: True) == [taken]
 
 
@@ -378,7 +378,8 @@ async def test_a_record_that_was_forgotten_before_the_gateway_looked_is_put_back
     write, late = scene.gateway.store.compare_and_set, asyncio.Event()
 
     async def write_late(subject: str, value: bytes, **rest) -> int | None:
-        for _ in range(400):
+        give_up = time.monotonic() + WAIT_S
+        while time.monotonic() < give_up:
             if late.is_set() or not await scene.rogue.store.newest(streams.JOBS, subject, "look"):
                 break
             await asyncio.sleep(0.05)
@@ -388,7 +389,7 @@ async def test_a_record_that_was_forgotten_before_the_gateway_looked_is_put_back
     monkeypatch.setattr(scene.gateway.store, "compare_and_set", write_late)
     fleeting = dataclasses.replace(running, holder=ROGUE, epoch=2)
     await scene.forge(fleeting, held_by=ROGUE, headers={"Nats-TTL": "1s"})
-    await asyncio.wait_for(late.wait(), 20)
+    await asyncio.wait_for(late.wait(), WAIT_S)
     await scene.assert_put_right(running)
 
 

@@ -35,6 +35,7 @@ from reclaimnet.adapters.linux import testbed
 from reclaimnet.apps import bundle, up
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
+from reclaimnet.apps.testbed import own_network
 from reclaimnet.errors import NotFound
 from reclaimnet.model.work import JobState
 
@@ -131,7 +132,7 @@ def bed() -> Iterator[testbed.Testbed]:
         testbed.Rack(name="b", hosts=2, uplink=UPLINK),
         testbed.Rack(name="c", hosts=1),
     )
-    network = IPv4Network(f"10.{100 + os.getpid() % 100}.0.0/16")
+    network = IPv4Network(own_network())
     campus = testbed.Campus(racks=racks, lanes=False, management=True, network=network)
     with testbed.up(campus, f"k{os.getpid() % 10**7}") as found:
         yield found
@@ -313,7 +314,7 @@ def test_a_hundred_pods_are_bound_through_the_extender_by_the_stock_scheduler(
         here = [name for name, node in places.items() if node.startswith(rack)]
         until(
             lambda rack=rack, here=here: (
-                len(world.cluster.get("link", f"uplink-{rack}")["status"]["jobs"])
+                len(world.cluster.get("link", f"uplink-{rack}").get("status", {}).get("jobs", []))
                 == min(len(here), 100)
             ),
             "the links know who talks over them",
@@ -340,8 +341,8 @@ def test_a_conflict_that_the_stock_scheduler_runs_into_is_avoided(world: World) 
             together = places["one"] == places["two"]
             assert together == (scheduler == STOCK), f"{scheduler}: {places}"
             _see_conflict(world, conflict=together)
-            took[scheduler] = mean_iteration(world, "one", "two")
-    print(f"mean iteration: {took}")
+            took[scheduler] = usual_iteration(world, "one", "two")
+    print(f"usual iteration: {took}")
     assert took[STOCK] > 1.1 * took[EXTENDED]
 
 
@@ -353,26 +354,27 @@ def test_pods_with_the_sdk_keep_the_rotation_that_the_controller_tells_them(worl
             given = pod(name, command=command, rhythm="300ms: 120ms@50M", nodeName="a1")
             _tell_rotation(given)
             world.run(given)
-        note = "reclaimnet.io/rotation"
-        until(
-            lambda: all(note in item["metadata"]["annotations"] for item in world.pods().values()),
-            "both have a rotation",
-        )
-        told = {
-            name: json.loads(item["metadata"]["annotations"][note])
-            for name, item in world.pods().items()
-        }
-        mean = mean_iteration(world, "one", "two")
+
+        def a_burst_apart() -> dict[str, Any] | None:
+            """They are told one after the other, so one may still have what it had alone."""
+            notes = {name: item["metadata"]["annotations"] for name, item in world.pods().items()}
+            if not all("reclaimnet.io/rotation" in each for each in notes.values()):
+                return None
+            told = {name: json.loads(notes[name]["reclaimnet.io/rotation"]) for name in notes}
+            period = told["one"]["period"]
+            apart = (told["one"]["anchor"] - told["two"]["anchor"]) % period
+            fits = burst * 1e9 <= apart <= period - burst * 1e9
+            return told if fits and period == told["two"]["period"] else None
+
+        told = until(a_burst_apart, "both have rotations that keep their bursts apart")
+        usual = usual_iteration(world, "one", "two")
         begun = {name: [int(at) for _, at in talks(world, name)] for name in told}
     period = told["one"]["period"]
-    assert period == told["two"]["period"]
-    apart = (told["one"]["anchor"] - told["two"]["anchor"]) % period
-    assert burst * 1e9 <= apart <= period - burst * 1e9
     late = {
         name: statistics.median((at - told[name]["anchor"]) % period for at in times)
         for name, times in begun.items()
     }
-    print(f"mean iteration {mean:.3f} s of {period / 1e9:.3f} s, late by {late}")
+    print(f"usual iteration {usual:.3f} s of {period / 1e9:.3f} s, late by {late}")
     assert max(late.values()) < period // 8
 
 
@@ -407,13 +409,15 @@ def talking(world: World, *, compute: float, burst: float) -> Iterator[list[str]
         world.nodes.forget_logs()
 
 
-def mean_iteration(world: World, *pods: str) -> float:
-    """Of those that have talked to their end, without the first ones."""
+def usual_iteration(world: World, *pods: str) -> float:
+    """Of those that have talked to their end, the mean without the first ones; and without the
+    slowest tenth, since one stall of a busy machine is more than what a conflict costs."""
     until(
         lambda: all(world.pods()[name]["status"]["phase"] == "Succeeded" for name in pods),
         "all have talked",
     )
-    return statistics.mean(float(took) for name in pods for took, _ in talks(world, name))
+    took = sorted(float(took) for name in pods for took, _ in talks(world, name))
+    return statistics.mean(took[: -max(1, len(took) // 10)])
 
 
 def talks(world: World, pod: str) -> list[list[str]]:
@@ -446,6 +450,7 @@ def test_low_is_refused_with_a_reason_where_high_is_not(world: World) -> None:
     low = {"priorityClassName": "reclaimnet-low"}
     for name in ("one", "two"):
         world.run(pod(name, rhythm=heavy, **low))
+        world.where(name)
     places = world.where("one", "two")
     assert {node[0] for node in places.values()} == {"a", "b"}, "each on a link of its own"
     world.run(pod("third", rhythm=heavy, **low))
@@ -520,10 +525,10 @@ def test_without_the_api_server_old_knowledge_serves_and_later_all_is_made_good(
     try:
         world.run(pod("meanwhile", rhythm=heavy))
         assert world.where("meanwhile")["meanwhile"].startswith("b"), "the extender still knows"
+        until(lambda: "does not answer" in world.cluster.log("controller"), "that is said")
     finally:
         world.cluster.wire.mend()
     until(lambda: world.cluster.events("meanwhile", "RhythmFits"), "the controller is back")
-    assert "does not answer" in world.cluster.log("controller")
 
 
 def test_our_accounts_may_do_what_they_need_and_no_more(world: World) -> None:
@@ -670,7 +675,7 @@ def test_a_drained_nodes_pods_move_on_with_their_state(
     until(lambda: vacant() == 2, "both pods are lent")
     first = submit("first")
     pod_before = running_on(first)
-    assert world.cluster.events(pod_before, "Lent")
+    until(lambda: world.cluster.events(pod_before, "Lent"), "that it is lent is on the pod")
 
     # Cordoning is a notice: the guest leaves, and what was lent is lent again afterwards.
     node = node_of(pod_before)

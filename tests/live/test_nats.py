@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
-from tests.live.embedded import TOKEN, embedded, joined, until
+from tests.live.embedded import TOKEN, WAIT_S, embedded, joined, until
 
 from reclaimnet.adapters.nats import streams
 from reclaimnet.adapters.nats.access import CAMPUS_HOST, token
@@ -398,10 +398,10 @@ async def test_an_agent_answers_requests_and_refusals_are_replies(server) -> Non
 
         await agent.serve_asks(LAB, answer)
         slow = asyncio.create_task(gateway.ask(LAB, StatusRequest(), timeout=0.3))
-        assert await gateway.ask(LAB, LendRequest(gpus=2), timeout=5) == Reply(
+        assert await gateway.ask(LAB, LendRequest(gpus=2), timeout=60) == Reply(
             ok=True, text="lent 2"
         )
-        assert await gateway.ask(LAB, ReclaimRequest(gpus=("9",)), timeout=5) == Reply(
+        assert await gateway.ask(LAB, ReclaimRequest(gpus=("9",)), timeout=60) == Reply(
             ok=False, text="there is no GPU 9"
         )
         with pytest.raises(Unavailable):
@@ -495,14 +495,16 @@ async def test_a_role_is_given_up_while_the_server_is_away(tmp_path: Path) -> No
         async with joined(server) as campus:
             holding = asyncio.create_task(campus.roles.hold("dispatch", LAB, SECOND, told.append))
             try:
-                await until(lambda: told == [RoleWon(role="dispatch")], "the role is won")
+                # On a busy machine it may be lost and won again in between, too.
+                won, lost = [RoleWon(role="dispatch")], [RoleLost(role="dispatch")]
+                await until(lambda: told[-1:] == won, "the role is won")
                 stop_server(server)
-                await until(lambda: len(told) == 2, "it cannot be renewed")
-                assert told[1] == RoleLost(role="dispatch")
+                await until(lambda: told[-1:] == lost, "it cannot be renewed")
                 again = start_server(tmp_path, TOKEN, port=server.port)
                 try:
-                    await until(lambda: len(told) == 3, "it is won again")
-                    assert told[2] == RoleWon(role="dispatch")
+                    await until(lambda: told[-1:] == won, "it is won again")
+                    assert told[::2] == won * len(told[::2])
+                    assert told[1::2] == lost * len(told[1::2])
                 finally:
                     stop_server(again)
             finally:
@@ -583,7 +585,7 @@ async def test_output_is_read_and_followed_across_attempts(campus: Campus) -> No
     await campus.append_log(job, 2, OFFICE, b"more\n")
     await until(lambda: followed[-1] == b"more\n", "what comes is read")
     ended = True
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         await following
     assert [piece async for piece in campus.read_log(JobId("j-none"))] == []
 

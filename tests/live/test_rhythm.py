@@ -34,7 +34,9 @@ pytestmark = [
 
 RATE = LINK_RATE
 OWN = ("ia", "ib")
-ENOUGH_SECONDS = 30.0
+ENOUGH_SECONDS = 90.0
+TRIES = 4
+"""How often something is measured that a busy machine can spoil, but never make look right."""
 
 
 @pytest.fixture
@@ -193,8 +195,14 @@ def test_a_guest_of_a_later_level_gets_what_others_leave(tmp_path: Path) -> None
             wait_for(1 << 20, of=1)
             guard.ask("slots", guest="job.1", period=0, level=3)
             wait_for(2 << 20, of=0)  # what was under way already
-            high, low = wait_for(16 << 20, of=0)
-            assert low < 0.25 * high
+
+            def left_for_later() -> float:
+                high, low = wait_for(16 << 20, of=0)
+                return low / high
+
+            # While the first one's process waits for a core, it leaves more. If both were served
+            # alike, the other would always get about as much.
+            assert any(left_for_later() < 0.25 for _ in range(TRIES))
             assert uplink.counts()[FIRST_LEVEL + 2].bytes > 0
             guard.ask("slots", guest="job.1", period=0, level=0)
             wait_for(4 << 20, of=1)
@@ -217,8 +225,10 @@ def _inside_and_outside(counter: Counter, slots: Slots) -> tuple[int, int]:
     for (a, b), (x, y) in zip(
         itertools.pairwise(counter.times), itertools.pairwise(counter.counts), strict=True
     ):
-        # What is under way when a slot ends still arrives: give it twenty milliseconds.
-        if slots.open_at(a) or slots.open_at(b) or slots.open_at(b - 20 * MILLISECOND):
+        # What is under way when a slot ends still arrives: give it twenty milliseconds. And if we
+        # looked away for so long that a slot has come and gone, it may all have come in that.
+        sent = a - 20 * MILLISECOND
+        if slots.open_at(sent) or slots.next_edge(sent) <= b:
             inside += y - x
         else:
             outside += y - x

@@ -214,20 +214,21 @@ def test_orders_may_be_repeated(bench, tmp_path):
 
 
 def test_moved_twice_the_training_ends_in_the_same_bits(plain):
-    command = ("--steps", "400", "--delay", "0.001", "--padding", "1")
-    plain.start(example("train_numpy.py", *command), epoch=1)
+    def training(delay):
+        return example("train_numpy.py", "--steps", "400", "--padding", "1", "--delay", str(delay))
+
+    plain.start(training(0), epoch=1)
     assert plain.wait(Exited).code == 0
     resume = None
     for epoch in (2, 3):
-        plain.start(
-            example("train_numpy.py", *command), epoch=epoch, resume=resume, restarts=epoch - 2
-        )
-        plain.wait_step((epoch - 1) * 100, epoch=epoch)
+        # So slow that it is not over before it is saved, however late that comes.
+        plain.start(training(0.1), epoch=epoch, resume=resume, restarts=epoch - 2)
+        plain.wait_step((epoch - 1) * 5, epoch=epoch)
         plain.runner.save(JOB, epoch, True)
         resume = keep(plain.wait(Snapshot, epoch=epoch).path, plain.root / f"kept-{epoch}")
         plain.runner.end(JOB, epoch)
         plain.wait(Exited, epoch=epoch)
-    plain.start(example("train_numpy.py", *command), epoch=4, resume=resume, restarts=2)
+    plain.start(training(0), epoch=4, resume=resume, restarts=2)
     assert plain.wait(Exited, epoch=4).code == 0
     whole, moved = plain.log(1).splitlines()[-1], plain.log(4).splitlines()[-1]
     assert whole.startswith("done: loss")
@@ -301,7 +302,9 @@ def test_what_a_job_read_ahead_is_brought_up_to_date(plain, tmp_path, told):
 def test_a_job_that_fails_while_it_waits_is_run_anew_when_it_is_needed(plain, tmp_path):
     spec = JobSpec(name="x", user="ada", command=("no-such-program",))
     plain.runner.warm_up(JOB, 1, spec, (), tmp_path)
-    until(lambda: list(plain.root.glob("*/attempt.json")), "the start")
+    begun = threading.Event()
+    plain.runner._loop.do(begun.set)
+    assert begun.wait(PATIENCE_S)
     until(lambda: not list(plain.root.glob("*/attempt.json")), "the end")
     assert not plain.all(Exited)
     plain.start(spec)
@@ -330,7 +333,7 @@ def test_of_several_processes_the_first_reports_and_saves_for_all(plain, tmp_pat
         rank = int(os.environ["RANK"])
         with sdk.job() as job:
             state = job.restore({"by": None})
-            print("rank", rank, "restored", state["by"], flush=True)
+            os.write(1, f"rank {rank} restored {state['by']}\\n".encode())
             for step in range(LIMIT):
                 time.sleep(0.002)
                 job.step(step + 1_000_000 * rank, {"by": rank})
@@ -381,7 +384,8 @@ def test_the_notice_reaches_the_job(plain, tmp_path):
 
 BROOD = """
     import os, subprocess, sys, time
-    child = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+    # Each line in one piece: print writes the number and its end apart, and they all do at once.
+    child = "import os, time; os.write(1, b'%d\\\\n' % os.getpid()); time.sleep(1000)"
     for i in range(5):
         if os.fork() == 0:
             os.setsid()
@@ -391,7 +395,7 @@ BROOD = """
             os._exit(0)
     for i in range(5):
         subprocess.Popen([sys.executable, "-S", "-c", child], start_new_session=i % 2 == 0)
-    print(os.getpid(), flush=True)
+    os.write(1, b'%d\\n' % os.getpid())
     time.sleep(1000)
 """
 
@@ -413,8 +417,11 @@ def test_at_the_limit_every_daemon_of_the_job_is_gone(bench, tmp_path):
 
 
 def test_what_a_finished_job_left_behind_is_ended_too(bench, tmp_path):
-    bench.start(script(tmp_path, BROOD.replace("time.sleep(1000)\n", "time.sleep(0.5)\n")))
+    seen = tmp_path / "seen"
+    last = f"while not os.path.exists({str(seen)!r}): time.sleep(0.01)\n"
+    bench.start(script(tmp_path, BROOD.replace("time.sleep(1000)\n", last)))
     pids = brood_of(bench.log)
+    seen.touch()
     exited = bench.wait(Exited)
     assert (exited.code, exited.killed) == (0, False)
     assert not any(alive(pid) for pid in pids)
@@ -589,6 +596,7 @@ AGENT = """
     spec = JobSpec(name="x", user="ada", command=(sys.executable, script), saving=Saving(saving))
     runner.start("job-1", 1, spec, (), root, None, 0)
     if float(limit_s):
+        sys.stdin.readline()
         runner.limit("job-1", 1, time.monotonic_ns() + int(float(limit_s) * SECOND))
     while True:
         time.sleep(0.05)
@@ -598,13 +606,18 @@ AGENT = """
 
 @contextlib.contextmanager
 def agent(root, tmp_path, spec, *, lease_s, limit_s=0.0):
-    """A runner in a process of its own, which can be stopped and killed."""
+    """A runner in a process of its own, which can be stopped and killed. A limit begins when it is
+    told to go on: on a busy machine a job may need longer than that to be there."""
     code = tmp_path / "agent.py"
     code.write_text(textwrap.dedent(AGENT))
     how = (spec.command[1], spec.saving)
     command = [sys.executable, str(code), str(root), *how, str(lease_s), str(limit_s)]
     with subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": str(SOURCE)}, stdout=subprocess.PIPE, text=True
+        command,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             until(lambda: (root / f"{JOB}.1" / "log").exists(), "the start of the job")
@@ -630,6 +643,10 @@ def test_the_limit_holds_when_the_agent_is_dead(root, tmp_path):
     with agent(root, tmp_path, spec, lease_s=600, limit_s=1.5) as process:
         log = root / f"{JOB}.1" / "log"
         pids = brood_of(log.read_text)
+        words = page_of(root)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        until(lambda: words[Word.END_AT], "the limit stands")
         process.kill()
         process.wait()
         end = until(lambda: (root / f"{JOB}.1" / "exit").exists(), "the end of the job")
@@ -730,10 +747,14 @@ def test_one_root_has_one_runner(plain):
 
 
 def test_a_script_with_a_signal_handler_is_saved_stopped_and_goes_on_elsewhere(bench):
-    spec = example("train_signal.py", "--steps", "150", "--delay", "0.005", saving=Saving.SIGNAL)
-    bench.start(spec, epoch=1)
+    def training(delay):
+        words = ("--steps", "600", "--delay", str(delay))
+        return example("train_signal.py", *words, saving=Saving.SIGNAL)
+
+    bench.start(training(0), epoch=1)
     assert bench.wait(Exited).code == 0
-    bench.start(spec, epoch=2)
+    # So slow that it is not over before it is saved twice, however late that comes.
+    bench.start(training(0.05), epoch=2)
     until(lambda: "from step 0" in bench.log(2), "the start")
     bench.runner.save(JOB, 2, False)
     first = bench.wait(Snapshot, epoch=2)
@@ -748,15 +769,29 @@ def test_a_script_with_a_signal_handler_is_saved_stopped_and_goes_on_elsewhere(b
     kept = keep(last.path, bench.root / "kept")
     bench.runner.end(JOB, 2)
     assert bench.wait(Exited, epoch=2).killed
-    bench.start(spec, epoch=3, resume=kept, restarts=1)
+    bench.start(training(0), epoch=3, resume=kept, restarts=1)
     assert bench.wait(Exited, epoch=3).code == 0
     assert f"from step {last.step}" in bench.log(3)
     assert bench.log(3).splitlines()[-1] == bench.log(1).splitlines()[-1]
 
 
-def test_after_a_final_save_by_signal_the_script_can_go_on_here(plain):
-    spec = example("train_signal.py", "--steps", "120", "--delay", "0.005", saving=Saving.SIGNAL)
-    plain.start(spec)
+def test_after_a_final_save_by_signal_the_script_can_go_on_here(plain, tmp_path):
+    text = """
+        import os, signal, time
+        from pathlib import Path
+        run, here = Path(os.environ["RN_RUN_DIR"]), Path(os.environ["RN_CHECKPOINT_DIR"])
+        wanted = []
+        signal.signal(signal.SIGUSR1, lambda *_: wanted.append(True))
+        print("from step 0", flush=True)
+        while not (run / "enough").exists():
+            time.sleep(0.005)
+            if wanted:
+                wanted.clear()
+                (here / "state").write_text("all")
+                (here / ".saved").write_text("1")
+        print("done:", flush=True)
+    """
+    plain.start(script(tmp_path, text, saving=Saving.SIGNAL))
     until(lambda: "from step 0" in plain.log(), "the start")
     plain.runner.save(JOB, 1, True)
     snapshot = plain.wait(Snapshot)
@@ -766,6 +801,7 @@ def test_after_a_final_save_by_signal_the_script_can_go_on_here(plain):
     plain.runner.hold_lease(FOREVER, (JOB,))
     assert plain.runner.intact(snapshot)
     plain.runner.resume(JOB, 1)
+    (plain.root / f"{JOB}.1" / "enough").touch()
     assert plain.wait(Exited).code == 0
     assert "done:" in plain.log()
 

@@ -13,6 +13,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ JOBS = 200
 SPEED = 30
 SPREAD_S = 650
 """Fake seconds over which the jobs arrive: more than sixteen nodes can do in that time."""
-REAL_TIMEOUT_S = 150.0
+REAL_TIMEOUT_S = 300.0
 LEAST_RANK = 0.92
 MOST_OFF = 0.25
 READY_TIMEOUT_S = 600
@@ -162,8 +163,8 @@ def _compare(priority: str) -> tuple[float, float]:
     from scipy.stats import spearmanr
 
     # Slurm's sockets need a short path.
-    folder = Path("/tmp") / f"rn-fidelity-{os.getpid()}"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="rn-fidelity-", dir="/tmp"))
+    folder.chmod(0o755)
     namespaces = ["unshare", "--net", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
     # A shared-memory folder of its own: faketime names what it keeps there by process id, which
     # starts anew in every namespace, and a killed one leaves it behind.

@@ -23,6 +23,9 @@ pytestmark = [
 MARK = f"s{os.getpid() % 1_000_000}"
 MBIT = 125_000
 PORT = 5601
+PATIENCE_S = 60.0
+TRIES = 5
+"""How often something is measured that a busy machine can spoil, but never make look right."""
 
 
 @pytest.fixture
@@ -65,7 +68,7 @@ def move(bed, size, *, source="a1", target="b1", priority=0, tos=0):
 
 
 def rate_of(process, size) -> float:
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     report = json.loads(output)
     return size / ((report["ended"] - report["started"]) / 1e9)
 
@@ -76,17 +79,20 @@ def test_a_transfer_is_held_to_its_rate_and_a_change_is_felt(bed, lane, install)
     first = tc.FIRST_TRANSFER
     shaper.open(first, 20 * MBIT)
     size = 2_000_000
-    rates = []
-    for rate in (20 * MBIT, 60 * MBIT):
+
+    def got_at(rate: int) -> float:
         shaper.set_rate(first, rate)
         before = shaper.counts()[first].bytes
         got = rate_of(move(bed, size, priority=tc.class_id(first)), size)
         # The first burst goes for free, so a short transfer is a little faster than its rate. How
         # much slower it is says something about this machine's load only.
         assert got < 1.1 * rate
-        rates.append(got)
         assert shaper.counts()[first].bytes - before > size
-    assert rates[1] > 1.5 * rates[0]
+        return got
+
+    got_at(20 * MBIT)
+    # Once is enough: at the rate it had before, it could never be as fast as that.
+    assert any(got_at(60 * MBIT) > 1.5 * 20 * MBIT for _ in range(TRIES))
     shaper.remove()
     assert tc.qdisc_owner("eth0", netns=lane) == "kernel"
 
@@ -103,7 +109,7 @@ def test_all_transfers_together_stay_within_the_link(bed, install) -> None:
         shaper.open(tc.FIRST_TRANSFER + number, 40 * MBIT)
         priority = tc.class_id(tc.FIRST_TRANSFER + number)
         flows.append(move(bed, size, target=target, priority=priority))
-    reports = [json.loads(flow.communicate(timeout=60)[0]) for flow in flows]
+    reports = [json.loads(flow.communicate(timeout=PATIENCE_S)[0]) for flow in flows]
     seconds = max(r["ended"] for r in reports) - min(r["started"] for r in reports)
     assert 2 * size / (seconds / 1e9) < 1.1 * 40 * MBIT
 
@@ -117,11 +123,11 @@ def test_a_class_that_was_shut_opens_at_once(bed, install) -> None:
     wait_until(lambda: shaper.counts()[first].bytes > 200_000)
     shaper.set_rate(first, 0)
     shaper.set_rate(first, 50 * MBIT)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=PATIENCE_S) == 0
 
 
-def wait_until(true, seconds=10.0) -> None:
-    end = time.monotonic() + seconds
+def wait_until(true) -> None:
+    end = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.005)
@@ -131,7 +137,7 @@ def test_taking_the_mark_off_gains_nothing(bed, install) -> None:
     """Where only guests live, what nobody has marked is the last to be served."""
     start_ready(bed, "b1", "sink", {"port": PORT})
     shaper = install(1000 * MBIT, guests_only=True)
-    assert move(bed, 1_000_000).wait(timeout=30) == 0
+    assert move(bed, 1_000_000).wait(timeout=PATIENCE_S) == 0
     counts = shaper.counts()
     assert counts[tc.SCAVENGER].bytes > 1_000_000
     assert counts[tc.BACKGROUND].bytes == 0
@@ -147,11 +153,18 @@ def test_lower_effort_yields_at_a_shaped_uplink(bed) -> None:
         low = move(bed, 0, source="a2", target="b2", tos=tc.LOWER_EFFORT_TOS)
         wait_until(lambda: movers.bytes > 500_000)
         size = 10_000_000
-        owner = move(bed, size)
-        wait_until(lambda: owners.bytes > 100_000)  # it takes its time to start
-        before = movers.bytes
-        assert owner.wait(timeout=60) == 0
-        assert movers.bytes - before < 0.25 * size
+
+        def left_for_others() -> float:
+            begun = owners.bytes
+            owner = move(bed, size)
+            wait_until(lambda: owners.bytes > begun + 100_000)  # it takes its time to start
+            before = movers.bytes
+            assert owner.wait(timeout=PATIENCE_S) == 0
+            return (movers.bytes - before) / size
+
+        # While its process waits for a core, an owner leaves more. If both were served alike, the
+        # others would always get about as much as the owner.
+        assert any(left_for_others() < 0.25 for _ in range(TRIES))
         assert low.poll() is None
     finally:
         owners.close()

@@ -34,7 +34,7 @@ from reclaimnet.model.units import GIB, MIB
 from reclaimnet.model.work import ChunkId, ManifestId, Saving
 
 JOB = JobId("job-1")
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 
 class Campus:
@@ -250,7 +250,7 @@ def test_a_source_that_died_unheard_costs_only_an_answers_time(
     manifest = save(source, campus.image(chunks=3))
     server = campus.serve(source)
     stop = threading.Event()
-    too_long = threading.Timer(25, stop.set)
+    too_long = threading.Timer(PATIENCE_S, stop.set)
     with socket.create_server(("127.0.0.1", 0)) as dead:
         too_long.start()
         try:
@@ -357,7 +357,7 @@ pull(
     manifest=o["manifest"], job=o["job"],
     sources=[Address(host="127.0.0.1", port=o["port"])],
     context=ca.client_context(kept),
-    pace=Pace(20 << 20),
+    pace=Pace(6 << 20),
 )
 """
 
@@ -413,7 +413,7 @@ def test_a_stop_ends_it_and_what_came_stays(campus: Campus) -> None:
                 sources=[server.address],
                 context=context,
                 stop=stop,
-                pace=Pace(8 * MIB),
+                pace=Pace(4 * MIB),
             )
         except Unavailable as error:
             caught.append(error)
@@ -627,13 +627,13 @@ def test_too_many_connections_are_turned_away(campus: Campus) -> None:
 
 
 def test_a_stopped_server_leaves_no_thread(campus: Campus) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     server = campus.serve(campus.vault("source"))
     with raw_connection(campus, server) as connection:
         wait_until(lambda: server.connections == 1)
         server.stop()
         assert connection.recv(1) == b""
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before, "of others that were there, some may have ended"
 
 
 def test_over_a_slow_link_small_changes_travel_as_deltas(campus: Campus) -> None:

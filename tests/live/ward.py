@@ -1,10 +1,10 @@
 """A campus with a gateway and two nodes, one of which means harm, on a real server."""
 
 import contextlib
-import socket
 from pathlib import Path
 
 from tests.live.embedded import until
+from tests.live.ports import free_port
 
 from reclaimnet.adapters.nats.access import CAMPUS_HOST, Access, Key, new_key
 from reclaimnet.adapters.nats.campus import Campus
@@ -33,7 +33,7 @@ class Ward:
         )
         self.tls = Tls(certificate=kept.certificate, key=kept.key)
         self.server: Server = start_server(
-            folder / "nats", self.access(HONEST, ROGUE), port=_port(), tls=self.tls
+            folder / "nats", self.access(HONEST, ROGUE), port=free_port(), tls=self.tls
         )
         self._open = contextlib.AsyncExitStack()
 
@@ -63,12 +63,6 @@ class Ward:
     async def close(self) -> None:
         await self._open.aclose()
         stop_server(self.server)
-
-
-def _port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from tests.fake_kube import FakeApi
 
 from reclaimnet.adapters.kube.client import LINKS, NODES, PODS, RHYTHMS
 from reclaimnet.adapters.kube.mirror import Mirror
+from reclaimnet.apps import kube_extender
 from reclaimnet.apps.kube_extender import Arguments, Extender, serve
 from reclaimnet.apps.kube_view import mirror_of
 from reclaimnet.errors import UsageError
@@ -99,9 +100,10 @@ def test_a_rhythm_is_found_by_its_name(api: FakeApi, mirror: Mirror, extender: E
 
 
 def test_a_pod_that_is_being_bound_is_waited_for(
-    api: FakeApi, mirror: Mirror, extender: Extender
+    api: FakeApi, mirror: Mirror, extender: Extender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or the next one would be promised the same gap."""
+    monkeypatch.setattr(kube_extender, "SETTLE_S", 60.0)
     see(api, mirror, pod("first"))
     assert len(extender.filter(asked(pod("first")))["NodeNames"]) == 4
     answers: list[dict[str, Any]] = []

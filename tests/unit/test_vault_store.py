@@ -632,18 +632,21 @@ def test_who_fetches_without_end_does_not_keep_a_save_from_being_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loose, "STAND_BACK_S", 0.2)
-    durable = threading.Event()
-    fetching: list[Future[int]] = []
+    fetched, durable = threading.Event(), threading.Event()
+    fetching: list[Future[None]] = []
     with Vault(tmp_path / "vault", quota_bytes=GIB) as vault, ThreadPoolExecutor() as pool:
         path = image(tmp_path, chunks=4)
 
-        def fetch(manifest: Manifest) -> int:
-            rounds = 0
+        def fetch(manifest: Manifest) -> None:
             while not durable.is_set():
                 for chunk in manifest.parts[0].chunks:
                     vault.read(chunk)
-                rounds += 1
-            return rounds
+                fetched.set()
+
+        def on_named(saved: store.Saved) -> None:
+            fetching.append(pool.submit(fetch, vault.manifest(saved.manifest)))
+            # Or on a busy machine all would be durable before anybody fetches.
+            assert fetched.wait(60)
 
         try:
             saved = vault.save(
@@ -653,13 +656,11 @@ def test_who_fetches_without_end_does_not_keep_a_save_from_being_durable(
                 saving=Saving.SDK,
                 taken_at=1,
                 parts=[Source(name="state", path=path)],
-                on_named=lambda saved: fetching.append(
-                    pool.submit(fetch, vault.manifest(saved.manifest))
-                ),
+                on_named=on_named,
             )
         finally:
             durable.set()
-        assert fetching[0].result() > 0
+        fetching[0].result()
         assert vault.manifests(JOB) == [saved.manifest]
 
 

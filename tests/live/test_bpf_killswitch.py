@@ -347,7 +347,8 @@ def test_a_pin_of_an_interface_that_is_gone_does_not_fool_us(closing, tmp_path) 
 
 
 def test_twenty_random_deadlines_and_not_a_packet_after_any(bed, closing, switch) -> None:
-    """Under a full flow behind the shaper; the peer's wire is the judge."""
+    """Under a full flow behind the shaper; the hook's own count is the judge, and the peer's wire
+    the witness that nothing goes past the hook."""
     rng = random.Random(4)
     shaper = tc.Shaper.install("eth0", netns=bed.hosts["a1"].lane, rate=62_500_000)
     closing.callback(shaper.remove)

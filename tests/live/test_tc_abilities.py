@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from reclaimnet.adapters.linux import tc_netns
+from reclaimnet.adapters.linux import tc
 from reclaimnet.adapters.linux.tc_abilities import abilities
 
 pytestmark = [
@@ -15,13 +15,14 @@ pytestmark = [
 ]
 
 
-def test_root_has_it_all_and_nothing_stays_behind() -> None:
+def test_root_has_it_all_and_no_interface_of_the_machine_is_touched() -> None:
+    before = tc.qdisc_owner("lo")
     assert {one.name: one.present for one in abilities()} == {
         "kill switch": True,
         "shaping": True,
         "guests' cgroups": True,
     }
-    assert not list(tc_netns.NETNS_DIR.glob("rn-probe*"))
+    assert tc.qdisc_owner("lo") == before == "kernel"
 
 
 def test_without_root_it_says_what_is_lost() -> None:

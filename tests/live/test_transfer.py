@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -191,6 +192,23 @@ def test_what_is_pulled_is_what_was_saved(campus: Campus) -> None:
     assert told[-1] == (size, size)
     assert target.manifests(JOB) == [manifest]
     assert same(target, manifest, path, campus.folder / "out")
+
+
+def test_a_save_that_was_written_over_in_memory_is_pulled_from_the_disk(campus: Campus) -> None:
+    source, target = campus.vault("source"), campus.vault("target")
+    path = campus.image(chunks=6)
+    parts = [Source(name="state", path=path, in_memory=True)]
+    manifest = source.save(
+        JOB, epoch=1, step=1, saving=Saving.SDK, taken_at=1, parts=parts
+    ).manifest
+    saved = campus.folder / "saved"
+    shutil.copyfile(path, saved)
+    with path.open("r+b") as file:
+        file.seek(2 * CHUNK_BYTES)
+        file.write(b"the job has saved again")
+    server = campus.serve(source)
+    pull(target, manifest=manifest, job=JOB, sources=[server.address], context=campus.client())
+    assert same(target, manifest, saved, campus.folder / "out")
 
 
 def test_a_second_pull_moves_only_what_changed(campus: Campus) -> None:

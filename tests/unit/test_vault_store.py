@@ -676,3 +676,71 @@ def test_what_came_after_it_was_decided_what_to_forget_stays(tmp_path: Path) -> 
         vault.forget(JOB, (second.manifest,), known=known)
         assert known == {first.manifest, second.manifest}
         assert vault.held(JOB) == {second.manifest, third.manifest}
+
+
+def in_memory(vault: Vault, path: Path, *, step: int = 1) -> list[ChunkId]:
+    """The chunks of a save whose file stays."""
+    saved = vault.save(
+        JOB,
+        epoch=1,
+        step=step,
+        saving=Saving.SDK,
+        taken_at=step,
+        parts=[Source(name="state", path=path, in_memory=True)],
+    )
+    return list(vault.manifest(saved.manifest).parts[0].chunks)
+
+
+def sent(vault: Vault, chunks: list[ChunkId]) -> bytes:
+    """What would go to somebody who fetches them."""
+    into = memoryview(bytearray(CHUNK_BYTES))
+    return b"".join([bytes(into[: vault.copy_out(chunk, into)]) for chunk in chunks])
+
+
+def test_what_is_still_in_memory_is_sent_without_reading_the_disk(
+    vault: Vault, tmp_path: Path
+) -> None:
+    path = image(tmp_path, chunks=3)
+    chunks, content = in_memory(vault, path), path.read_bytes()
+    for chunk in chunks:
+        rot(vault.root, chunk)
+    assert sent(vault, chunks) == content
+    path.unlink()
+    assert sent(vault, chunks) != content
+
+
+@pytest.mark.parametrize("takes_its_name", ["another file", "a link", "nothing", "a shorter one"])
+def test_what_took_the_name_of_a_file_in_memory_is_never_sent(
+    vault: Vault, tmp_path: Path, takes_its_name: str
+) -> None:
+    path = image(tmp_path, chunks=3)
+    chunks, content = in_memory(vault, path), path.read_bytes()
+    other = image(tmp_path, chunks=3, seed=1, name="other")
+    match takes_its_name:
+        case "another file":
+            other.rename(path)
+        case "a link":
+            path.unlink()
+            path.symlink_to(other)
+        case "nothing":
+            path.unlink()
+        case "a shorter one":
+            os.truncate(path, 0)
+    assert sent(vault, chunks) == content
+
+
+def test_what_changed_in_memory_can_still_be_had_verified(vault: Vault, tmp_path: Path) -> None:
+    path = image(tmp_path, chunks=3)
+    chunks, content = in_memory(vault, path), path.read_bytes()
+    change(path, chunk=1)
+    assert b"".join(vault.read(chunk) for chunk in chunks) == content
+
+
+def test_the_next_save_takes_the_place_of_what_was_in_memory(vault: Vault, tmp_path: Path) -> None:
+    first, second = (image(tmp_path, chunks=2, seed=seed, name=f"{seed}") for seed in (1, 2))
+    before, content = in_memory(vault, first), first.read_bytes()
+    now = in_memory(vault, second, step=2)
+    for chunk in (before[0], now[0]):
+        rot(vault.root, chunk)
+    assert sent(vault, now) == second.read_bytes()
+    assert sent(vault, before) != content

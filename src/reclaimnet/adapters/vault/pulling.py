@@ -1,17 +1,18 @@
 """Pulling: what a vault misses of a checkpoint, from as many sources at once as there are."""
 
+import queue
 import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from reclaimnet.adapters.vault.assembly import LANES, Assembly
+from reclaimnet.adapters.vault.assembly import Assembly
 from reclaimnet.adapters.vault.delta import Codec
 from reclaimnet.adapters.vault.manifests import chunk_sizes, parse_manifest
 from reclaimnet.adapters.vault.origin import TRIES, Broken, Origin
@@ -46,8 +47,10 @@ from reclaimnet.model.units import show_size
 from reclaimnet.model.work import ChunkId, Manifest, ManifestId
 from reclaimnet.wire import decode_json
 
-CONNECTIONS: Final = 4
-"""While one thread waits for the disk, others decrypt and hash."""
+CONNECTIONS: Final = 2
+"""Each has a thread that does nothing but receive: more of them would only wait for each other."""
+STORERS: Final = 3
+"""Threads that verify and store what came: while one hashes, others wait for the disk."""
 WINDOW: Final = 6
 """Chunks asked for ahead on one connection: what a fast campus link holds in flight."""
 PROGRESS_S: Final = 0.25
@@ -143,13 +146,21 @@ class _Assembling:
             self._failed = True
 
 
-class _Buffers:
-    """What one connection of a pull works with."""
+class _Unpacking(threading.local):
+    """What each storing thread unpacks deltas with."""
 
     def __init__(self) -> None:
-        self.came = chunk_buffer()
         self.base = chunk_buffer()
         self.codec = Codec()
+
+
+@dataclass(slots=True)
+class _Came:
+    place: int
+    kind: int
+    data: memoryview
+    buffer: memoryview
+    """Which the data is in."""
 
 
 class _Puller:
@@ -186,7 +197,7 @@ class _Puller:
         self._suspect: set[int] = set()
         """Places whose bytes came out wrong once: to be verified by the source before it sends."""
         self._interrupted = False
-        self._failure: ReclaimNetError | None = None
+        self._failure: BaseException | None = None
         self._moved = 0
         self._here = 0
         self._total = 0
@@ -195,6 +206,9 @@ class _Puller:
         self._places: list[ChunkId] = []
         self._sizes: dict[ChunkId, int] = {}
         self._bases: dict[ChunkId, ChunkId] = {}
+        self._unpacking = _Unpacking()
+        self._buffers: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+        """Those that nobody receives into or stores from: who finds none waits for the disk."""
 
     def run(self, connections: int) -> PullResult:
         stream, origin, data = self._open_first()
@@ -241,20 +255,25 @@ class _Puller:
         self, stream: Stream, origin: Origin, hold: Hold, connections: int
     ) -> None:
         first = self._origins.index(origin)
-        if self._bases:
-            # Deltas are work for the cores; more threads than cores would only make the link look
-            # slow, and a slow link asks for more deltas.
-            connections = min(connections, LANES)
         count = min(connections, len(self._todo))
+        for _ in range(count + STORERS + 1):
+            self._buffers.put(chunk_buffer())
         opened: Stream | None = stream
         # A chunk that turns out damaged is left to do again after the connections have ended; each
         # round either does one or gives a source up.
         while self._todo and self._next_origin(first) is not None:
-            with ThreadPoolExecutor(count, "chunk-pull") as pool:
+            with (
+                ThreadPoolExecutor(STORERS, "chunk-store") as storing,
+                ThreadPoolExecutor(count, "chunk-pull") as pool,
+            ):
                 try:
                     workers = [
                         pool.submit(
-                            self._work, opened if number == 0 else None, first + number, hold
+                            self._work,
+                            opened if number == 0 else None,
+                            first + number,
+                            hold,
+                            storing,
                         )
                         for number in range(count)
                     ]
@@ -270,15 +289,14 @@ class _Puller:
             raise self._why_not()
         self._tell(0)
 
-    def _work(self, stream: Stream | None, turn: int, hold: Hold) -> None:
+    def _work(self, stream: Stream | None, turn: int, hold: Hold, storing: Executor) -> None:
         """Pull over one connection after the other, until nothing is left or nobody has it."""
-        buffers = _Buffers()
         while (origin := self._next_origin(turn)) is not None:
             turn += 1
             try:
                 if stream is None:
                     stream, _ = self._open(origin, send=False)
-                self._pull_from(stream, origin, buffers, hold)
+                self._pull_from(stream, origin, hold, storing)
             except Broken:
                 self._stop.wait(origin.pause_s())
             finally:
@@ -349,10 +367,8 @@ class _Puller:
                 stream.close()
                 raise
 
-    def _pull_from(self, stream: Stream, origin: Origin, buffers: _Buffers, hold: Hold) -> None:
-        """Ask ahead, receive, verify and store: all in this thread, since handing chunks to others
-        costs more than it gains. While it stores, the kernel receives, and other connections go on.
-        """
+    def _pull_from(self, stream: Stream, origin: Origin, hold: Hold, storing: Executor) -> None:
+        """Ask ahead and receive; what came is verified and stored by others meanwhile."""
         asked: deque[int] = deque()
         try:
             with origin.blaming():
@@ -363,8 +379,14 @@ class _Puller:
                     if not asked:
                         return
                     kind, length = stream.receive_header(FROM_SERVER)
-                    stream.receive_into(buffers.came[:length])
-                    self._take_in(asked.popleft(), kind, length, buffers, origin, hold)
+                    buffer = self._buffers.get()
+                    try:
+                        stream.receive_into(buffer[:length])
+                    except BaseException:
+                        self._buffers.put(buffer)
+                        raise
+                    came = _Came(asked.popleft(), kind, buffer[:length], buffer)
+                    storing.submit(self._take_in, came, origin, hold)
         finally:
             with self._lock:
                 self._todo.extendleft(reversed(asked))
@@ -378,47 +400,54 @@ class _Puller:
                 self._todo.append(place)
             return None
 
-    def _take_in(
-        self, place: int, kind: int, length: int, buffers: _Buffers, origin: Origin, hold: Hold
-    ) -> None:
+    def _take_in(self, came: "_Came", origin: Origin, hold: Hold) -> None:
+        """What came is kept, or is left to do again."""
         try:
-            if kind == ABSENT:
-                origin.lacks(place)
-                with self._lock:
-                    self._todo.append(place)
+            if came.kind == ABSENT:
+                origin.lacks(came.place)
+                self._again(came.place)
             else:
-                self._keep(place, kind, length, buffers, hold)
+                self._keep(came, hold)
                 origin.did_well()
         except (Damaged, NotFound) as error:
-            with self._lock:
-                self._todo.append(place)
-                again = place in self._suspect
-                self._suspect.add(place)
-            if again:
+            if self._again(came.place, suspect=True):
                 origin.give_up(Damaged(f"sent a damaged chunk twice: {error}"))
-        except ReclaimNetError as error:
-            # Our own vault is full or broken: no source can help.
+        except BaseException as error:
+            # Our own vault is full or broken: no source can help, and all are to hear of it.
+            self._again(came.place)
             with self._lock:
-                self._todo.append(place)
                 self._failure = self._failure or error
+            raise
+        finally:
+            self._buffers.put(came.buffer)
 
-    def _keep(self, place: int, kind: int, length: int, buffers: _Buffers, hold: Hold) -> None:
-        chunk = self._places[place]
+    def _again(self, place: int, *, suspect: bool = False) -> bool:
+        """Whether it was suspect before."""
+        with self._lock:
+            self._todo.append(place)
+            before = place in self._suspect
+            if suspect:
+                self._suspect.add(place)
+            return before
+
+    def _keep(self, came: "_Came", hold: Hold) -> None:
+        chunk = self._places[came.place]
         size = self._sizes[chunk]
-        data = buffers.came[:length]
-        if kind == DELTA:
+        data = came.data
+        if came.kind == DELTA:
             base = self._bases.get(chunk)
             if base is None:
                 raise Damaged(f"chunk {chunk[:12]} came as a delta on nothing")
-            before = buffers.base[: self._vault.read_into(base, buffers.base)]
-            data = buffers.codec.decode(data, before, size=size)
+            mine = self._unpacking
+            before = mine.base[: self._vault.read_into(base, mine.base)]
+            data = mine.codec.decode(data, before, size=size)
         if len(data) != size:
             raise Damaged(f"chunk {chunk[:12]} came with {len(data)} bytes instead of {size}")
         self._vault.put(chunk, data, hold)
         if self._assembling is not None:
             self._assembling.write(chunk, data)
         with self._lock:
-            self._moved += length
+            self._moved += len(came.data)
             self._here += size
         self._tell(PROGRESS_S)
 

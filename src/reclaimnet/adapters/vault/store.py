@@ -28,6 +28,7 @@ from blake3 import blake3
 from reclaimnet import wire
 from reclaimnet.adapters.vault.assembly import LANES, Assembly, check_name, chunk_count, each
 from reclaimnet.adapters.vault.disk import explained, lock_file, read_fully, sync_folder, write_file
+from reclaimnet.adapters.vault.fresh import Fresh, FreshChunk
 from reclaimnet.adapters.vault.loose import MAX_LOOSE, Loose, LooseChunk
 from reclaimnet.adapters.vault.manifests import (
     CHUNK_BYTES,
@@ -67,6 +68,8 @@ class Source:
     changing: bool = False
     """Whoever writes it is at work: one that is gone by now is left out, one that became shorter
     while it was read is read again."""
+    in_memory: bool = False
+    """It stays for a while, and reading it costs no disk: copies are sent from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +129,7 @@ class Vault:
         self._kept: dict[ManifestId, _Kept] = {}
         self._coming: dict[ManifestId, _Kept] = {}
         self._loose = Loose(self._lock)
+        self._fresh = Fresh()
         self._holds: set[Hold] = set()
         self._used = 0
         self._reserved = 0
@@ -185,11 +189,14 @@ class Vault:
                 if base is not None and base in self._kept:
                     hold.chunks.update(self._kept[base].chunks)
             loose: dict[ChunkId, LooseChunk] | None = None if on_named is None else {}
+            fresh: dict[ChunkId, FreshChunk] = {}
             saved_parts = tuple(
                 saved
                 for rank, part in enumerate(parts)
-                if (saved := self._save_part(part, hold, pool, files, loose, rank)) is not None
+                if (saved := self._save_part(part, hold, pool, files, loose, fresh, rank))
+                is not None
             )
+            self._fresh.saved(job, fresh)
             manifest = Manifest(
                 job=job,
                 epoch=epoch,
@@ -328,6 +335,8 @@ class Vault:
     ) -> int:
         """Drop the job's checkpoints except those to keep; of them, if that is given, only those
         that were `known` when it was decided. How many bytes that made free."""
+        if not keep:
+            self._fresh.forget(job)
         with self._lock:
             before = self._used
             for held, suffix in ((self._kept, ""), (self._coming, _COMING)):
@@ -365,8 +374,11 @@ class Vault:
         raise Damaged(f"chunk {chunk[:12]} is damaged on disk and was set aside; pull it again")
 
     def copy_out(self, chunk: ChunkId, into: memoryview) -> int:
-        """The chunk's bytes as they are on disk; whoever receives them verifies them."""
-        return self._load(chunk, into)[0]
+        """The chunk's bytes, not verified: whoever receives them does that, and asks for them again
+        with `read` should they differ."""
+        fresh = self._fresh.find(chunk) if self._has(chunk) else None
+        length = fresh.read(into) if fresh is not None else None
+        return self._load(chunk, into)[0] if length is None else length
 
     @contextmanager
     def hold(self, chunks: Iterable[ChunkId] = ()) -> Iterator[Hold]:
@@ -423,6 +435,7 @@ class Vault:
         pool: ThreadPoolExecutor,
         files: ExitStack,
         loose: dict[ChunkId, LooseChunk] | None,
+        fresh: dict[ChunkId, FreshChunk],
         rank: int,
     ) -> Part | None:
         """None if it is not there any more, and need not be."""
@@ -430,7 +443,7 @@ class Vault:
             loose = None
         for left in reversed(range(CHANGING_TRIES if source.changing else 1)):
             try:
-                return self._read_part(source, hold, pool, files, loose)
+                return self._read_part(source, hold, pool, files, loose, fresh)
             except _BecameShorter:
                 if not left:
                     raise
@@ -447,6 +460,7 @@ class Vault:
         pool: ThreadPoolExecutor,
         files: ExitStack,
         loose: dict[ChunkId, LooseChunk] | None,
+        fresh: dict[ChunkId, FreshChunk],
     ) -> Part:
         """Store the file's new chunks; or, with `loose`, only note there where they are."""
         check_name(source.name)
@@ -465,7 +479,7 @@ class Vault:
                 real = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
                 if source.below not in real.parents:
                     raise UsageError(f"{source.path} cannot be saved: it leads out of its folder")
-            size = status.st_size
+            size, file = status.st_size, (status.st_dev, status.st_ino)
             chunks = [ChunkId("")] * chunk_count(size)
 
             def save_chunk(index: int, buffer: memoryview) -> None:
@@ -476,6 +490,8 @@ class Vault:
                 if read_fully(descriptor, view, offset, size=len(view)) != len(view):
                     raise _BecameShorter(f"{source.path} shrank while it was saved; save again")
                 chunk = chunks[index] = ChunkId(blake3(view).hexdigest())
+                if source.in_memory:
+                    fresh[chunk] = FreshChunk(str(source.path), file, offset, len(view))
                 if loose is None:
                     self._store(chunk, view, hold)
                 elif not self._holding(chunk, hold):
@@ -490,6 +506,10 @@ class Vault:
         """Whether it is here; it will not be collected in either case."""
         with self._lock:
             hold.chunks.add(chunk)
+            return chunk in self._chunks
+
+    def _has(self, chunk: ChunkId) -> bool:
+        with self._lock:
             return chunk in self._chunks
 
     def _check_room(self, size: int) -> None:

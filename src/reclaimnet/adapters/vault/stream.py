@@ -93,8 +93,10 @@ class Stream:
     def send(self, kind: int, payload: bytes | memoryview = b"") -> None:
         """One whole frame."""
         begun = time.monotonic()
-        self._send(memoryview(HEADER.pack(kind, len(payload))))
+        self._tls.write(HEADER.pack(kind, len(payload)))
         view = memoryview(payload)
+        if not view:
+            self._flush()
         for start in range(0, len(view), PIECE_BYTES):
             piece = view[start : start + PIECE_BYTES]
             for pace in self._paces:

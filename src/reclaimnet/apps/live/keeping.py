@@ -75,7 +75,7 @@ class Keeping:
                     step=report.step,
                     saving=saving,
                     taken_at=self._now(),
-                    parts=self._state_and_output(report, links),
+                    parts=self._state_and_output(report, links, in_memory=saving is Saving.SDK),
                     base=base,
                     on_named=on_named if hurry else None,
                 )
@@ -115,7 +115,9 @@ class Keeping:
             )
         )
 
-    def _state_and_output(self, report: rn.Snapshot, links: int) -> list[Source]:
+    def _state_and_output(
+        self, report: rn.Snapshot, links: int, *, in_memory: bool
+    ) -> list[Source]:
         """What a job has written so far belongs to its state: it moves, and goes back, with it. Its
         links go into the file `links`."""
         # The job may have put something else in the place of a folder, but not of what it is in.
@@ -126,7 +128,10 @@ class Keeping:
         output = self._runner.output_of(report.job, report.epoch)
         # Threads of the job may be writing there still.
         written = parts_of(output, prefix=OUTPUT, below=output, changing=True)
-        parts = [*parts_of(report.path, below=below), *written]
+        state = parts_of(report.path, below=below)
+        if in_memory:
+            state = [replace(part, in_memory=True) for part in state]
+        parts = [*state, *written]
         os.write(links, described({str(HERE): report.path, str(OUTPUT): output}))
         if os.fstat(links).st_size:
             parts.append(Source(name=LINKS, path=Path(f"/proc/self/fd/{links}")))

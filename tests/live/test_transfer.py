@@ -211,6 +211,22 @@ def test_a_save_that_was_written_over_in_memory_is_pulled_from_the_disk(campus: 
     assert same(target, manifest, saved, campus.folder / "out")
 
 
+def test_what_goes_wrong_while_storing_is_told_to_who_pulls(
+    campus: Campus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = campus.vault("source"), campus.vault("target")
+    manifest = save(source, campus.image(chunks=6))
+
+    def put(*_: object) -> bool:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(target, "put", put)
+    server = campus.serve(source)
+    with pytest.raises(RuntimeError, match="a bug"):
+        pull(target, manifest=manifest, job=JOB, sources=[server.address], context=campus.client())
+    wait_until(lambda: server.connections == 0)
+
+
 def test_a_second_pull_moves_only_what_changed(campus: Campus) -> None:
     source, target = campus.vault("source"), campus.vault("target")
     server, context = campus.serve(source), campus.client()

@@ -54,7 +54,7 @@ class Nodes:
         self._over: set[str] = set()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self.errors: list[str] = []
+        self._errors: list[str] = []
 
     def start(self) -> None:
         for host in (self._bed.hosts[name] for name in self.names):
@@ -80,6 +80,11 @@ class Nodes:
     def forget_logs(self) -> None:
         for path in self._logs.glob("*.log"):
             path.unlink()
+
+    def new_errors(self) -> list[str]:
+        """What went wrong since this was last asked."""
+        errors, self._errors = self._errors, []
+        return errors
 
     def busy(self) -> bool:
         return bool(self._containers)
@@ -268,7 +273,7 @@ class Nodes:
         except (NotFound, Conflict):
             pass  # deleted at the same moment
         except ReclaimNetError as error:
-            self.errors.append(str(error))
+            self._errors.append(str(error))
 
 
 def _end(container: Container) -> None:

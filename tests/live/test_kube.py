@@ -203,7 +203,7 @@ def world(made: World) -> Iterator[World]:
         yield made
     finally:
         made.clear()
-    assert not made.nodes.errors
+    assert not made.nodes.new_errors()
 
 
 def _refused(cluster: Cluster, *arguments: str) -> str:

@@ -157,6 +157,26 @@ def test_a_job_that_could_not_be_saved_is_saved_again_while_there_is_time() -> N
     assert (record.state, record.moves, record.steps_lost) == (JobState.COMPLETED, 1, 0)
 
 
+def test_a_job_that_could_not_be_saved_in_time_moves_with_all_it_did_if_it_is_given_more() -> None:
+    world = campus()
+    promises = Promises(world)
+    world.submit(J, spec("a"), WORK)
+    world.run(20 * SECOND)
+    node = holder(world)
+    world.machines[node].disk_full = True
+    world.reclaim(node, grace=5 * SECOND)
+    world.run(24 * SECOND)
+    provider = world.machines[node].mind.provider
+    assert "could not be saved" in world.store.records[J].reason
+    world.machines[node].disk_full = False
+    (notice,) = provider.notices
+    world.reclaim(node, grace=20 * SECOND, replaces=notice)
+    promises.deadlines[provider.contracts[J].gpus[0]] = world.now + 20 * SECOND
+    world.run(3 * MINUTE)
+    record = world.store.records[J]
+    assert (record.state, record.moves, record.steps_lost) == (JobState.COMPLETED, 1, 0)
+
+
 def test_a_job_that_cannot_be_saved_starts_again() -> None:
     world = campus()
     Promises(world)

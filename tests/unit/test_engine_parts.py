@@ -18,8 +18,11 @@ from reclaimnet.engine.provider import Provider
 from reclaimnet.engine.strays import LOOK_AGAIN, Strays
 from reclaimnet.engine.stumbles import SOON, rest_of
 from reclaimnet.model.events import (
+    CopyHeld,
     HandoverWithdrawn,
     LendAsked,
+    ProbeAnswered,
+    ProbeArrived,
     ProcessExited,
     PullFailed,
     RecordSeen,
@@ -60,6 +63,7 @@ from reclaimnet.model.work import (
     JobSpec,
     JobState,
     ManifestId,
+    Saving,
     Shape,
     Writer,
 )
@@ -313,13 +317,17 @@ def test_a_job_goes_on_after_a_last_state_that_could_not_be_kept(why: str) -> No
     assert Resume(job=JOB, epoch=1) in failed
 
 
-def leaving(*, grace: int, size: int = 1 << 20) -> Attempt:
-    """A job whose last copy is elsewhere, under notice, with nowhere to go."""
+def leaving(
+    *, grace: int, size: int = 1 << 20, copying: bool = False, saving: Saving = Saving.SDK
+) -> Attempt:
+    """A job whose last copy is elsewhere, or on its way there, under notice, with nowhere to go."""
     record = replace(RECORD, checkpoints=(replace(NEW, size=size),), save_pause=SECOND)
+    record = replace(record, spec=replace(record.spec, saving=saving))
     attempt = Attempt(
         node=HERE, record=record, gpus=(), source=None, suite=Suite(), around=neighbourhood(THERE)
     )
     attempt.adopt(0)
+    attempt.copies.pending = NEW.manifest if copying else None
     notice = Notice(
         id=NoticeId("n"), gpus=(), given_at=0, deadline=grace, cause=Cause.RECLAIM, reason=""
     )
@@ -413,6 +421,83 @@ def test_a_state_that_arrives_after_its_job_was_told_to_go_on_is_not_its_last() 
     assert attempt.record.newest is not None
     assert attempt.record.newest.manifest == taken.manifest
     assert next_save(attempt, grace) is not None
+
+
+def later(attempt: Attempt, deadline: int, now: int) -> list[Order]:
+    """The owner gives it more time."""
+    assert attempt.notice is not None
+    return attempt.leave(replace(attempt.notice, deadline=deadline, given_at=now), now)
+
+
+def test_who_could_not_be_saved_in_time_is_saved_when_the_notice_is_lengthened() -> None:
+    first, second = 10 * MINUTE, 20 * MINUTE
+    attempt = leaving(grace=first, size=15_000_000_000)
+    assert next_save(attempt, first) is not None
+    now = first - SECOND
+    attempt.save_failed(DISK_FULL, now)
+    assert next_save(attempt, first) is None, "there is no time left"
+    told = [order.decision for order in later(attempt, second, now) if isinstance(order, Explain)]
+    assert "look for a place again" in [decision.chosen for decision in told]
+    assert "where to?" in [decision.question for decision in told]
+    assert attempt.record.reason == str(Cause.RECLAIM)
+    tries = []
+    while (at := next_save(attempt, second)) is not None:
+        tries.append(at)
+        assert len(tries) < SAVE_TRIES
+        attempt.save_failed(DISK_FULL, at)
+    assert len(tries) == SAVE_TRIES - 1, "one that fails is asked for again as before"
+
+
+def test_who_only_waits_for_its_last_copy_is_saved_when_the_notice_is_lengthened() -> None:
+    attempt = leaving(grace=SECOND, size=15_000_000_000, copying=True)
+    assert attempt.next_wake() is None, "there is no time for anything else"
+    later(attempt, 2 * SECOND, 0)
+    assert attempt.next_wake() is None, "nor is there now"
+    grace = 20 * MINUTE
+    later(attempt, grace, 0)
+    held = attempt.copy_held(CopyHeld(job=JOB, manifest=NEW.manifest, node=THERE), SECOND)
+    assert not [order for order in held if isinstance(order, End)]
+    assert next_save(attempt, grace) is not None
+
+
+def test_a_process_that_was_told_to_end_is_not_asked_for_anything_any_more() -> None:
+    attempt = leaving(grace=SECOND, size=15_000_000_000)
+    orders = later(attempt, 20 * MINUTE, 0)
+    assert not [order for order in orders if isinstance(order, Explain | Tell)]
+    assert next_save(attempt, 20 * MINUTE) is None
+
+
+def test_a_job_that_cannot_be_saved_is_not_saved_however_long_its_notice_is() -> None:
+    attempt = leaving(grace=MINUTE, saving=Saving.NONE)
+    later(attempt, 20 * MINUTE, SECOND)
+    assert next_save(attempt, 20 * MINUTE) is None
+
+
+def test_who_has_given_up_takes_no_place_that_is_found_afterwards() -> None:
+    attempt = leaving(grace=MINUTE, copying=True)
+    around = attempt.around
+    around.heard(replace(around.card(THERE), beat=1, vacant=(GpuId("g"),)), 1)
+    (probed,) = [
+        order.event
+        for order in later(attempt, 2 * MINUTE, 1) + attempt.woke(attempt.next_wake() or 0)
+        if isinstance(order, Tell) and isinstance(order.event, ProbeArrived)
+    ]
+    answer = ProbeAnswered(probe=probed.probe.id, node=THERE)
+    assert attempt.departure is not None
+    assert attempt.departure.expects(answer)
+    later(attempt, 3 * SECOND, 2 * SECOND)
+    assert not attempt.departure.expects(answer)
+
+
+def test_who_leaves_the_uplink_to_others_does_so_while_they_need_it() -> None:
+    attempt = leaving(grace=SECOND, size=15_000_000_000, copying=True)
+    notice = attempt.notice
+    assert notice is not None
+    shed = "others have more to lose"
+    attempt.leave(replace(notice, deadline=20 * MINUTE), 0, shed=shed)
+    assert next_save(attempt, 20 * MINUTE) is None
+    attempt.leave(replace(notice, deadline=21 * MINUTE), 0)
+    assert next_save(attempt, 21 * MINUTE) is not None
 
 
 # --- stumbles ------------------------------------------------------------------------------

@@ -12,11 +12,13 @@ from reclaimnet.adapters.linux.attempts import reports as rn
 from reclaimnet.adapters.vault.pulling import PullResult
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps.live import fetching
+from reclaimnet.apps.live import logs as logging_out
 from reclaimnet.apps.live.clock import Clock
 from reclaimnet.apps.live.errands import Errands
 from reclaimnet.apps.live.fetching import Fetching
 from reclaimnet.apps.live.keeping import OUTPUT, Keeping
 from reclaimnet.apps.live.links import LINKS, put_back
+from reclaimnet.apps.live.logs import LOG_QUEUE, Logs
 from reclaimnet.apps.live.processes import Processes
 from reclaimnet.apps.live.scratch import Scratch
 from reclaimnet.errors import Damaged, Unavailable
@@ -49,9 +51,32 @@ class FakeRunner:
 
 class FakeKeeping:
     def left(self, job: JobId) -> None: ...
+    async def keep_output(self, job: JobId, epoch: int) -> None: ...
 
 
-def made(tmp_path: Path, errands: Errands, runner: FakeRunner, deliver: Any) -> Processes:
+class FakeCampus:
+    """Stores a piece of output a while after it was given, or never."""
+
+    def __init__(self, seen: list[object], *, answers: bool = True) -> None:
+        self._seen = seen
+        self._answers = answers
+
+    async def append_log(self, job: JobId, epoch: int, node: NodeId, data: bytes) -> None:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        if not self._answers:
+            await asyncio.Event().wait()
+        self._seen.append(data)
+
+
+def made(
+    tmp_path: Path,
+    errands: Errands,
+    runner: FakeRunner,
+    deliver: Any,
+    *,
+    logs: Logs | None = None,
+) -> Processes:
     scratch = Scratch(tmp_path, campus=None, vault=None, errands=errands)  # type: ignore[arg-type]
     return Processes(
         NodeId("n1"),
@@ -59,6 +84,7 @@ def made(tmp_path: Path, errands: Errands, runner: FakeRunner, deliver: Any) -> 
         guard=None,
         scratch=scratch,
         keeping=FakeKeeping(),  # type: ignore[arg-type]
+        logs=logs or Logs(NodeId("n1"), FakeCampus([])),  # type: ignore[arg-type]
         clock=Clock(),
         errands=errands,
         deliver=deliver,
@@ -92,6 +118,49 @@ async def test_a_place_that_is_booked_again_waits_until_the_first_is_cleared(
         assert processes.expected(JOB) is not None, "its state is laid out as it comes"
     finally:
         await errands.close()
+
+
+@pytest.mark.parametrize("code", [0, 1])
+async def test_who_has_ended_is_told_of_when_all_that_it_printed_is_stored(
+    tmp_path: Path, code: int
+) -> None:
+    errands, seen = Errands(), []
+    logs = Logs(NodeId("n1"), FakeCampus(seen))  # type: ignore[arg-type]
+    processes = made(tmp_path, errands, FakeRunner(), seen.append, logs=logs)
+    sending = errands.begin(logs.send())
+    try:
+        for text in (b"the last ", b"words"):
+            logs.add(JOB, 1, text)
+        processes.exited(rn.Exited(job=JOB, epoch=1, code=code, killed=False, reason=""))
+        await asyncio.wait([task for task in errands._under_way if task is not sending])
+        await logs.sent()
+    finally:
+        sending.cancel()
+        await errands.cancel()
+        await errands.close()
+    assert seen[:2] == [b"the last ", b"words"]
+    assert isinstance(seen[2], ev.ProcessExited)
+
+
+@pytest.mark.parametrize("backlog", [1, LOG_QUEUE + 2])
+async def test_a_store_that_does_not_answer_keeps_no_job_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backlog: int
+) -> None:
+    monkeypatch.setattr(logging_out, "STORED_PATIENCE_S", 0.01)
+    errands, told, heard = Errands(), [], asyncio.Event()
+    logs = Logs(NodeId("n1"), FakeCampus(told, answers=False))  # type: ignore[arg-type]
+    processes = made(tmp_path, errands, FakeRunner(), lambda event: heard.set(), logs=logs)
+    sending = errands.begin(logs.send())
+    try:
+        for _ in range(backlog):
+            logs.add(JOB, 1, b"words")
+        processes.exited(rn.Exited(job=JOB, epoch=1, code=0, killed=False, reason=""))
+        await heard.wait()
+    finally:
+        sending.cancel()
+        await errands.cancel()
+        await errands.close()
+    assert told == []
 
 
 async def test_what_others_saved_is_not_laid_out_for_a_job_that_runs_already(

@@ -267,8 +267,14 @@ def read_config(path: Path, *, management: bool = False) -> TestbedConfig:
 
 
 def own_network() -> str:
-    """A network for a testbed of this process: two with a management interface must not meet."""
-    return f"10.{_FIRST_OWN + os.getpid() % _OWN_NETWORKS}.0.0/16"
+    """A network for a testbed of this process, in which nobody here has an address: two with a
+    management interface must not meet."""
+    taken = testbed.local_addresses()
+    for number in range(os.getpid(), os.getpid() + _OWN_NETWORKS):
+        network = IPv4Network(f"10.{_FIRST_OWN + number % _OWN_NETWORKS}.0.0/16")
+        if not any(address in network for address in taken):
+            return str(network)
+    raise Unavailable("All networks for testbeds are in use: rn testbed down removes old ones.")
 
 
 def parse_config(table: Mapping[str, Any]) -> TestbedConfig:

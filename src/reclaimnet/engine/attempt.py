@@ -39,7 +39,7 @@ from reclaimnet.model.events import (
     WriteRefused,
     Written,
 )
-from reclaimnet.model.market import GpuId, NodeId, Notice, Progress
+from reclaimnet.model.market import GpuId, NodeId, Notice, NoticeId, Progress
 from reclaimnet.model.orders import (
     End,
     Explain,
@@ -342,16 +342,20 @@ class Attempt:
         notice: Notice,
         now: int,
         *,
+        instead_of: NoticeId | None = None,
         shed: str = "",
         turn: int = 0,
         slowest: float | None = None,
     ) -> list[Order]:
-        """The loan ends by the notice's deadline, for whatever cause. If there is a reason to
-        `shed` it, it goes on from its last copy and leaves the uplink to others, who need it until
-        its `turn` comes. A place where its rhythm makes it as slow as `slowest` is none."""
+        """The loan ends by the notice's deadline, for whatever cause; the one that it is given
+        `instead_of` does not hold any more. If there is a reason to `shed` it, it goes on from its
+        last copy and leaves the uplink to others, who need it until its `turn` comes. A place where
+        its rhythm makes it as slow as `slowest` is none."""
         before = self.notice
-        other = before is not None and before.id != notice.id and before.binding
-        if before is not None and other and before.deadline <= notice.deadline:
+        if before is not None and before.binding and before.id not in (notice.id, instead_of):
+            if before.deadline <= notice.deadline:
+                return []
+        elif before == notice:
             return []
         self.notice = notice
         if self.phase == Phase.BOOKED:
@@ -360,7 +364,7 @@ class Attempt:
             return [Limit(job=self.job, epoch=self.epoch, at=notice.deadline)]
         if self.phase == Phase.RUNNING:
             if self.departure is not None:
-                return self.departure.changed(notice, now)
+                return self.departure.changed(notice, now, shed=shed, turn=turn)
             return self._depart(now, shed=shed, turn=turn, slowest=slowest)
         return []
 

@@ -80,9 +80,11 @@ class Departure:
         self._shelf: NodeId | None = None
         self._shelves_failed: tuple[NodeId, ...] = ()
         self._lost_hope = False
-        """No state can be had of this process: it runs until the deadline."""
+        """No state can be had of this process before the deadline."""
         self._last_copy: ManifestId | None = None
         """All that is still waited for."""
+        self._ending = False
+        """The process has been told to end."""
 
     def begin(self, now: int, *, shed: str = "") -> list[Order]:
         job, epoch = self.attempt.job, self.attempt.epoch
@@ -110,11 +112,16 @@ class Departure:
             return orders + self._give_up()
         return orders + self._seek(now)
 
-    def changed(self, notice: Notice, now: int) -> list[Order]:
-        """Another deadline: what was planned may be too late now, or too early."""
+    def changed(self, notice: Notice, now: int, *, shed: str = "", turn: int = 0) -> list[Order]:
+        """Another deadline: what was planned may be too late now, or too early, and for what was
+        given up there may be time after all."""
         because = f" ({notice.reason})" if notice.reason else ""
+        longer = notice.deadline > self.notice.deadline
         reason = self.attempt.record.reason if self.notice.binding else f"{notice.cause}{because}"
         self.notice = notice
+        hopes = longer and not shed and self._may_hope_again(now)
+        if hopes:
+            reason = f"{notice.cause}{because}"
         self._slowest = None
         self._save_after = 0  # There may be no time for a pause any more.
         job, epoch = self.attempt.job, self.attempt.epoch
@@ -123,9 +130,28 @@ class Departure:
             Warn(job=job, epoch=epoch, notice=notice),
             *self.attempt.change(leave_by=notice.deadline, reason=reason),
         ]
+        if hopes:
+            return orders + self._hope_again(now, turn)
         if not self.stopped and not self._lost_hope:
             orders += self._plan(now)
         return orders
+
+    def _may_hope_again(self, now: int) -> bool:
+        """Whether its last state could be had by the deadline, and it still runs."""
+        if not self._lost_hope or self._ending or self._final is not None:
+            return False
+        savable = self.attempt.record.spec.saving != Saving.NONE
+        return savable and self._planned(now).takes <= self.notice.deadline - now
+
+    def _hope_again(self, now: int, turn: int) -> list[Order]:
+        self._lost_hope = False
+        self._last_copy = None
+        self._turn = turn
+        # As often as before, but it still is one that can hardly be saved.
+        self._saves_failed = min(self._saves_failed, 1)
+        left = show_duration(self.notice.deadline - now)
+        told = self._explain("leave now or run on?", "look for a place again", f"{left} are left")
+        return [told, *self._seek(now)]
 
     def called_off(self) -> list[Order]:
         """The notice was withdrawn; whoever kept a place for us may forget it."""
@@ -262,12 +288,17 @@ class Departure:
     def _give_up(self) -> list[Order]:
         """What it would still do here is lost, so it goes on from its last copy at once, or from
         the newer one that is on its way, once that has arrived."""
-        self._lost_hope = True
-        self._stop_at = self._seek_at = self._look_at = None
+        self._lose_hope()
         self._last_copy = self.attempt.copies.pending
         return [*self._withdraw(), *([] if self._last_copy else self._end())]
 
+    def _lose_hope(self) -> None:
+        self._lost_hope = True
+        self._stop_at = self._seek_at = self._look_at = None
+        self._prober = None
+
     def _end(self) -> list[Order]:
+        self._ending = True
         return [End(job=self.attempt.job, epoch=self.attempt.epoch)]
 
     def _stay(self, why: str, now: int) -> list[Order]:
@@ -338,8 +369,7 @@ class Departure:
                 # The place that was found is kept; where there was none, there may be one by then.
                 self._seek_at = now + SEEK_AGAIN
             return orders
-        self._lost_hope = True
-        self._stop_at = self._seek_at = self._look_at = None
+        self._lose_hope()
         orders += [*self._withdraw(), self._explain("is it saved?", "no", event.reason, why)]
         return orders + self.attempt.change(reason=f"could not be saved: {event.reason}")
 
@@ -428,8 +458,7 @@ class Departure:
         if not ranked.nodes or len(self._shelves_failed) >= MAX_SHELVES:
             self._shelf = None
             orders.append(self._explain("who keeps the state?", "only this node's vault"))
-            orders.append(End(job=attempt.job, epoch=attempt.epoch))
-            return orders
+            return orders + self._end()
         self._shelf = ranked.nodes[0]
         self._look_at = self._look_next(now)
         asked = CopyAsked(job=attempt.job, manifest=newest.manifest, source=attempt.node)

@@ -99,6 +99,10 @@ class Desk:
         """What is vacant there, and how much it lends in all."""
         return self.vacant(node), self._size.get(node, 0)
 
+    def known(self) -> list[NodeId]:
+        """Who has told of itself and is not gone since."""
+        return list(self._size)
+
     def told(self, node: NodeId, vacant: int, *, size: int = 0) -> None:
         """The node says what it has vacant, of `size` GPUs in all."""
         self._size[node] = max(size, vacant)

@@ -121,11 +121,13 @@ class Dispatcher:
         self._unheard_of: set[JobId] = set()
         """Held jobs of which their holders' beats said nothing at the last look."""
         self._foreign_at: int | None = None
+        self._silent_at: int | None = None
+        """When the first of those that the desk knows could have been silent for too long."""
         for card in around.living(now):
-            self.heard(card)
+            self.heard(card, now)
 
     def next_wake(self) -> int | None:
-        times = [self._lost_at, self._foreign_at, self._resting.next_wake()]
+        times = [self._lost_at, self._foreign_at, self._silent_at, self._resting.next_wake()]
         times += [prober.next_wake() for prober in self._searches.values()]
         times += [at for _, at in self._cancelled.values()]
         report = self._reports.next_wake()
@@ -314,17 +316,17 @@ class Dispatcher:
 
     # --- vacancies -------------------------------------------------------------------------
 
-    def heard(self, card: Card) -> None:
+    def heard(self, card: Card, now: int) -> None:
         """A beat: what the node had when it was sent, unless it said something newer since."""
-        if card.zone != self.zone and self._has_dispatcher(card.zone):
+        if card.zone != self.zone and self._has_dispatcher(card.zone, now):
             return
         if card.beat >= self._told_at.get(card.node, 0):
             self._told_at[card.node] = card.beat
-            self._told(card.node, len(card.vacant))
+            self._told(card.node, len(card.vacant), now)
 
     def beat(self, card: Card, now: int) -> list[Order]:
         before = self.desk.of(card.node)
-        self.heard(card)
+        self.heard(card, now)
         return self._place_in(card.node, before, now)
 
     def vacancy_told(self, event: VacancyTold, now: int) -> list[Order]:
@@ -332,16 +334,32 @@ class Dispatcher:
             return []
         self._told_at[event.node] = event.at
         before = self.desk.of(event.node)
-        self._told(event.node, event.vacant)
+        self._told(event.node, event.vacant, now)
         return self._place_in(event.node, before, now)
 
-    def _told(self, node: NodeId, vacant: int) -> None:
+    def _told(self, node: NodeId, vacant: int, now: int) -> None:
         card = self.around.card(node)
         size = len(card.gpus) - len(card.leaving) if card else 0
         self.desk.told(node, max(vacant - self._asked_of[node], 0), size=size)
+        if self._silent_at is None:
+            self._silent_at = now + self.around.timing.given_up_after
 
-    def _has_dispatcher(self, zone: str) -> bool:
-        return any(card.zone == zone for card in self.around.dispatchers(self.listening_since))
+    def _forget_the_silent(self, now: int) -> None:
+        """Nobody can be placed with them: who is proposed instead of them lives."""
+        self._silent_at = None
+        forgotten = False
+        for node in self.desk.known():
+            if self.around.alive(node, now):
+                at = self.around.silent_at(node, now)
+                self._silent_at = at if self._silent_at is None else min(self._silent_at, at)
+            else:
+                self.desk.gone(node)
+                forgotten = True
+        if forgotten:
+            self._report_soon(REPORTS, now)
+
+    def _has_dispatcher(self, zone: str, now: int) -> bool:
+        return any(card.zone == zone for card in self.around.dispatchers(now))
 
     # --- placing ---------------------------------------------------------------------------
 
@@ -386,7 +404,8 @@ class Dispatcher:
         chosen = ranked.nodes[: spec.nodes]
         for node in nodes:
             if node not in chosen:
-                self._told(node, self.desk.vacant(node) + spec.gpus + self._asked_of[node])
+                vacant = self.desk.vacant(node) + spec.gpus + self._asked_of[node]
+                self._told(node, vacant, now)
         if len(chosen) < spec.nodes:
             # Too few of them suit it, for example because its state cannot be had yet.
             return self._rest(record.id, ranked.decision, now)
@@ -445,7 +464,7 @@ class Dispatcher:
         prober = self._searches[job]
         orders = self._noted(prober, prober.answered(event, now))
         if event.vacant is not None:
-            self._told(event.node, event.vacant)
+            self._told(event.node, event.vacant, now)
         return orders + self._if_sought(job, now) + self._place(now)
 
     def _noted(self, prober: Prober, orders: list[Order]) -> list[Order]:
@@ -527,6 +546,8 @@ class Dispatcher:
             orders += self._take_the_forsaken(now)
         if _due(self._lost_at, now):
             orders += self._look_for_the_lost(now)
+        if _due(self._silent_at, now):
+            self._forget_the_silent(now)
         return orders + self._place(now) + self._report(now)
 
     # --- what to expect --------------------------------------------------------------------

@@ -233,15 +233,16 @@ class Guests:
     # --- leaving ---------------------------------------------------------------------------
 
     def leave(self, notice: Notice, now: int) -> list[Order]:
-        """All jobs on the GPUs must leave; which of them can take their last state along is
+        """All jobs on the GPUs must leave, by this notice, which may be an earlier one with another
+        deadline, or by one that is more pressing; which of them can take their last state along is
         decided for all of them together, since they share the uplink."""
-        leaving = [
-            self.attempts[job]
-            for job in sorted(self.attempts)
-            if (contract := self._provider.contracts.get(job)) is not None
-            and set(contract.gpus) & set(notice.gpus)
-        ]
-        evacuees = [e for a in leaving if (e := a.evacuee(notice, now)) is not None]
+        holds: dict[JobId, Notice] = {}
+        for job, contract in self._provider.contracts.items():
+            pressing = self._provider.notice_for(job)
+            if pressing is not None and set(contract.gpus) & set(notice.gpus):
+                holds[job] = pressing
+        leaving = [self.attempts[job] for job in sorted(self.attempts) if job in holds]
+        evacuees = [e for a in leaving if (e := a.evacuee(holds[a.job], now)) is not None]
         shed: dict[JobId, str] = {}
         turn: dict[JobId, int] = {}
         if len(evacuees) > 1:
@@ -251,25 +252,40 @@ class Guests:
         orders: list[Order] = []
         for attempt in leaving:
             job = attempt.job
-            orders += attempt.leave(notice, now, shed=shed.get(job, ""), turn=turn.get(job, 0))
+            orders += attempt.leave(
+                holds[job],
+                now,
+                instead_of=notice.id,
+                shed=shed.get(job, ""),
+                turn=turn.get(job, 0),
+            )
         for seat in self._seats():
-            if set(seat.gpus) & set(notice.gpus):
-                orders += seat.leave(notice, now)
+            if seat.job in holds:
+                orders += seat.leave(holds[seat.job], now, instead_of=notice.id)
         return orders
 
     def stay(self, now: int) -> list[Order]:
-        """The provider has withdrawn notices: those on whose GPUs none is left stay."""
+        """The provider has withdrawn notices: those on whose GPUs none is left stay, and for the
+        others the most pressing of what is left holds."""
         orders: list[Order] = []
         for job in sorted(self.attempts):
             attempt = self.attempts[job]
-            notice = attempt.notice
-            if notice is None or not notice.withdrawable:
+            before = attempt.notice
+            if before is None or not before.withdrawable:
                 continue
-            if self._provider.notice_for(job) is None:
+            left = self._provider.notice_for(job)
+            if left is None:
                 orders += attempt.stay()
+            else:
+                orders += attempt.leave(left, now, instead_of=before.id)
         for seat in self._seats():
-            if seat.leaving and self._provider.notice_for(seat.job) is None:
+            if seat.notice is None:
+                continue
+            left = self._provider.notice_for(seat.job)
+            if left is None:
                 orders += seat.stay(now)
+            else:
+                orders += seat.leave(left, now, instead_of=seat.notice.id)
         return orders
 
     def doubt(self, now: int) -> list[Order]:

@@ -24,7 +24,7 @@ from reclaimnet.model.events import (
     SnapshotTaken,
     StepDone,
 )
-from reclaimnet.model.market import GpuId, JobId, NodeId, Notice, Progress
+from reclaimnet.model.market import GpuId, JobId, NodeId, Notice, NoticeId, Progress
 from reclaimnet.model.orders import (
     End,
     Forget,
@@ -86,7 +86,7 @@ class Seat:
         self._failed = ""
         self._waits = False
         """The process stands still after a final save."""
-        self._notice: Notice | None = None
+        self.notice: Notice | None = None
         self._exit: ProcessExited | None = None
         self.dismissed = False
         """Who leads knows that it is gone, so that nobody has to remember how."""
@@ -102,10 +102,6 @@ class Seat:
         self.phase = SeatPhase.RUNNING
         self.wish = replace(self.wish, go=True)
         return self._tell(now)
-
-    @property
-    def leaving(self) -> bool:
-        return self._notice is not None
 
     @property
     def pieces(self) -> tuple[ManifestId, ...]:
@@ -138,7 +134,7 @@ class Seat:
             kept=self._kept,
             pause=self._pause,
             failed=self._failed,
-            leaving=self._notice.deadline if self._notice else None,
+            leaving=self.notice.deadline if self.notice else None,
             exit_code=exited.code if exited else None,
             killed=exited.killed if exited else False,
             obeyed=self._obeys,
@@ -295,22 +291,26 @@ class Seat:
             return []
         self.phase = SeatPhase.GONE
         self._exit = event
-        if event.killed and self._notice is not None:
-            self._reason = f"Reclaimed: {self._notice.cause.told}"
+        if event.killed and self.notice is not None:
+            self._reason = f"Reclaimed: {self.notice.cause.told}"
         return self._tell(now)
 
     # --- the loan --------------------------------------------------------------------------
 
-    def leave(self, notice: Notice, now: int) -> list[Order]:
-        before = self._notice
-        if before is not None and before.id != notice.id and before.deadline <= notice.deadline:
+    def leave(self, notice: Notice, now: int, *, instead_of: NoticeId | None = None) -> list[Order]:
+        """The one that it is given `instead_of` does not hold any more."""
+        before = self.notice
+        if before is not None and before.id not in (notice.id, instead_of):
+            if before.deadline <= notice.deadline:
+                return []
+        elif before == notice:
             return []
-        self._notice = notice
+        self.notice = notice
         warn = Warn(job=self.job, epoch=self.epoch, notice=notice)
         return [*self._limit(), warn, *self._tell(now)]
 
     def stay(self, now: int) -> list[Order]:
-        self._notice = None
+        self.notice = None
         return [
             Limit(job=self.job, epoch=self.epoch, at=None),
             Warn(job=self.job, epoch=self.epoch, notice=None),
@@ -318,9 +318,9 @@ class Seat:
         ]
 
     def _limit(self) -> list[Order]:
-        if self._notice is None:
+        if self.notice is None:
             return []
-        return [Limit(job=self.job, epoch=self.epoch, at=self._notice.deadline)]
+        return [Limit(job=self.job, epoch=self.epoch, at=self.notice.deadline)]
 
     # --- time ------------------------------------------------------------------------------
 
@@ -331,8 +331,8 @@ class Seat:
         if now < self.next_wake():
             return []
         waits = self.phase in (SeatPhase.FETCHING, SeatPhase.READY)
-        if self._notice is not None and waits and now >= self._notice.deadline:
-            return self.end(f"Reclaimed: {self._notice.cause.told}", now)
+        if self.notice is not None and waits and now >= self.notice.deadline:
+            return self.end(f"Reclaimed: {self.notice.cause.told}", now)
         orders = self._tell(now) + self._ask_copy()
         if now - self._heard_at >= FORSAKEN:
             orders.append(Read(job=self.job))

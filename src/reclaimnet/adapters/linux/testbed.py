@@ -400,14 +400,18 @@ def _check_machine(campus: Campus) -> None:
     if missing:
         raise Unavailable(f"A testbed needs {' and '.join(missing)}: run this as root.")
     if campus.management:
-        with IPRoute() as route:
-            for message in route.get_addr(family=socket.AF_INET):
-                taken = IPv4Address(message.get_attr("IFA_ADDRESS"))
-                if taken in campus.network:
-                    raise UsageError(
-                        f"{taken} on this machine is inside the testbed's network "
-                        f"{campus.network}: choose another one."
-                    )
+        for taken in local_addresses():
+            if taken in campus.network:
+                raise UsageError(
+                    f"{taken} on this machine is inside the testbed's network "
+                    f"{campus.network}: choose another one."
+                )
+
+
+def local_addresses() -> list[IPv4Address]:
+    with IPRoute() as route:
+        found = route.get_addr(family=socket.AF_INET)
+        return [IPv4Address(message.get_attr("IFA_ADDRESS")) for message in found]
 
 
 def effective_capabilities() -> int:

@@ -120,6 +120,7 @@ class LiveWorld:
             guard=guard,
             scratch=Scratch(folder, campus=campus, vault=vault, errands=self._errands),
             keeping=self._keeping,
+            logs=self._logs,
             clock=clock,
             errands=self._errands,
             deliver=self.deliver,

@@ -238,13 +238,11 @@ class SimWorld:
             self._schedule_wake(machine)
 
     def _schedule_wake(self, machine: Machine) -> None:
-        assert machine.mind is not None, "only a living mind wakes"
-        wake = machine.mind.next_wake()
-        if wake is None:
-            return
-        wake -= machine.clock
-        if machine.wake_at is not None and machine.wake_at <= wake:
-            return
+        wake = self._next_wake(machine)
+        if wake is not None and (machine.wake_at is None or wake < machine.wake_at):
+            self._wake_at(machine, wake)
+
+    def _wake_at(self, machine: Machine, wake: int) -> None:
         machine.wake_at = wake
         incarnation = machine.incarnation
 
@@ -255,7 +253,7 @@ class SimWorld:
             due = self._next_wake(machine)
             if due is not None and due > self.now:
                 # It was put off meanwhile.
-                self._schedule_wake(machine)
+                self._wake_at(machine, due)
                 return
             self.deliver(machine.body.node, ev.Woke())
             self._must_sleep(machine)

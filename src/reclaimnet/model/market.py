@@ -293,6 +293,10 @@ class Outlook:
     short: float = 0.05
     """The chance that a reclaim comes with less notice than was promised."""
 
+    def __hash__(self) -> int:
+        """Of what tells them apart: what they mean is looked up often."""
+        return hash((self.rate_per_h, self.short))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspension:

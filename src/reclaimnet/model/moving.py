@@ -6,6 +6,7 @@ from typing import Any, Final, NewType
 
 from reclaimnet.model.copying import copier
 from reclaimnet.model.market import JobId
+from reclaimnet.model.values import value
 from reclaimnet.model.work import Decision
 
 LinkId = NewType("LinkId", str)
@@ -15,7 +16,7 @@ UNLIMITED: Final = 1 << 40
 """A rate in bytes a second that no link has: held to this, a transfer goes as fast as it can."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Link:
     """Shared network capacity, in one direction."""
 
@@ -69,7 +70,7 @@ class Transfer:
 _but: Final = copier(Transfer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Pace:
     """The rate, in bytes a second, that a transfer is held to."""
 
@@ -77,7 +78,7 @@ class Pace:
     rate: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class PacePlan:
     """Rates that hold until `until`, or until something changes."""
 

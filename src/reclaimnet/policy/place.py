@@ -14,6 +14,7 @@ from typing import Final
 
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.units import HOUR, MINUTE, SECOND, show_count, show_duration, show_size
+from reclaimnet.model.values import value
 from reclaimnet.model.work import Checkpoint, Decision, JobRecord, Shape
 from reclaimnet.policy.hazard import expected_life
 
@@ -50,7 +51,7 @@ TOLD: Final = 16
 """How many of the refused are named in a decision."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Need:
     """What is to be placed."""
 
@@ -73,7 +74,7 @@ class Need:
     """It leaves for the sake of its rhythm: a place that costs it as much as this is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A node as seen from the asker."""
 
@@ -90,7 +91,7 @@ class Candidate:
     """By what all that talk on its links, this job among them, would be slower if it came there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Ranked:
     nodes: tuple[NodeId, ...]
     explain: Callable[[], Decision]
@@ -126,7 +127,7 @@ class _Judged:
     """The state would not get there within the notice of the node that it is on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class MostUseful:
     """See above."""
 

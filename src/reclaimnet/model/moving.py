@@ -1,7 +1,7 @@
 """Moving: the bytes of migrations on their way, the links they share, and how fast each may go."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, NewType
 
 from reclaimnet.model.copying import copier
@@ -37,7 +37,7 @@ class Link:
         return max(0, int(self.rate * (1.0 - self.background)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@value(frozen=True, kw_only=True)
 class Transfer:
     """The bytes of one migration, or of one periodic checkpoint, on the wire."""
 

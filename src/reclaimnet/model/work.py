@@ -1,6 +1,6 @@
 """Work: jobs, their records, and the checkpoints that let them go on elsewhere."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Any, Final, NewType
 
@@ -198,14 +198,14 @@ class Checkpoint:
 
     def outlives(self, node: NodeId) -> bool:
         """Whether somebody else holds it, too."""
-        return any(holder != node for holder in self.holders)
+        return self.holders.count(node) < len(self.holders)
 
     def held_by(self, node: NodeId) -> "Checkpoint":
         """The same, once the node has it too."""
         return self if node in self.holders else replace(self, holders=(*self.holders, node))
 
 
-@dataclass(frozen=True, kw_only=True)
+@value(frozen=True, kw_only=True)
 class JobRecord:
     """All that is true of a job, in one value that is only ever replaced by compare-and-set.
 

@@ -166,7 +166,7 @@ class MostUseful:
         vacant_now = need.vacant_now
         life, lasts = self.life(card, now, self.horizon)
         wait = transfer_time(need, candidate)
-        far = not vacant_now and not is_way_out(need, candidate)
+        far = not vacant_now and not _in_notice(need, candidate, wait)
         # What leaving that node again will take, by its own uplink and its own notice.
         leaving = leave_time((need.state_bytes or ASSUMED_STATE) + card.guest_bytes, card)
         safe = leaving <= card.terms.notice
@@ -203,9 +203,13 @@ def transfer_time(need: Need, candidate: Candidate) -> int:
 
 def is_way_out(need: Need, candidate: Candidate) -> bool:
     """Whether the state could get there within the notice that its node promises."""
+    return _in_notice(need, candidate, transfer_time(need, candidate))
+
+
+def _in_notice(need: Need, candidate: Candidate, transfer: int) -> bool:
     if need.within is None or candidate.path_bps <= 0:
         return True
-    return round(transfer_time(need, candidate) * SAFETY) + FIXED <= need.within
+    return round(transfer * SAFETY) + FIXED <= need.within
 
 
 def leave_time(state_bytes: int, card: Card) -> int:

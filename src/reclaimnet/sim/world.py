@@ -315,9 +315,9 @@ class SimWorld:
             case od.Write():
                 self.board.write(machine, order)
             case od.Forget():
-                for manifest, saved in list(machine.vault.items()):
-                    if saved.job == order.job and manifest not in order.keep:
-                        del machine.vault[manifest]
+                job, keep, vault = order.job, order.keep, machine.vault
+                for manifest in [m for m, s in vault.items() if s.job == job and m not in keep]:
+                    del vault[manifest]
             case od.Pull():
                 self.transfers.pull(machine, order)
             case od.Save():

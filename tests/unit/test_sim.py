@@ -161,10 +161,12 @@ class Highway:
 
     def send(self, name: str, source: str, target: str) -> None:
         id_, job = TransferId(name), JobId(name)
-        self.links.start(NodeId(source), NodeId(target), 100, lambda: self.sendings.ended(id_))
+        flow = self.links.start(
+            NodeId(source), NodeId(target), 100, lambda: self.sendings.ended(id_)
+        )
         self.sendings.began(
             id_,
-            self.links.last(),
+            flow,
             source=NodeId(source),
             target=NodeId(target),
             job=job,

@@ -20,6 +20,7 @@ from reclaimnet.apps.gateway_samples import Samples
 from reclaimnet.errors import Unavailable
 from reclaimnet.model.market import Card, JobId, NodeId, Outlook
 from reclaimnet.model.units import DAY, SECOND
+from reclaimnet.model.values import value
 from reclaimnet.model.work import JobRecord, JobState, loss_of
 from reclaimnet.wire import decode_record, encode_json
 
@@ -51,7 +52,7 @@ class NodeState(StrEnum):
     UNREACHABLE = "UNREACHABLE"
 
 
-@dataclass(frozen=True, kw_only=True)
+@value(frozen=True, kw_only=True)
 class JobSeen(JobRecord):
     """A job as listeners are told of it."""
 

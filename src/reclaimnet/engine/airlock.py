@@ -486,8 +486,6 @@ class Airlock:
         self.room.left(hold.job, hold.bytes)
 
     def next_wake(self) -> int | None:
-        if not self.holds:
-            return None
         times = [hold.until for hold in self.holds.values() if hold.rung == Rung.SUSPENDED]
         times += [hold.seek_until for hold in self.holds.values() if hold.seek_until]
         return min(times, default=None)

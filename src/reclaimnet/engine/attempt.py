@@ -565,12 +565,7 @@ class Attempt:
     # --- time ------------------------------------------------------------------------------
 
     def next_wake(self) -> int | None:
-        if (
-            self.phase is Phase.RUNNING
-            and self.departure is None
-            and self._pen.again_at is None
-            and not self.copies.pending
-        ):
+        if self.phase is Phase.RUNNING and self.departure is None and self._pen.again_at is None:
             # Nearly always, and this is asked after every event.
             return self._save_at()
         times: list[int] = []

@@ -97,6 +97,9 @@ class Conductor:
         self._strain = Strain(self.links)
 
     def next_wake(self) -> int | None:
+        if not self._players and self._replan_at is None:
+            # Where only transfers go, nothing is due by itself.
+            return None
         times = [*self._strain.times(), *self._talk_at.values()]
         times += [] if self._replan_at is None else [self._replan_at]
         return min(times, default=None)

@@ -141,7 +141,7 @@ class Convoy:
             self._fallen.clear()
             self.carries.clear()
             return self.plan
-        pressing = any(transfer.deadline is not None for transfer in transfers)
+        pressing = [transfer for transfer in transfers if transfer.deadline is not None]
         # Where nobody is in a hurry, a link may show again what it can do.
         measured = self.carries if pressing else {}
         seen = {id_: self.links[id_] for transfer in transfers for id_ in transfer.path}
@@ -150,7 +150,7 @@ class Convoy:
         plan = self._policy(transfers, seen.values(), now)
         planned = {pace.transfer: pace.rate for pace in plan.paces}
         rates = dict(planned)
-        kept = [t for t in transfers if t.deadline is not None and t.id in rates]
+        kept = [transfer for transfer in pressing if transfer.id in rates]
         if len(kept) > 1:
             kept.sort(key=lambda t: (t.deadline, t.id))
         # Who goes first finds out whether a link carries more than was thought.
@@ -163,7 +163,7 @@ class Convoy:
             if differs(self._rates.get(transfer_id), rate):
                 self._begin_measuring(transfer_id, now)
         self._rates = rates
-        if rates != planned or any(rate > UNLIMITED for rate in rates.values()):
+        if rates != planned or max(rates.values(), default=0) > UNLIMITED:
             paces = tuple(
                 Pace(transfer=transfer_id, rate=min(rate, UNLIMITED))
                 for transfer_id, rate in sorted(rates.items())

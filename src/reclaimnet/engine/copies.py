@@ -123,20 +123,19 @@ class Copies:
 
 def entered(record: JobRecord, event: CopyHeld) -> JobRecord:
     """The record with the copy in it; the same one if it is no news."""
-    checkpoints = tuple(
-        c.held_by(event.node) if c.manifest == event.manifest else c for c in record.checkpoints
-    )
-    if checkpoints == record.checkpoints:
+    saved = next((c for c in record.checkpoints if c.manifest == event.manifest), None)
+    if saved is None or event.node in saved.holders:
         return record
-    return record.but(checkpoints=checkpoints, changed=_changed(record, event))
+    held = saved.held_by(event.node)
+    checkpoints = tuple([held if c is saved else c for c in record.checkpoints])
+    return record.but(checkpoints=checkpoints, changed=_changed(record, saved, event))
 
 
-def _changed(record: JobRecord, event: CopyHeld) -> float | None:
+def _changed(record: JobRecord, saved: Checkpoint, event: CopyHeld) -> float | None:
     """Only who held the copy before can say how much of this one was new."""
-    held = next((c for c in record.checkpoints if c.manifest == event.manifest), None)
-    before = [c for c in record.checkpoints if held and c.taken_at < held.taken_at]
-    if held is None or event.moved_bytes is None or held.size == 0:
+    if event.moved_bytes is None or saved.size == 0:
         return record.changed
+    before = [c for c in record.checkpoints if c.taken_at < saved.taken_at]
     if not any(event.node in c.holders for c in before):
         return record.changed
-    return min(event.moved_bytes / held.size, 1.0)
+    return min(event.moved_bytes / saved.size, 1.0)

@@ -14,6 +14,8 @@ class Lease:
         self._lasts = lasts
         self._held: dict[JobId, int] = {}
         """Until when each process was last told that it may go on."""
+        self._all_told: int | None = None
+        """The same, if it is so for all of them."""
 
     def acked(self, sent_at: int, now: int) -> bool:
         """Whether it had lapsed: somebody may hold the next epoch of what runs here."""
@@ -27,15 +29,14 @@ class Lease:
 
     def hold(self, attempts: Mapping[JobId, Attempt]) -> list[Order]:
         """Every process whose epoch is certain shares the node's lease."""
-        held, until = self._held, self.until
-        if len(held) != len(attempts) or held.keys() != attempts.keys():
-            self._held = held = {job: at for job, at in held.items() if job in attempts}
-        elif set(held.values()) <= {until}:
+        until = self.until
+        if self._all_told == until and self._held.keys() == attempts.keys():
             return []
+        held = {job: at for job, at in self._held.items() if job in attempts}
         jobs = tuple(
             job for job in sorted(attempts) if attempts[job].trusted and held.get(job) != until
         )
-        if not jobs:
-            return []
         held.update(dict.fromkeys(jobs, until))
-        return [HoldLease(until=until, jobs=jobs)]
+        self._held = held
+        self._all_told = until if all(at == until for at in held.values()) else None
+        return [HoldLease(until=until, jobs=jobs)] if jobs else []

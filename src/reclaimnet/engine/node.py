@@ -108,12 +108,12 @@ class Node:
             wake = self.saves.plan_at
         for time in (
             self.provider.next_wake(),
-            self.shelf.next_wake(),
-            self.airlock.next_wake(),
+            self.shelf.check_at,
+            self.airlock.next_wake() if self.airlock.holds else None,
             self.strays.next_wake(),
             self.guests.next_wake(),
             self.dispatcher.next_wake() if self.dispatcher is not None else None,
-            self.concert.next_wake(),
+            self.concert.next_wake() if self.concert.conductors else None,
         ):
             if time is not None and time < wake:
                 wake = time

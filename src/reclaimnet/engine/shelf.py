@@ -47,13 +47,10 @@ class Shelf:
         self._check_every = check_every
         self._kept: dict[JobId, _Kept] = {}
         self._pending: dict[tuple[JobId, ManifestId], NodeId] = {}
-        self._check_at: int | None = None
+        self.check_at: int | None = None
         """No check is due before."""
         self._rehoused: dict[JobId, JobRecord] = {}
         """Waiting jobs whose copies another shelf was asked to take over."""
-
-    def next_wake(self) -> int | None:
-        return self._check_at
 
     def expects(self, job: JobId, manifest: ManifestId) -> bool:
         return (job, manifest) in self._pending
@@ -111,21 +108,21 @@ class Shelf:
         records say clears the shelf."""
         for kept in self._kept.values():
             kept.check_at = now + self._check_every
-        self._check_at = now + self._check_every if self._kept else None
+        self.check_at = now + self._check_every if self._kept else None
         return [Read(job=job) for job in sorted(self._kept)]
 
     def _look_by(self, at: int) -> None:
-        self._check_at = at if self._check_at is None else min(self._check_at, at)
+        self.check_at = at if self.check_at is None else min(self.check_at, at)
 
     def woke(self, now: int) -> list[Order]:
         orders: list[Order] = []
-        if self._check_at is None or now < self._check_at:
+        if self.check_at is None or now < self.check_at:
             return orders
         for job in sorted(self._kept):
             if now >= self._kept[job].check_at:
                 self._kept[job].check_at = now + self._check_every
                 orders.append(Read(job=job))
-        self._check_at = min((kept.check_at for kept in self._kept.values()), default=None)
+        self.check_at = min((kept.check_at for kept in self._kept.values()), default=None)
         return orders
 
     def record_seen(self, event: RecordSeen, now: int) -> list[Order]:

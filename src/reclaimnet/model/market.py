@@ -6,6 +6,7 @@ from typing import Any, Final, NewType
 
 from reclaimnet.model.copying import copier
 from reclaimnet.model.units import DAY, MINUTE
+from reclaimnet.model.values import value
 
 NodeId = NewType("NodeId", str)
 GpuId = NewType("GpuId", str)
@@ -13,7 +14,7 @@ JobId = NewType("JobId", str)
 NoticeId = NewType("NoticeId", str)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU of a node, known by its UUID; `speed` is relative to the campus's reference GPU."""
 
@@ -24,7 +25,7 @@ class Gpu:
     speed: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Hours:
     """Times of the week at which GPUs are lent, in the provider's local time."""
 
@@ -36,7 +37,7 @@ class Hours:
     """Nanoseconds since midnight, at most a day."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Maintenance:
     """A time at which the machine is needed, known ahead."""
 
@@ -44,7 +45,7 @@ class Maintenance:
     ends: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Terms:
     """The provider's own conditions."""
 
@@ -100,7 +101,7 @@ def weekday(now: int) -> int:
     return (now // DAY + 3) % 7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Offer:
     """What a provider lends now, in all. What is left of it is the vacancy, which is derived."""
 
@@ -139,7 +140,7 @@ _TOLD: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Notice:
     """A warning that GPUs leave by a deadline. At the deadline no guest runs on them."""
 
@@ -166,7 +167,7 @@ class Notice:
         return self.cause not in (Cause.PRESSURE, Cause.LINK)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Contract:
     """One job bound to GPUs of one offer."""
 
@@ -175,7 +176,7 @@ class Contract:
     since: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Address:
     """Where a node's chunks can be pulled from."""
 
@@ -183,7 +184,7 @@ class Address:
     port: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How far a job has come on a node."""
 
@@ -198,7 +199,7 @@ class Progress:
     """Bytes that its processes hold here; 0 if nobody has looked yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Traffic:
     """Bytes through a network interface, whoever's: in all, or (on a card) a second."""
 
@@ -206,7 +207,7 @@ class Traffic:
     received: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Sending:
     """A checkpoint, or what a job left, on its way from this node to another."""
 
@@ -229,7 +230,7 @@ class Sending:
     """Not all can arrive in time, and this one was given up for the others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Voice:
     """One job's part on a link."""
 
@@ -247,7 +248,7 @@ class Voice:
     """Nanoseconds of an iteration in which it talks, held or not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class LinkSeen:
     """A link as its conductor sees it."""
 
@@ -293,8 +294,12 @@ class Outlook:
     short: float = 0.05
     """The chance that a reclaim comes with less notice than was promised."""
 
+    def __hash__(self) -> int:
+        """Of what tells them apart: what they mean is looked up often."""
+        return hash((self.rate_per_h, self.short))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@value(frozen=True, slots=True, kw_only=True)
 class Suspension:
     """A job that a node's airlock holds."""
 
@@ -307,7 +312,7 @@ class Suspension:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Vram:
     """One GPU's own memory, whoever uses it."""
 
@@ -318,7 +323,7 @@ class Vram:
     used: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Gauge:
     """A node's memory as it was when the card was sent, and who waits for some."""
 
@@ -330,7 +335,7 @@ class Gauge:
     """Of the GPUs that NVML sees."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class EdgeCount:
     """Traffic that a node's guard has counted since the machine started."""
 
@@ -344,7 +349,7 @@ class EdgeCount:
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@value(frozen=True, kw_only=True)
 class Card:
     """What a node tells the campus about itself with every beat; slightly stale by nature."""
 

@@ -1,11 +1,12 @@
 """Moving: the bytes of migrations on their way, the links they share, and how fast each may go."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, NewType
 
 from reclaimnet.model.copying import copier
 from reclaimnet.model.market import JobId
+from reclaimnet.model.values import value
 from reclaimnet.model.work import Decision
 
 LinkId = NewType("LinkId", str)
@@ -15,7 +16,7 @@ UNLIMITED: Final = 1 << 40
 """A rate in bytes a second that no link has: held to this, a transfer goes as fast as it can."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Link:
     """Shared network capacity, in one direction."""
 
@@ -36,7 +37,7 @@ class Link:
         return max(0, int(self.rate * (1.0 - self.background)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@value(frozen=True, kw_only=True)
 class Transfer:
     """The bytes of one migration, or of one periodic checkpoint, on the wire."""
 
@@ -69,7 +70,7 @@ class Transfer:
 _but: Final = copier(Transfer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Pace:
     """The rate, in bytes a second, that a transfer is held to."""
 
@@ -77,7 +78,7 @@ class Pace:
     rate: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class PacePlan:
     """Rates that hold until `until`, or until something changes."""
 

@@ -1,6 +1,6 @@
 """Work: jobs, their records, and the checkpoints that let them go on elsewhere."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Any, Final, NewType
 
@@ -8,6 +8,7 @@ from reclaimnet.model.copying import copier
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.talk import Talk
 from reclaimnet.model.units import DAY, MINUTE, show_count
+from reclaimnet.model.values import value
 
 ManifestId = NewType("ManifestId", str)
 ChunkId = NewType("ChunkId", str)
@@ -92,7 +93,7 @@ class Lane(StrEnum):
     LONG = "long"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What a user asked for. It never changes after submission."""
 
@@ -128,7 +129,7 @@ class JobSpec:
         return self.gpus * self.nodes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Team:
     """What a member of a gang is told of the others when it starts."""
 
@@ -140,7 +141,7 @@ class Team:
     """Where rank 0 may listen."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Part:
     """One stream of bytes within a checkpoint: the SDK's state, or one file of a directory."""
 
@@ -150,7 +151,7 @@ class Part:
     mode: int = 0o644
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """The list of a checkpoint's content-addressed pieces."""
 
@@ -167,7 +168,7 @@ class Manifest:
         return sum(part.size for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Shard:
     """One member's piece of a gang's checkpoint, and who holds it."""
 
@@ -176,7 +177,7 @@ class Shard:
     holders: tuple[NodeId, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A state from which a job can go on, and who holds it."""
 
@@ -197,14 +198,14 @@ class Checkpoint:
 
     def outlives(self, node: NodeId) -> bool:
         """Whether somebody else holds it, too."""
-        return any(holder != node for holder in self.holders)
+        return self.holders.count(node) < len(self.holders)
 
     def held_by(self, node: NodeId) -> "Checkpoint":
         """The same, once the node has it too."""
         return self if node in self.holders else replace(self, holders=(*self.holders, node))
 
 
-@dataclass(frozen=True, kw_only=True)
+@value(frozen=True, kw_only=True)
 class JobRecord:
     """All that is true of a job, in one value that is only ever replaced by compare-and-set.
 
@@ -317,7 +318,7 @@ KEPT_CHECKPOINTS: Final = 2
 """The newest, and the one before it in case the newest turns out damaged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Shape:
     """What a job needs of a node."""
 
@@ -338,7 +339,7 @@ def shape_of(spec: JobSpec) -> Shape:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What a policy chose and why, for the journal and for `rn why`."""
 

@@ -12,7 +12,6 @@ job and a constant rate that is Young's interval exactly.
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from reclaimnet.model.market import JobId, Outlook
 from reclaimnet.model.units import DAY, HOUR, MILLISECOND, SECOND, show_duration
+from reclaimnet.model.values import value
 from reclaimnet.model.work import Decision
 from reclaimnet.policy.hazard import BLOCK, rate_at, rates
 
@@ -45,7 +45,7 @@ SAME: Final = 0.2
 """Intervals that differ by less than this share are not worth telling."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Savable:
     """A running job as the cadence sees it."""
 
@@ -61,7 +61,7 @@ class Savable:
     """Bytes per second to where it would go; 0 if unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Stage:
     """The node they run on."""
 
@@ -74,7 +74,7 @@ class Stage:
     crash_per_h: float = CRASH_PER_H
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Due:
     job: JobId
     at: int
@@ -123,7 +123,7 @@ class Due:
 Cadence = Callable[[Sequence[Savable], Stage], tuple[Due, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Joint:
     """See above."""
 
@@ -297,7 +297,7 @@ def _blocks(
     return tuple([end for end, _ in found]), tuple([rate for _, rate in found])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Young:
     """Young's interval for each job by itself, at one rate; what most systems that adapt do."""
 
@@ -325,7 +325,7 @@ class Young:
         return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Once:
     """Whoever knows every ending ahead needs to know only what a save takes."""
 

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from operator import itemgetter
 from typing import Final
 
 from reclaimnet.model.market import Outlook, Terms, weekday
@@ -233,10 +232,7 @@ def expected_life(
     closes = terms.closes_after(now) if terms.declared else None
     end = now + horizon if closes is None else min(now + horizon, closes)
     alive, hours = 1.0, 0.0
-    for since, until, rate, left, lasting in _course(outlook, lent_since, now, end):
-        if since < now or until > end:
-            length = (min(until, end) - max(since, now)) / HOUR
-            left, lasting = _outlived(rate, length)
+    for left, lasting in _course(outlook, lent_since, now, end):
         hours += alive * lasting
         alive *= left
     return hours, alive if end == now + horizon else 0.0
@@ -244,28 +240,36 @@ def expected_life(
 
 def _course(
     outlook: Outlook, lent_since: int, begin: int, end: int
-) -> Sequence[tuple[int, int, float, float, float]]:
-    """The stretches between begin and end over which the rate stays the same, the first and the
-    last of them perhaps longer: since, until, the rate, and what that means for all of it."""
+) -> Sequence[tuple[float, float]]:
+    """For each stretch between begin and end over which the rate stays the same: the chance that a
+    loan lasts for all of it, and how many of its hours on average."""
     if begin >= end:
         return ()
     if not outlook.by_age and not outlook.by_hour:
         # Only as fine as the outlook is.
-        rate = outlook.rate_per_h
-        return ((begin, end, rate, *_outlived(rate, (end - begin) / HOUR)),)
-    course = _blocks(outlook, lent_since, begin // BLOCK, -(-end // BLOCK))
-    first = bisect_right(course, begin, key=itemgetter(1))
-    return course[first : bisect_left(course, end, key=itemgetter(0))]
+        return (_outlived(outlook.rate_per_h, (end - begin) / HOUR),)
+    ends, rate, outlived = _blocks(outlook, lent_since, begin // BLOCK, -(-end // BLOCK))
+    first, last = bisect_right(ends, begin), bisect_left(ends, end)
+    if first == last:
+        return (_outlived(rate[first], (end - begin) / HOUR),)
+    return (
+        _outlived(rate[first], (ends[first] - begin) / HOUR),
+        *outlived[first + 1 : last],
+        _outlived(rate[last], (end - ends[last - 1]) / HOUR),
+    )
 
 
 @lru_cache(maxsize=COURSES)
 def _blocks(
     outlook: Outlook, lent_since: int, first: int, last: int
-) -> tuple[tuple[int, int, float, float, float], ...]:
-    """Over whole blocks, since many moments fall into the same."""
-    return tuple(
-        (since, until, rate, *_outlived(rate, (until - since) / HOUR))
-        for since, until, rate in rates(outlook, lent_since, first * BLOCK, last * BLOCK)
+) -> tuple[tuple[int, ...], tuple[float, ...], tuple[tuple[float, float], ...]]:
+    """Of the stretches of whole blocks, since many moments fall into the same: their ends, their
+    rates, and what those mean for all of each."""
+    found = tuple(rates(outlook, lent_since, first * BLOCK, last * BLOCK))
+    return (
+        tuple([until for _, until, _ in found]),
+        tuple([rate for _, _, rate in found]),
+        tuple([_outlived(rate, (until - since) / HOUR) for since, until, rate in found]),
     )
 
 

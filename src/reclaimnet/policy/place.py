@@ -14,6 +14,7 @@ from typing import Final
 
 from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.units import HOUR, MINUTE, SECOND, show_count, show_duration, show_size
+from reclaimnet.model.values import value
 from reclaimnet.model.work import Checkpoint, Decision, JobRecord, Shape
 from reclaimnet.policy.hazard import expected_life
 
@@ -50,7 +51,7 @@ TOLD: Final = 16
 """How many of the refused are named in a decision."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Need:
     """What is to be placed."""
 
@@ -73,7 +74,7 @@ class Need:
     """It leaves for the sake of its rhythm: a place that costs it as much as this is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A node as seen from the asker."""
 
@@ -90,7 +91,7 @@ class Candidate:
     """By what all that talk on its links, this job among them, would be slower if it came there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Ranked:
     nodes: tuple[NodeId, ...]
     explain: Callable[[], Decision]
@@ -126,7 +127,7 @@ class _Judged:
     """The state would not get there within the notice of the node that it is on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class MostUseful:
     """See above."""
 
@@ -165,7 +166,7 @@ class MostUseful:
         vacant_now = need.vacant_now
         life, lasts = self.life(card, now, self.horizon)
         wait = transfer_time(need, candidate)
-        far = not vacant_now and not is_way_out(need, candidate)
+        far = not vacant_now and not _in_notice(need, candidate, wait)
         # What leaving that node again will take, by its own uplink and its own notice.
         leaving = leave_time((need.state_bytes or ASSUMED_STATE) + card.guest_bytes, card)
         safe = leaving <= card.terms.notice
@@ -202,9 +203,13 @@ def transfer_time(need: Need, candidate: Candidate) -> int:
 
 def is_way_out(need: Need, candidate: Candidate) -> bool:
     """Whether the state could get there within the notice that its node promises."""
+    return _in_notice(need, candidate, transfer_time(need, candidate))
+
+
+def _in_notice(need: Need, candidate: Candidate, transfer: int) -> bool:
     if need.within is None or candidate.path_bps <= 0:
         return True
-    return round(transfer_time(need, candidate) * SAFETY) + FIXED <= need.within
+    return round(transfer * SAFETY) + FIXED <= need.within
 
 
 def leave_time(state_bytes: int, card: Card) -> int:

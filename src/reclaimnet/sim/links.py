@@ -43,10 +43,8 @@ class Links:
         """Flows that were ever held to something."""
         self._next = 0
 
-    def start(
-        self, source: NodeId, target: NodeId, size: int, done: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Begin a transfer; the returned function breaks it off."""
+    def start(self, source: NodeId, target: NodeId, size: int, done: Callable[[], None]) -> int:
+        """Begin a transfer, which is known by the number that is returned."""
         self._next += 1
         key = self._next
         path = self._path(source, target)
@@ -59,15 +57,11 @@ class Links:
                 using = self._using[link] = set()
             using.add(key)
         self._share(flow)
-        return lambda: self._remove(key)
+        return key
 
     def lead(self, source: NodeId, target: NodeId) -> bool:
         """Whether there is a way from one to the other."""
         return bool(self._path(source, target))
-
-    def last(self) -> int:
-        """The number of the transfer that was begun last."""
-        return self._next
 
     def beside(self, key: int) -> list[int]:
         """The other transfers that are in this one's way: on a link that has less than they all
@@ -100,9 +94,10 @@ class Links:
     def break_off(self, node: NodeId) -> None:
         """All transfers of a node that died."""
         for key in [k for k, f in self._flows.items() if node in (f.source, f.target)]:
-            self._remove(key)
+            self.end(key)
 
-    def _remove(self, key: int) -> None:
+    def end(self, key: int) -> None:
+        """It is over, wherever it is."""
         flow = self._flows.pop(key, None)
         if flow is None:
             return
@@ -156,7 +151,7 @@ class Links:
             flow = self._flows.get(key)
             if flow is None or flow.generation != generation:
                 return
-            self._remove(key)
+            self.end(key)
             flow.done()
 
         return finish

@@ -1,7 +1,8 @@
 """Transfers between simulated machines: who fetches what from whom, and what comes of it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from reclaimnet.model.events import Pulled, PullFailed
@@ -17,6 +18,22 @@ from reclaimnet.sim.messages import Messages
 from reclaimnet.sim.sending import Sendings
 
 PULL_TIMEOUT: Final = 5 * SECOND
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """One machine fetches something from another."""
+
+    transfer: TransferId
+    machine: Machine
+    incarnation: int
+    """Of the agent that asked for it."""
+    order: Pull
+    source: NodeId
+    saved: Saved
+    began: int
+    flow: int = 0
+    finished: bool = False
 
 
 class Transfers:
@@ -39,9 +56,8 @@ class Transfers:
         self.sendings = Sendings(
             kernel, self._links, quiet=quiet, tell=messages.tell, presses=self._presses
         )
-        self._from: dict[NodeId, dict[TransferId, tuple[int, Callable[[], None]]]] = {}
-        """In a quiet world, what is fetched from each node: since when, and what to do if it falls
-        silent."""
+        self._from: dict[NodeId, dict[TransferId, _Fetch]] = {}
+        """In a quiet world, what is fetched from each node, should it fall silent."""
 
     def pull(self, machine: Machine, order: Pull) -> None:
         saved = machine.vault.get(order.manifest)
@@ -70,75 +86,77 @@ class Transfers:
 
     def fell_silent(self, node: NodeId) -> None:
         """Whoever fetches from it finds out when next it looks, as if it looked all the time."""
-        for began, watch in self._from.get(node, {}).values():
-            looked = (self._kernel.now - began) // PULL_TIMEOUT
-            self._kernel.at(began + (looked + 1) * PULL_TIMEOUT, watch)
+        for fetch in self._from.get(node, {}).values():
+            looked = (self._kernel.now - fetch.began) // PULL_TIMEOUT
+            self._kernel.at(fetch.began + (looked + 1) * PULL_TIMEOUT, partial(self._watch, fetch))
 
     def _transfer(self, machine: Machine, order: Pull, source: NodeId, saved: Saved) -> None:
         """From one source; should it fall silent, from the next."""
         node = machine.body.node
-        sender = self._machines[source]
-        fetched = self._from.setdefault(source, {})
-        incarnation = machine.incarnation
-        began = self._kernel.now
-        finished = False
-
-        def done() -> None:
-            nonlocal finished
-            if not sender.serves_at(self._kernel.now):
-                # Its last packets were dropped at the deadline; `watch` finds out.
-                return
-            finished = True
-            fetched.pop(transfer, None)
-            self.sendings.ended(transfer)
-            if machine.incarnation == incarnation:
-                self._messages.tell(node, self._came_of(machine, order, source, saved, began))
-
-        transfer = TransferId(f"{order.job}/{order.manifest}/{node}")
-        break_off = self._links.start(source, node, saved.size, done)
-        number = self._links.last()
+        fetch = _Fetch(
+            TransferId(f"{order.job}/{order.manifest}/{node}"),
+            machine,
+            machine.incarnation,
+            order,
+            source,
+            saved,
+            self._kernel.now,
+        )
+        fetch.flow = self._links.start(source, node, saved.size, partial(self._done, fetch))
         self.sendings.began(
-            transfer,
-            number,
+            fetch.transfer,
+            fetch.flow,
             source=source,
             target=node,
             job=saved.job,
             size=saved.size,
         )
+        self._watch_later(fetch)
 
-        def watch() -> None:
-            """A transfer whose peer is gone fails after a while, as a broken connection does."""
-            if finished or machine.incarnation != incarnation:
-                return
-            fetched.pop(transfer, None)
-            goes_on = self._links.left(number) is not None
-            if goes_on and sender.serves_at(self._kernel.now) and machine.connected:
-                watch_again()
-                return
-            break_off()
-            self.sendings.ended(transfer)
-            left = tuple(other for other in order.sources if other != source)
-            if left and machine.connected:
-                self.pull(machine, replace(order, sources=left))
-                return
-            failed = PullFailed(
-                job=order.job, manifest=order.manifest, reason=f"{source} went silent"
-            )
-            self._messages.tell(node, failed)
+    def _done(self, fetch: _Fetch) -> None:
+        if not self._machines[fetch.source].serves_at(self._kernel.now):
+            # Its last packets were dropped at the deadline; `_watch` finds out.
+            return
+        fetch.finished = True
+        self._forget(fetch)
+        self.sendings.ended(fetch.transfer)
+        machine = fetch.machine
+        if machine.incarnation == fetch.incarnation:
+            self._messages.tell(machine.body.node, self._came_of(fetch))
 
-        def watch_again() -> None:
-            if self._quiet:
-                # Nobody falls silent there without the world's knowing.
-                fetched[transfer] = began, watch
-            else:
-                self._kernel.after(PULL_TIMEOUT, watch)
+    def _watch_later(self, fetch: _Fetch) -> None:
+        if self._quiet:
+            # Nobody falls silent there without the world's knowing.
+            self._from.setdefault(fetch.source, {})[fetch.transfer] = fetch
+        else:
+            self._kernel.after(PULL_TIMEOUT, partial(self._watch, fetch))
 
-        watch_again()
+    def _forget(self, fetch: _Fetch) -> None:
+        self._from.get(fetch.source, {}).pop(fetch.transfer, None)
 
-    def _came_of(
-        self, machine: Machine, order: Pull, source: NodeId, saved: Saved, began: int
-    ) -> Pulled | PullFailed:
+    def _watch(self, fetch: _Fetch) -> None:
+        """A transfer whose peer is gone fails after a while, as a broken connection does."""
+        machine, order, source = fetch.machine, fetch.order, fetch.source
+        if fetch.finished or machine.incarnation != fetch.incarnation:
+            return
+        self._forget(fetch)
+        goes_on = self._links.left(fetch.flow) is not None
+        sends = self._machines[source].serves_at(self._kernel.now)
+        if goes_on and sends and machine.connected:
+            self._watch_later(fetch)
+            return
+        self._links.end(fetch.flow)
+        self.sendings.ended(fetch.transfer)
+        left = tuple(other for other in order.sources if other != source)
+        if left and machine.connected:
+            self.pull(machine, replace(order, sources=left))
+            return
+        failed = PullFailed(job=order.job, manifest=order.manifest, reason=f"{source} went silent")
+        self._messages.tell(machine.body.node, failed)
+
+    def _came_of(self, fetch: _Fetch) -> Pulled | PullFailed:
         """All of it has arrived."""
+        machine, order, saved = fetch.machine, fetch.order, fetch.saved
         if machine.disk_full:
             return PullFailed(job=order.job, manifest=order.manifest, reason="no room")
         if self._misfortune.damages():
@@ -146,8 +164,8 @@ class Transfers:
                 job=order.job, manifest=order.manifest, reason="a chunk differs", damaged=True
             )
         machine.vault[order.manifest] = saved
-        rate = round(saved.size * SECOND / max(self._kernel.now - began, 1))
-        return _pulled(order, saved, moved=saved.size, source=source, rate_bps=rate)
+        rate = round(saved.size * SECOND / max(self._kernel.now - fetch.began, 1))
+        return _pulled(order, saved, moved=saved.size, source=fetch.source, rate_bps=rate)
 
     def _ends(self, source: NodeId, target: NodeId) -> Sequence[tuple[str, float]]:
         """Without a topology, the two ends are all there is of a path."""

@@ -238,13 +238,11 @@ class SimWorld:
             self._schedule_wake(machine)
 
     def _schedule_wake(self, machine: Machine) -> None:
-        assert machine.mind is not None, "only a living mind wakes"
-        wake = machine.mind.next_wake()
-        if wake is None:
-            return
-        wake -= machine.clock
-        if machine.wake_at is not None and machine.wake_at <= wake:
-            return
+        wake = self._next_wake(machine)
+        if wake is not None and (machine.wake_at is None or wake < machine.wake_at):
+            self._wake_at(machine, wake)
+
+    def _wake_at(self, machine: Machine, wake: int) -> None:
         machine.wake_at = wake
         incarnation = machine.incarnation
 
@@ -255,7 +253,7 @@ class SimWorld:
             due = self._next_wake(machine)
             if due is not None and due > self.now:
                 # It was put off meanwhile.
-                self._schedule_wake(machine)
+                self._wake_at(machine, due)
                 return
             self.deliver(machine.body.node, ev.Woke())
             self._must_sleep(machine)
@@ -317,9 +315,9 @@ class SimWorld:
             case od.Write():
                 self.board.write(machine, order)
             case od.Forget():
-                for manifest, saved in list(machine.vault.items()):
-                    if saved.job == order.job and manifest not in order.keep:
-                        del machine.vault[manifest]
+                job, keep, vault = order.job, order.keep, machine.vault
+                for manifest in [m for m, s in vault.items() if s.job == job and m not in keep]:
+                    del vault[manifest]
             case od.Pull():
                 self.transfers.pull(machine, order)
             case od.Save():

@@ -117,3 +117,12 @@ def test_those_whose_dispatcher_is_silent_are_placed_with_by_others() -> None:
     zone.wait(SILENT)
     zone.beat(orphan, zone="other")
     assert zone.dispatcher.desk.of(orphan) == (1, 1)
+
+
+def test_it_does_not_wake_for_those_who_are_known_to_be_heard_for_long() -> None:
+    zone = Zone()
+    zone.beat(LIVES)
+    heard = zone.around._heard[LIVES]
+    heard.at = HOUR
+    zone.wait(SILENT)
+    assert zone.dispatcher.next_wake() == HOUR + SILENT

@@ -350,7 +350,8 @@ class Dispatcher:
         forgotten = False
         for node in self.desk.known():
             if self.around.alive(node, now):
-                at = self.around.silent_at(node, now)
+                heard = self.around.silent_since(node, since=self.listening_since)
+                at = heard + self.around.timing.given_up_after
                 self._silent_at = at if self._silent_at is None else min(self._silent_at, at)
             else:
                 self.desk.gone(node)

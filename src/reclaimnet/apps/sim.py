@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -59,14 +60,16 @@ def main(
     OUT.mkdir(exist_ok=True)
     journal_path = OUT / "sim-journal.jsonl"
     with (
-        journal_path.open("w") as journal,
+        journal_path.open("wb") as journal,
         Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
     ):
         bar = progress.add_task(scenario.name, total=1.0)
 
+        encode = msgspec.json.Encoder(order="sorted").encode
+
         def write(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> None:
             for entry in entries(now, node, event, orders):
-                journal.write(json_format.dumps(entry, sort_keys=True) + "\n")
+                journal.write(encode(entry) + b"\n")
 
         result = run(
             scenario,

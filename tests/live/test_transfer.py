@@ -1,5 +1,6 @@
 """Chunks pulled over real TLS sockets: whole, resumed, repaired, refused."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -9,10 +10,12 @@ import ssl
 import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +31,7 @@ from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.adapters.vault.pulling import pull
 from reclaimnet.adapters.vault.serving import ChunkServer, MayRead
 from reclaimnet.adapters.vault.store import Source, Vault
-from reclaimnet.adapters.vault.stream import HEADER
+from reclaimnet.adapters.vault.stream import HEADER, Stream
 from reclaimnet.errors import Damaged, Forbidden, NotFound, Unavailable, VaultFull
 from reclaimnet.model.market import Address, JobId
 from reclaimnet.model.units import GIB, MIB
@@ -745,3 +748,46 @@ def test_an_assembly_in_the_way_does_not_stop_a_pull(campus: Campus) -> None:
     )
     assert assembly.holds is None
     assert same(target, manifest, path, campus.folder / "out")
+
+
+def test_what_a_slow_peer_has_sent_is_taken_before_the_rest_comes(campus: Campus) -> None:
+    """Who waits for much is not woken for little; but what stays little is taken all the same, or a
+    slow link would look like a peer that does not move."""
+    frame = np.random.default_rng(3).bytes(MIB)
+    plain: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as others:
+        accepting = others.submit(listener.accept)
+        plain.append(socket.create_connection(listener.getsockname()))
+        plain.append(accepting.result()[0])
+        ends = [
+            Stream(connection, context, server_side=server_side, stopped=lambda: False, pace=Pace())
+            for connection, context, server_side in (
+                (plain[0], campus.client(), False),
+                (plain[1], ca.server_context(campus.credentials("server")), True),
+            )
+        ]
+        with closing(ends[0]) as puller, closing(ends[1]) as server:
+            greeting = others.submit(server.handshake)
+            puller.handshake()
+            greeting.result()
+            into = bytearray(MIB)
+            receiving = others.submit(puller.receive_into, memoryview(into))
+            for part in (frame[:1000], frame[1000:9000], frame[9000:]):
+                server.send_small(1, [part[HEADER.size :]])
+                until(lambda: not unread(puller.connection), "what came is taken")
+            receiving.result()
+    # The receiver was told of no frames: their headers are part of what came.
+    for begin, end in ((0, 1000), (1000, 9000), (9000, MIB)):
+        assert into[begin + HEADER.size : end] == frame[begin + HEADER.size : end]
+
+
+def unread(connection: socket.socket) -> int:
+    """Bytes that have come and that nobody has taken yet."""
+    return int(struct.unpack("i", fcntl.ioctl(connection, termios.FIONREAD, bytes(4)))[0])
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up, f"not within {PATIENCE_S:g} s: {what}"
+        time.sleep(0.01)

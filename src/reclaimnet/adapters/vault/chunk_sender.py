@@ -16,8 +16,10 @@ WORTHWHILE: Final = 0.95
 """A delta above this share of the chunk is not worth the work of unpacking it."""
 MARGIN: Final = 1.25
 """The codec must be faster than the link by so much: the other end unpacks, too."""
-LOOK_AGAIN_EVERY: Final = 8
-"""Where deltas pay, one of so many chunks goes whole; where they do not, one goes as a delta."""
+TRY_EVERY: Final = 8
+"""Where deltas do not pay, one of so many chunks goes as one, to see whether that has changed."""
+WHOLE_EVERY: Final = 32
+"""Where they pay, one of so many goes whole, which shows what the link does."""
 ASSUMED_CODEC_COST: Final = 1 / 300e6
 """Seconds for a byte, until the codec has been measured: a slow core."""
 SMOOTHING: Final = 0.25
@@ -96,9 +98,9 @@ class ChunkSender:
         if self._share is None:
             return codec < link
         pays = self._share < WORTHWHILE and codec < link * self._share
-        if self._asked % LOOK_AGAIN_EVERY == 0:
-            return not pays and codec < link
-        return pays
+        if pays:
+            return self._asked % WHOLE_EVERY != 0
+        return self._asked % TRY_EVERY == 0 and codec < link
 
 
 def _smoothed(value: float, sample: float) -> float:

@@ -17,7 +17,7 @@ from reclaimnet.adapters.vault.delta import Codec
 from reclaimnet.adapters.vault.manifests import chunk_sizes, parse_manifest
 from reclaimnet.adapters.vault.origin import TRIES, Broken, Origin
 from reclaimnet.adapters.vault.pace import Pace
-from reclaimnet.adapters.vault.slots import chunk_buffer
+from reclaimnet.adapters.vault.slots import chunk_buffer, chunk_buffers
 from reclaimnet.adapters.vault.store import Hold, Vault
 from reclaimnet.adapters.vault.stream import STALL_S, Stream
 from reclaimnet.adapters.vault.transfer import (
@@ -48,11 +48,15 @@ from reclaimnet.model.work import ChunkId, Manifest, ManifestId
 from reclaimnet.wire import decode_json
 
 CONNECTIONS: Final = 2
-"""Each has a thread that does nothing but receive: more of them would only wait for each other."""
-STORERS: Final = 3
+"""At the most, one for each source. Each has a thread that does nothing but receive: more of them
+would only wait for each other."""
+STORERS: Final = 4
 """Threads that verify and store what came: while one hashes, others wait for the disk."""
-WINDOW: Final = 6
-"""Chunks asked for ahead on one connection: what a fast campus link holds in flight."""
+SPARE: Final = 8
+"""Chunks that may have come and wait to be stored: a disk does not take them evenly."""
+WINDOW: Final = 8
+"""Chunks asked for ahead on one connection: what a fast campus link holds in flight. When half of
+them have come, as many are asked for at once."""
 PROGRESS_S: Final = 0.25
 
 
@@ -70,7 +74,7 @@ def pull(
     job: JobId,
     sources: Sequence[Address],
     context: ssl.SSLContext,
-    connections: int = CONNECTIONS,
+    connections: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     stop: threading.Event | None = None,
     pace: Pace | None = None,
@@ -104,7 +108,7 @@ def pull(
         stop=stop or threading.Event(),
         pace=pace or Pace(),
         assembly=assembly,
-    ).run(max(1, connections))
+    ).run(connections or max(1, min(len(sources), CONNECTIONS)))
 
 
 def _whole(vault: Vault, identity: ManifestId, job: JobId) -> Manifest | None:
@@ -256,8 +260,8 @@ class _Puller:
     ) -> None:
         first = self._origins.index(origin)
         count = min(connections, len(self._todo))
-        for _ in range(count + STORERS + 1):
-            self._buffers.put(chunk_buffer())
+        for buffer in chunk_buffers(count + STORERS + SPARE):
+            self._buffers.put(buffer)
         opened: Stream | None = stream
         # A chunk that turns out damaged is left to do again after the connections have ended; each
         # round either does one or gives a source up.
@@ -373,9 +377,8 @@ class _Puller:
         try:
             with origin.blaming():
                 while not self._over() and origin.given_up is None:
-                    while len(asked) < WINDOW and (place := self._take(origin)) is not None:
-                        asked.append(place)
-                        stream.send(WANT, WANT_BODY.pack(place, place in self._suspect))
+                    if len(asked) <= WINDOW // 2:
+                        self._ask(stream, origin, asked)
                     if not asked:
                         return
                     kind, length = stream.receive_header(FROM_SERVER)
@@ -390,6 +393,15 @@ class _Puller:
         finally:
             with self._lock:
                 self._todo.extendleft(reversed(asked))
+
+    def _ask(self, stream: Stream, origin: Origin, asked: deque[int]) -> None:
+        more: list[int] = []
+        while len(asked) < WINDOW and (place := self._take(origin)) is not None:
+            asked.append(place)
+            more.append(place)
+        if more:
+            wants = [WANT_BODY.pack(place, place in self._suspect) for place in more]
+            stream.send_small(WANT, wants)
 
     def _take(self, origin: Origin) -> int | None:
         with self._lock:

@@ -161,13 +161,20 @@ class Slots:
 
 
 def chunk_buffer() -> memoryview:
-    """Memory for one chunk, aligned as direct transfers need it, and in one piece where the kernel
+    """Memory for one chunk."""
+    return chunk_buffers(1)[0]
+
+
+def chunk_buffers(count: int) -> list[memoryview]:
+    """Memory for chunks, aligned as direct transfers need it, and in one piece where the kernel
     has one: a disk is told of one piece faster than of 256 pages."""
-    room = mmap.mmap(-1, 2 * HUGE_PAGE)
+    size = -(-count * SLOT_BYTES // HUGE_PAGE) * HUGE_PAGE
+    room = mmap.mmap(-1, size + HUGE_PAGE)
     with suppress(OSError):  # Kernels without huge pages do as well, only slower.
         room.madvise(mmap.MADV_HUGEPAGE)
     begin = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % HUGE_PAGE
-    return memoryview(room)[begin : begin + SLOT_BYTES]
+    whole = memoryview(room)[begin : begin + size]
+    return [whole[at : at + SLOT_BYTES] for at in range(0, count * SLOT_BYTES, SLOT_BYTES)]
 
 
 def write_fully(cached: int, data: Bytes, offset: int, *, direct: int | None = None) -> None:

@@ -9,15 +9,24 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, ParamSpec, TypeVar, cast
 
 from reclaimnet.adapters.vault.pace import Pace
 from reclaimnet.errors import Damaged, Forbidden
 
-PIECE_BYTES: Final = 256 << 10
-"""What is encrypted and sent, or received, at a time; the pace is kept between two of them."""
+PIECE_BYTES: Final = 512 << 10
+"""What is encrypted and sent at a time: many records for one system call."""
+PACED_BYTES: Final = 256 << 10
+"""The same where a pace is to be kept, which is done between two pieces."""
+RECEIVE_BYTES: Final = 1 << 20
+"""What is received at a time at the most."""
+WAKE_BYTES: Final = 256 << 10
+"""Who waits for more than this is woken when so much has come, not for every packet: waking is
+what the sender of a fast transfer would be busy with."""
+RECORD_BYTES: Final = 17 << 10
+"""More than any record of TLS: what is known to have come may be in one that is not whole yet."""
 POLL_S: Final = 0.1
 """How long a wait may go on after it should have ended."""
 STALL_S: Final = 30.0
@@ -55,8 +64,10 @@ class Stream:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
-        self._received = memoryview(bytearray(PIECE_BYTES))
+        self._received = memoryview(bytearray(RECEIVE_BYTES))
         """What has come, still encrypted; memory is taken for as much as really comes at once."""
+        self._wakes_at = 1
+        """How many bytes must have come before a wait for them ends."""
         self.sending_s = 0.0
         """Time spent in sending and in keeping the pace: how slow the way to the peer is."""
 
@@ -97,12 +108,18 @@ class Stream:
         view = memoryview(payload)
         if not view:
             self._flush()
-        for start in range(0, len(view), PIECE_BYTES):
-            piece = view[start : start + PIECE_BYTES]
+        while view:
+            piece = view[: self._piece_bytes()]
+            view = view[len(piece) :]
             for pace in self._paces:
                 pace.spend(len(piece), self._stopped)
             self._send(piece)
         self.sending_s += time.monotonic() - begun
+
+    def send_small(self, kind: int, payloads: Iterable[bytes]) -> None:
+        """Several small frames of one kind at once: each piece that is sent wakes the peer."""
+        frames = [HEADER.pack(kind, len(payload)) + payload for payload in payloads]
+        self._send(memoryview(b"".join(frames)))
 
     def receive_header(self, bounds: dict[int, int]) -> tuple[int, int]:
         """Kind and length of the next frame, which must be of a kind that may come now and no
@@ -120,20 +137,25 @@ class Stream:
         return bytes(payload)
 
     def receive_into(self, view: memoryview) -> None:
-        for begin in range(0, len(view), PIECE_BYTES):
-            piece = view[begin : begin + PIECE_BYTES]
-            self._receive_piece(piece)
+        while view:
+            piece = view[: self._piece_bytes()]
+            view = view[len(piece) :]
+            self._receive_piece(piece, more=len(view))
             self._paces[0].spend(len(piece), self._stopped)
 
     def close(self) -> None:
         self.connection.close()
+
+    def _piece_bytes(self) -> int:
+        paced = any(pace.rate is not None for pace in self._paces)
+        return PACED_BYTES if paced else PIECE_BYTES
 
     def _send(self, data: memoryview) -> None:
         while data:
             data = data[self._tls.write(data) :]
         self._flush()
 
-    def _receive_piece(self, piece: memoryview) -> None:
+    def _receive_piece(self, piece: memoryview, *, more: int) -> None:
         """TLS hands over a record of 16 KiB at a time, 65,536 of them for a GiB: nothing but the
         call is done for each."""
         # With a buffer it returns a count, which its annotations do not say.
@@ -145,7 +167,7 @@ class Stream:
             except ssl.SSLWantReadError:
                 if self._outgoing.pending:
                     self._flush()
-                self._fill()
+                self._fill(expected=len(piece) - done + more - RECORD_BYTES)
 
     def _flush(self) -> None:
         """All that TLS has for the peer goes out."""
@@ -153,12 +175,19 @@ class Stream:
         while data:
             data = data[self._patiently(self.connection.send, data) :]
 
-    def _fill(self) -> None:
-        """Wait for something from the peer, and give it to TLS."""
+    def _fill(self, *, expected: int = 0) -> None:
+        """Wait for something from the peer, and give it to TLS. At least what is `expected` will
+        come if the peer does not stop."""
+        self._wake_at(max(1, min(expected, WAKE_BYTES)))
         count = self._patiently(self.connection.recv_into, self._received)
         if not count:
             raise ConnectionError("the peer closed the connection")
         self._incoming.write(self._received[:count])
+
+    def _wake_at(self, count: int) -> None:
+        if count != self._wakes_at:
+            self._wakes_at = count
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def _patiently(self, attempt: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         started = time.monotonic()
@@ -166,6 +195,8 @@ class Stream:
             try:
                 return attempt(*args, **named)
             except TimeoutError:
+                # A slow peer moves, too.
+                self._wake_at(1)
                 if self._stopped():
                     raise ConnectionAbortedError("this end was stopped") from None
                 if time.monotonic() - started > self.stall_s:

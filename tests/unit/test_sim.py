@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,12 +11,22 @@ import pytest
 
 from reclaimnet.apps.cli import run_command
 from reclaimnet.apps.sim import scenario_of
+from reclaimnet.engine.body import Body
+from reclaimnet.engine.node import Node
+from reclaimnet.engine.provider import Provider
 from reclaimnet.errors import BadConfig
 from reclaimnet.journal import entries
-from reclaimnet.model.events import BytesSent, Event, SendingEnded
+from reclaimnet.model.events import (
+    BeatAcked,
+    BytesSent,
+    Event,
+    SendingEnded,
+    SnapshotTaken,
+    Woke,
+)
 from reclaimnet.model.market import Cause, JobId, NodeId
 from reclaimnet.model.moving import TransferId
-from reclaimnet.model.orders import Explain, Order, Warn
+from reclaimnet.model.orders import Explain, HoldLease, Order, Warn
 from reclaimnet.model.units import DAY, HOUR, MINUTE, SECOND
 from reclaimnet.model.work import JobState
 from reclaimnet.policy.suite import Suite
@@ -31,6 +42,7 @@ from reclaimnet.sim.scenario import Kind, foretold, played_out, unannounced
 from reclaimnet.sim.sending import Sendings
 from reclaimnet.sim.toml import read_scenario
 from reclaimnet.sim.traces import Which, helios, spot
+from reclaimnet.sim.world import SimWorld
 
 TWO_NODES = """
 days = 0.5
@@ -118,6 +130,69 @@ def test_every_contender_accounts_for_all_of_the_time(name: str) -> None:
     assert account.useful_gpu_h > 0
     assert account.waste_gpu_h >= account.work_lost_gpu_h >= 0
     assert asdict(account) == asdict(CONTENDERS[name](scenario, 0))
+
+
+@pytest.mark.parametrize(("preset", "seed"), [("department", 4), ("short_notice", 1)])
+def test_what_a_mind_is_spared_would_have_changed_nothing(
+    monkeypatch: pytest.MonkeyPatch, preset: str, seed: int
+) -> None:
+    """A sweep that is left out finds nothing to do, and nobody wakes at another time for it."""
+    spares = Node._spares
+    spared: Counter[str] = Counter()
+
+    def watched(mind: Node, event: Event, now: int) -> bool:
+        answer = spares(mind, event, now)
+        if answer and not isinstance(event, SnapshotTaken):
+            swept = mind._sweep(now)
+            assert not [order for order in swept if not isinstance(order, HoldLease)]
+            assert not swept or isinstance(event, BeatAcked)
+            # What the sweep has told is told again by what follows.
+            mind.lease._all_told, mind.lease._held = None, {} if swept else mind.lease._held
+            spared[type(event).__name__] += 1
+        return answer
+
+    class Watching(SimWorld):
+        def deliver(self, node: NodeId, event: Event) -> None:
+            super().deliver(node, event)
+            machine = self.machines[node]
+            if machine.mind is not None:
+                assert machine.due == machine.mind.next_wake(), event
+
+    monkeypatch.setattr(Node, "_spares", watched)
+    monkeypatch.setattr("reclaimnet.sim.run.SimWorld", Watching)
+    run(PRESETS[preset](seed, DAY), Suite())
+    assert len(spared) >= 11, spared
+
+
+def test_a_mind_may_find_more_to_do_when_it_wakes_but_must_sleep_some_time() -> None:
+    class Restless:
+        """Has something to do at once, so many times."""
+
+        stirred = True
+        provider = Provider(NodeId("a"))
+
+        def __init__(self, times: int) -> None:
+            self.times = times
+
+        def handle(self, event: Event, now: int) -> list[Order]:
+            self.times -= isinstance(event, Woke)
+            return []
+
+        def next_wake(self) -> int | None:
+            return 0 if self.times > 0 else None
+
+    def wake(times: int) -> int:
+        world = SimWorld(seed=0, suite=Suite(), start=HOUR)
+        world.add_node(Body(node=NodeId("a"), provider="ada", uplink_bps=1, shelf_bytes=0))
+        mind = Restless(times)
+        world.machines[NodeId("a")].mind = mind  # type: ignore[assignment]
+        world.deliver(NodeId("a"), Woke())
+        world.run(2 * HOUR)
+        return mind.times
+
+    assert wake(3) == 0
+    with pytest.raises(AssertionError, match="left undone"):
+        wake(1_000_000)
 
 
 def test_others_worlds_have_the_same_endings() -> None:

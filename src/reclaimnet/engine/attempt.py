@@ -564,9 +564,13 @@ class Attempt:
 
     # --- time ------------------------------------------------------------------------------
 
+    def is_steady(self) -> bool:
+        """Whether it just runs, as nearly always: nothing is due but the next save."""
+        return self.phase is Phase.RUNNING and self.departure is None and self._pen.again_at is None
+
     def next_wake(self) -> int | None:
         if self.phase is Phase.RUNNING and self.departure is None and self._pen.again_at is None:
-            # Nearly always, and this is asked after every event.
+            # As `is_steady`; this is asked after every event.
             return self._save_at()
         times: list[int] = []
         if self._pen.again_at is not None:
@@ -582,15 +586,16 @@ class Attempt:
         return min(times, default=None)
 
     def woke(self, now: int) -> list[Order]:
-        if self.phase == Phase.FINISHING and now >= self._finish_by:
-            return self._finished(now)
-        if arriving := self.arrival.woke(now):
-            return arriving
         orders: list[Order] = []
-        if self._pen.again_at is not None and now >= self._pen.again_at:
-            orders += self._pen.write(self.record)
-        if self.departure is not None:
-            orders += self.departure.woke(now)
+        if not self.is_steady():
+            if self.phase == Phase.FINISHING and now >= self._finish_by:
+                return self._finished(now)
+            if arriving := self.arrival.woke(now):
+                return arriving
+            if self._pen.again_at is not None and now >= self._pen.again_at:
+                orders += self._pen.write(self.record)
+            if self.departure is not None:
+                orders += self.departure.woke(now)
         save_at = self._save_at()
         if save_at is not None and now >= save_at:
             # Perhaps since a moment ago: a job that stays after all is saved as if never asked.

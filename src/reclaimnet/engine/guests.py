@@ -337,10 +337,19 @@ class Guests:
                 wake = time
         return wake
 
+    def are_steady(self) -> bool:
+        """Whether they all just run, so that nothing but saves can come of waking them."""
+        for attempt in self.attempts.values():
+            if not attempt.is_steady():
+                return False
+        return not self.gangs and not self.seats
+
     def woke(self, now: int) -> list[Order]:
         orders: list[Order] = []
         for job in sorted(self.attempts):
             orders += self.attempts[job].woke(now)
+        if not self.gangs and not self.seats:
+            return orders
         for job in sorted(self.gangs):
             orders += self.gangs[job].woke(now)
         for seat in self._seats():

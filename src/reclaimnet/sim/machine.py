@@ -47,6 +47,12 @@ class Machine:
     incarnation: int = 0
     """Counts agents, so that what one asked for is not answered to the next."""
     wake_at: int | None = None
+    """When its agent's alarm rings."""
+    due: int | None = None
+    """When its agent has something to do, as it said after the last event that could change that;
+    not before the alarm, and often later."""
+    wakes: int = 0
+    """How often its agent has woken at this moment."""
     seen_of_book: int = -1
     """The version of its provider's book that the world has looked at last."""
     serves: bool = False

@@ -10,9 +10,9 @@ is known, neither is. Nothing is ever judged on what it was learned from.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import Final
 
@@ -231,46 +231,49 @@ def expected_life(
     long."""
     closes = terms.closes_after(now) if terms.declared else None
     end = now + horizon if closes is None else min(now + horizon, closes)
-    alive, hours = 1.0, 0.0
-    for left, lasting in _course(outlook, lent_since, now, end):
-        hours += alive * lasting
-        alive *= left
+    alive, hours = _outlives(outlook, lent_since, now, end)
     return hours, alive if end == now + horizon else 0.0
 
 
-def _course(
-    outlook: Outlook, lent_since: int, begin: int, end: int
-) -> Sequence[tuple[float, float]]:
-    """For each stretch between begin and end over which the rate stays the same: the chance that a
-    loan lasts for all of it, and how many of its hours on average."""
+def _outlives(outlook: Outlook, lent_since: int, begin: int, end: int) -> tuple[float, float]:
+    """The chance that a loan lasts from begin to end, and how many of these hours on average."""
     if begin >= end:
-        return ()
+        return 1.0, 0.0
     if not outlook.by_age and not outlook.by_hour:
         # Only as fine as the outlook is.
-        return (_outlived(outlook.rate_per_h, (end - begin) / HOUR),)
-    ends, rate, outlived = _blocks(outlook, lent_since, begin // BLOCK, -(-end // BLOCK))
+        return _outlived(outlook.rate_per_h, (end - begin) / HOUR)
+    ends, rate, between = _blocks(outlook, lent_since, begin // BLOCK, -(-end // BLOCK))
     first, last = bisect_right(ends, begin), bisect_left(ends, end)
     if first == last:
-        return (_outlived(rate[first], (end - begin) / HOUR),)
-    return (
-        _outlived(rate[first], (ends[first] - begin) / HOUR),
-        *outlived[first + 1 : last],
-        _outlived(rate[last], (end - ends[last - 1]) / HOUR),
-    )
+        return _outlived(rate[first], (end - begin) / HOUR)
+    # Part of a stretch, whole ones, part of another.
+    alive, hours = _outlived(rate[first], (ends[first] - begin) / HOUR)
+    left, lasting = between(first + 1, last)
+    hours += alive * lasting
+    alive *= left
+    left, lasting = _outlived(rate[last], (end - ends[last - 1]) / HOUR)
+    return alive * left, hours + alive * lasting
 
 
 @lru_cache(maxsize=COURSES)
 def _blocks(
     outlook: Outlook, lent_since: int, first: int, last: int
-) -> tuple[tuple[int, ...], tuple[float, ...], tuple[tuple[float, float], ...]]:
+) -> tuple[tuple[int, ...], tuple[float, ...], Callable[[int, int], tuple[float, float]]]:
     """Of the stretches of whole blocks, since many moments fall into the same: their ends, their
-    rates, and what those mean for all of each."""
+    rates, and what those mean for all from one of them to before another."""
     found = tuple(rates(outlook, lent_since, first * BLOCK, last * BLOCK))
-    return (
-        tuple([until for _, until, _ in found]),
-        tuple([rate for _, _, rate in found]),
-        tuple([_outlived(rate, (until - since) / HOUR) for since, until, rate in found]),
-    )
+    outlived = [_outlived(rate, (until - since) / HOUR) for since, until, rate in found]
+
+    @cache
+    def between(begin: int, end: int) -> tuple[float, float]:
+        alive, hours = 1.0, 0.0
+        for left, lasting in outlived[begin:end]:
+            hours += alive * lasting
+            alive *= left
+        return alive, hours
+
+    ends = tuple([until for _, until, _ in found])
+    return ends, tuple([rate for _, _, rate in found]), between
 
 
 def rates(

@@ -112,9 +112,7 @@ def test_survival_and_life_agree_with_the_exponential(rate: float, hours: int) -
 def test_what_is_kept_of_whole_stretches_is_what_they_come_to_one_by_one(
     since: int, age: int, horizon: int, factors: list[float]
 ) -> None:
-    outlook = Outlook(
-        rate_per_h=0.3, by_age=tuple(factors[:AGES]), by_hour=tuple(factors[AGES:])
-    )
+    outlook = Outlook(rate_per_h=0.3, by_age=tuple(factors[:AGES]), by_hour=tuple(factors[AGES:]))
     for now in (since + age, since + age + horizon // 3):
         alive, hours = 1.0, 0.0
         for begin, end, rate in rates(outlook, since, now, now + horizon):

@@ -331,6 +331,8 @@ class Guests:
         guests: Iterable[Attempt | Gang | Seat] = self.attempts.values()
         if self.gangs or self.seats:
             guests = (*guests, *self.gangs.values(), *self.seats.values())
+        elif not self.attempts:
+            return None
         for guest in guests:
             time = guest.next_wake()
             if time is not None and (wake is None or time < wake):
@@ -346,7 +348,7 @@ class Guests:
 
     def woke(self, now: int) -> list[Order]:
         orders: list[Order] = []
-        for job in sorted(self.attempts):
+        for job in sorted(self.attempts) if self.attempts else ():
             orders += self.attempts[job].woke(now)
         if not self.gangs and not self.seats:
             return orders

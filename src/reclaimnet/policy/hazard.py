@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import islice
+from operator import mul
 from typing import Final
 
 from reclaimnet.model.market import Outlook, Terms, weekday
@@ -162,7 +163,7 @@ def expected(outlook: Outlook, seen: Experience) -> float:
 
 
 def _mean_factor(factors: Sequence[float], hours: Sequence[float]) -> float:
-    return sum(f * h for f, h in zip(factors, hours, strict=True)) / max(sum(hours), 1e-9)
+    return sum(map(mul, factors, hours)) / max(sum(hours), 1e-9)
 
 
 def choose(scores: Sequence[float]) -> int:

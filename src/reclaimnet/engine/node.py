@@ -104,23 +104,25 @@ class Node:
         if no_news and self.beats.all_is_told(self.dispatcher, now):
             return []
         orders += self._sweep(now)
-        orders += self.beats.tell(self.dispatcher, now)
+        orders += self._tell(now)
         airlock = self.airlock
         return airlock.escort(orders, self.guests.attempts, now) if airlock.holds else orders
 
     def next_wake(self) -> int | None:
+        guests, shelf_at = self.guests, self.shelf.check_at
+        times = [self.provider.next_wake(), guests.next_wake(), self.strays.next_wake()]
+        if self.airlock.holds:
+            times.append(self.airlock.next_wake())
+        if self.dispatcher is not None:
+            times.append(self.dispatcher.next_wake())
+        if self.concert.conductors:
+            times.append(self.concert.next_wake())
         wake = self.beats.next_at
-        if (self.guests.attempts or self.guests.gangs) and self.saves.plan_at < wake:
+        if shelf_at is not None and shelf_at < wake:
+            wake = shelf_at
+        if (guests.attempts or guests.gangs) and self.saves.plan_at < wake:
             wake = self.saves.plan_at
-        for time in (
-            self.provider.next_wake(),
-            self.shelf.check_at,
-            self.airlock.next_wake() if self.airlock.holds else None,
-            self.strays.next_wake(),
-            self.guests.next_wake(),
-            self.dispatcher.next_wake() if self.dispatcher is not None else None,
-            self.concert.next_wake() if self.concert.conductors else None,
-        ):
+        for time in times:
             if time is not None and time < wake:
                 wake = time
         return wake
@@ -543,5 +545,13 @@ class Node:
         elif kind is ev.BeatAcked:
             orders = self.lease.hold(self.guests.attempts)
         if now >= self.beats.next_at or kind in SENT or kind is ev.SnapshotTaken:
-            orders += self.beats.tell(self.dispatcher, now)
+            orders += self._tell(now)
+        return orders
+
+    def _tell(self, now: int) -> list[Order]:
+        """Of itself; with a beat it may have learnt what its loan is to be expected to do, and then
+        saves are planned anew."""
+        orders = self.beats.tell(self.dispatcher, now)
+        if self.saves.is_due(self.guests, now):
+            orders += self.saves.plan(self.guests.holders(), now)
         return orders

@@ -46,6 +46,8 @@ class Machine:
     memory: Memory | None = None
     incarnation: int = 0
     """Counts agents, so that what one asked for is not answered to the next."""
+    acked: tuple[int, int] = (-1, 0)
+    """In a quiet world: to which of its agents beats were acknowledged, and those until when."""
     wake_at: int | None = None
     """When its agent's alarm rings."""
     due: int | None = None

@@ -39,10 +39,10 @@ from reclaimnet.sim.links import Links
 from reclaimnet.sim.replay import replay
 from reclaimnet.sim.run import run
 from reclaimnet.sim.scenario import Kind, foretold, played_out, unannounced
-from reclaimnet.sim.sending import Sendings
+from reclaimnet.sim.sending import QUIET_EVERY, Sendings
 from reclaimnet.sim.toml import read_scenario
 from reclaimnet.sim.traces import Which, helios, spot
-from reclaimnet.sim.world import SimWorld
+from reclaimnet.sim.world import REPLANS, SimWorld
 
 TWO_NODES = """
 days = 0.5
@@ -268,6 +268,61 @@ def test_in_a_quiet_world_only_what_presses_and_what_is_in_its_way_is_told_of() 
     road.kernel.run(60 * SECOND)
     ended = {event.transfer for _, event in road.told if isinstance(event, SendingEnded)}
     assert ended == {"copy", "move", "late copy"}
+
+
+def test_what_has_its_way_for_itself_is_not_looked_at_until_that_changes() -> None:
+    def rested() -> Highway:
+        road = Highway()
+        road.pressing.add(JobId("move"))
+        road.send("move", "a", "e")
+        road.kernel.run(3 * SECOND)
+        assert len(road.told) == 2, "when it began, and once more"
+        road.kernel.run(5 * SECOND)
+        assert len(road.told) == 2
+        assert road.sendings.resting == {"a"}
+        return road
+
+    road = rested()
+    road.send("far copy", "c", "d")
+    assert road.sendings.resting == {"a"}
+    road.send("copy", "f", "e")
+    looks = [event for _, event in road.told[2:] if isinstance(event, BytesSent)]
+    assert [(look.transfer, look.left) for look in looks] == [("move", 50), ("copy", 100)]
+    assert not road.sendings.resting
+    road.kernel.run(8 * SECOND)
+    assert len(road.told) == 2 + 2 + 2, "both are looked at again, every three seconds"
+
+    road = rested()
+    road.sendings.set_pace(TransferId("move"), 5.0)
+    assert len(road.told) == 3
+    assert not road.sendings.resting
+
+    road = rested()
+    road.sendings.refresh(NodeId("a"))
+    assert [e.more for _, e in road.told if isinstance(e, BytesSent)] == [False, False, True]
+    road.kernel.run(60 * SECOND)
+    assert isinstance(road.told[-1][1], SendingEnded)
+    assert not road.sendings.resting
+
+
+def test_who_plans_knows_how_far_its_transfers_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    rested = 0
+
+    class Watching(SimWorld):
+        def deliver(self, node: NodeId, event: Event) -> None:
+            nonlocal rested
+            rested += node in self.transfers.sendings.resting
+            super().deliver(node, event)
+            mind = self.machines[node].mind
+            if mind is not None and type(event) in REPLANS:
+                for going in mind.concert.outbound._going.values():
+                    seen_at = going.transfer.seen_at
+                    assert seen_at is not None
+                    assert self.now - seen_at <= QUIET_EVERY
+
+    monkeypatch.setattr("reclaimnet.sim.run.SimWorld", Watching)
+    run(PRESETS["short_notice"](3, DAY), Suite())
+    assert rested > 100
 
 
 def test_a_copy_is_told_of_once_its_owner_wants_the_machine_back() -> None:

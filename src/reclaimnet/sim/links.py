@@ -76,6 +76,11 @@ class Links:
         }
         return sorted(found - {key})
 
+    def is_free(self, key: int) -> bool:
+        """Whether nobody is in its way, and nobody holds it to anything."""
+        flow = self._flows.get(key)
+        return flow is not None and flow.pace >= flow.most and not self.beside(key)
+
     def set_pace(self, key: int, pace: float) -> None:
         """From now on its sender holds it to this."""
         flow = self._flows.get(key)

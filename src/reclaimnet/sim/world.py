@@ -31,6 +31,10 @@ from reclaimnet.sim.talk import Talking
 from reclaimnet.sim.transfers import Transfers
 
 ROLE_TIMEOUT: Final = 6 * SECOND
+REPLANS: Final = frozenset(
+    {ev.PacesTold, ev.ReclaimAsked, ev.SendingEnded, ev.TransfersTold, ev.WithdrawAsked, ev.Woke}
+)
+"""What may make a node plan its transfers anew, besides a look at them."""
 MOST_WAKES: Final = 3
 """How often a mind may wake at one moment, before it counts as one that never sleeps."""
 
@@ -91,6 +95,7 @@ class SimWorld:
         self.transfers = Transfers(
             self.kernel, self.machines, self.messages, self.misfortune, quiet=quiet, path=path_bps
         )
+        self._resting = self.transfers.sendings.resting
         self._minted = 0
 
     @property
@@ -218,6 +223,8 @@ class SimWorld:
         machine = self.machines[node]
         if machine.mind is None:
             return
+        if node in self._resting and type(event) in REPLANS:
+            self.transfers.sendings.refresh(node)
         now = self.kernel.now
         orders = machine.mind.handle(event, now + machine.clock)
         stirred = machine.mind.stirred

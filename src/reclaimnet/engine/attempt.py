@@ -95,6 +95,7 @@ class Attempt:
         self.gpus = gpus
         self.suite = suite
         self.around = around
+        self._can_be_saved = record.spec.saving != Saving.NONE
         self.phase = Phase.CLAIMING if source is None else Phase.BOOKED
         self._pen = Pen()
         self.arrival = Arrival(self, source)
@@ -631,7 +632,7 @@ class Attempt:
 
     def savable(self) -> Savable | None:
         """How the cadence sees this attempt; None while it cannot be saved."""
-        if self.phase is not RUNNING or self.record.spec.saving == Saving.NONE or self.suspended:
+        if self.phase is not RUNNING or not self._can_be_saved or self.suspended:
             return None
         newest = self.record.newest
         standby = self.record.standby

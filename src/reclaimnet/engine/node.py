@@ -48,8 +48,11 @@ SENT: Final = frozenset({ev.BytesSent, ev.SendingEnded})
 """What leaves the node, of which others hear if it has to be somewhere in time."""
 HEARD: Final = frozenset({ev.BeatHeard, ev.RecordSeen})
 """Of others: for whoever dispatches, and for the shelf."""
-SLEEPS_ON: Final = frozenset({ev.BeatAcked, ev.CopyAsked, ev.Written}) | PACED | SENT
-"""If these change nothing for the node as a whole, it wakes when it would have woken anyway."""
+FOLLOWED: Final = frozenset({ev.BeatAcked, ev.SnapshotTaken}) | SENT
+"""Part of a sweep, or of what is told, is always due after these."""
+SLEEPS_ON: Final = frozenset({ev.BeatAcked, ev.CopyAsked, ev.Pulled, ev.Written}) | PACED | SENT
+"""If these change nothing for the node as a whole, it wakes when it would have woken anyway, but
+for a beat or a look at the shelf that comes sooner for them."""
 
 
 class Node:
@@ -89,15 +92,21 @@ class Node:
 
     def handle(self, event: ev.Event, now: int) -> list[Order]:
         self.stirred = False
-        beats_at = self.beats.next_at
+        beats_at, shelf_at = self.beats.next_at, self.shelf.check_at
         if now < beats_at and self.dispatcher is None and isinstance(event, ev.BeatHeard):
             # By far the most frequent event, and nothing here follows from it.
             self.around.heard(event.card, now)
             return []
         orders = self._react(event, now)
         if self._spares(event, now):
-            orders += self._follow_up(event, now)
-            self.stirred = type(event) not in SLEEPS_ON or self.beats.next_at != beats_at
+            kind = type(event)
+            if kind in FOLLOWED or now >= beats_at:
+                orders += self._follow_up(event, now)
+            self.stirred = (
+                kind not in SLEEPS_ON
+                or self.beats.next_at != beats_at
+                or self.shelf.check_at != shelf_at
+            )
             return orders
         self.stirred = True
         no_news = isinstance(event, ev.PressureRead) and not orders
@@ -544,7 +553,7 @@ class Node:
             orders = self.saves.plan(self.guests.attempts, now)
         elif kind is ev.BeatAcked:
             orders = self.lease.hold(self.guests.attempts)
-        if now >= self.beats.next_at or kind in SENT or kind is ev.SnapshotTaken:
+        if kind is not ev.BeatAcked or now >= self.beats.next_at:
             orders += self._tell(now)
         return orders
 

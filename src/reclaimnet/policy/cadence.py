@@ -135,12 +135,7 @@ class Joint:
         known = [job for job in jobs if job.cost is not None]
         if not known:
             return tuple([self._first(job) for job in jobs])
-        reclaim = rate_at(stage.outlook, age=stage.now - stage.lent_since, now=stage.now)
-        evacuable = evacuables(known, stage)
-        # Departures that cost work: of a job that can leave in time, and of one that cannot.
-        rare, every = stage.crash_per_h + reclaim * stage.outlook.short, stage.crash_per_h + reclaim
-        hazards = [rare if job.job in evacuable else every for job in known]
-        dues = self._dues(known, hazards, evacuable, stage)
+        dues = self._dues(known, stage)
         if len(known) == len(jobs):
             return tuple(dues)
         planned = iter(dues)
@@ -172,14 +167,13 @@ class Joint:
             low, high = (middle, high) if used(middle) > budget else (low, middle)
         return high
 
-    def _dues(
-        self,
-        jobs: Sequence[Savable],
-        hazards: Sequence[float],
-        evacuable: Set[JobId],
-        stage: Stage,
-    ) -> list[Due]:
+    def _dues(self, jobs: Sequence[Savable], stage: Stage) -> list[Due]:
         outlook, longest = stage.outlook, self.longest
+        reclaim = rate_at(outlook, age=stage.now - stage.lent_since, now=stage.now)
+        evacuable = evacuables(jobs, stage)
+        # Departures that cost work: of a job that can leave in time, and of one that cannot.
+        rare, every = stage.crash_per_h + reclaim * outlook.short, stage.crash_per_h + reclaim
+        hazards = [rare if job.job in evacuable else every for job in jobs]
         price = self.byte_price(jobs, hazards, stage.uplink_bps)
         told_price = price * stage.uplink_bps
         changing = bool(outlook.by_age or outlook.by_hour)
@@ -248,7 +242,9 @@ def evacuables(jobs: Sequence[Savable], stage: Stage) -> Set[JobId]:
     left = (stage.notice - FIXED) / MARGIN
     if stage.uplink_bps <= 0 or left < 0:
         return frozenset()
-    needed = {job.job: move_time(job, stage.uplink_bps) for job in jobs}
+    needed: dict[JobId, int] = {}
+    for job in jobs:
+        needed[job.job] = move_time(job, stage.uplink_bps)
     if sum(needed.values()) <= left:
         return needed.keys()
     fit: list[JobId] = []

@@ -163,7 +163,8 @@ def expected(outlook: Outlook, seen: Experience) -> float:
 
 
 def _mean_factor(factors: Sequence[float], hours: Sequence[float]) -> float:
-    return sum(map(mul, factors, hours)) / max(sum(hours), 1e-9)
+    weighted: float = sum(map(mul, factors, hours))
+    return weighted / max(sum(hours), 1e-9)
 
 
 def choose(scores: Sequence[float]) -> int:
@@ -249,9 +250,10 @@ def _outlives(outlook: Outlook, lent_since: int, begin: int, end: int) -> tuple[
         return _outlived(rate[first], (end - begin) / HOUR)
     # Part of a stretch, whole ones, part of another.
     alive, hours = _outlived(rate[first], (ends[first] - begin) / HOUR)
-    left, lasting = between(first + 1, last)
-    hours += alive * lasting
-    alive *= left
+    if last - first > 1:
+        left, lasting = between(first + 1, last)
+        hours += alive * lasting
+        alive *= left
     left, lasting = _outlived(rate[last], (end - ends[last - 1]) / HOUR)
     return alive * left, hours + alive * lasting
 
@@ -281,8 +283,10 @@ def rates(
     outlook: Outlook, lent_since: int, begin: int, end: int
 ) -> Iterator[tuple[int, int, float]]:
     """Stretches, and the reclaims an hour over each."""
+    level, by_age, by_hour = outlook.rate_per_h, outlook.by_age, outlook.by_hour
     for since, until, age, block in spells(lent_since, begin, end):
-        yield since, until, _rate(outlook, age, block)
+        rate = level * by_age[age] if by_age else level
+        yield since, until, rate * by_hour[block] if by_hour else rate
 
 
 def _outlived(rate: float, hours: float) -> tuple[float, float]:

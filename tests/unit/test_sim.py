@@ -11,6 +11,7 @@ import pytest
 
 from reclaimnet.apps.cli import run_command
 from reclaimnet.apps.sim import scenario_of
+from reclaimnet.engine.beats import EARLY_BEAT
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.node import Node
 from reclaimnet.engine.provider import Provider
@@ -136,7 +137,8 @@ def test_every_contender_accounts_for_all_of_the_time(name: str) -> None:
 def test_what_a_mind_is_spared_would_have_changed_nothing(
     monkeypatch: pytest.MonkeyPatch, preset: str, seed: int
 ) -> None:
-    """A sweep that is left out finds nothing to do, and nobody wakes at another time for it."""
+    """A sweep that is left out finds nothing to do, nobody wakes at another time for it, and what
+    everybody should know is told no later."""
     spares = Node._spares
     spared: Counter[str] = Counter()
 
@@ -155,8 +157,14 @@ def test_what_a_mind_is_spared_would_have_changed_nothing(
         def deliver(self, node: NodeId, event: Event) -> None:
             super().deliver(node, event)
             machine = self.machines[node]
-            if machine.mind is not None:
-                assert machine.due == machine.mind.next_wake(), event
+            mind = machine.mind
+            if mind is None:
+                return
+            assert machine.due == mind.next_wake(), event
+            seen = mind.beats.bytes_seen
+            news = not mind.beats.all_is_told(mind.dispatcher, self.now)
+            assert not news or mind.beats.next_at <= self.now + EARLY_BEAT, event
+            mind.beats.bytes_seen = seen
 
     monkeypatch.setattr(Node, "_spares", watched)
     monkeypatch.setattr("reclaimnet.sim.run.SimWorld", Watching)

@@ -271,7 +271,7 @@ class Neighbourhood:
 
     def cards(self) -> list[Card]:
         """Of all nodes ever heard, in the rank of their names."""
-        return [heard.card for _, heard in sorted(self._heard.items())]
+        return [self._heard[node].card for node in sorted(self._heard)]
 
     def card(self, node: NodeId) -> Card | None:
         heard = self._heard.get(node)

@@ -551,9 +551,13 @@ class Node:
         orders: list[Order] = []
         if kind is ev.SnapshotTaken:
             orders = self.saves.plan(self.guests.attempts, now)
+            told = self.guests.state_bytes() == self.beats.bytes_seen
         elif kind is ev.BeatAcked:
             orders = self.lease.hold(self.guests.attempts)
-        if kind is not ev.BeatAcked or now >= self.beats.next_at:
+            told = True
+        else:
+            told = kind not in SENT
+        if not told or now >= self.beats.next_at:
             orders += self._tell(now)
         return orders
 

@@ -11,7 +11,7 @@ is known, neither is. Nothing is ever judged on what it was learned from.
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import islice
 from operator import mul
@@ -136,29 +136,28 @@ def learn(own: Experience, pool: Experience) -> Forecast:
     short = (own.short + SHORT_OF * everybody) / (own.reclaims + SHORT_OF)
     outlooks = []
     for ages, hours in VARIANTS:
-        average = Outlook(
-            rate_per_h=mean,
-            by_age=by_age if ages else (),
-            by_hour=by_hour if hours else (),
-            short=short,
-        )
+        factors = by_age if ages else (), by_hour if hours else ()
         # Shrunk factors expect a little too much or too little of everybody: set right first.
-        right = (pool.reclaims + PRIOR_EVENTS) / (expected(average, pool) + PRIOR_EVENTS)
-        average = replace(average, rate_per_h=mean * right)
-        level = (own.reclaims + LEVEL_WEIGHT) / (expected(average, own) + LEVEL_WEIGHT)
-        outlooks.append(replace(average, rate_per_h=average.rate_per_h * level))
+        right = (pool.reclaims + PRIOR_EVENTS) / (_expected(mean, *factors, pool) + PRIOR_EVENTS)
+        average = mean * right
+        level = (own.reclaims + LEVEL_WEIGHT) / (_expected(average, *factors, own) + LEVEL_WEIGHT)
+        outlooks.append(
+            Outlook(rate_per_h=average * level, by_age=factors[0], by_hour=factors[1], short=short)
+        )
     return Forecast(outlooks=tuple(outlooks), chosen=choose(pool.scores))
 
 
-def expected(outlook: Outlook, seen: Experience) -> float:
-    """Reclaims this outlook would have expected over the hours that were seen."""
+def _expected(
+    per_h: float, by_age: Sequence[float], by_hour: Sequence[float], seen: Experience
+) -> float:
+    """Reclaims that this rate and these factors would have expected over the hours seen."""
     if seen.hours <= 0:
         return 0.0
-    count = outlook.rate_per_h * seen.hours
-    if outlook.by_age:
-        count *= _mean_factor(outlook.by_age, seen.age_hours)
-    if outlook.by_hour:
-        count *= _mean_factor(outlook.by_hour, seen.block_hours)
+    count = per_h * seen.hours
+    if by_age:
+        count *= _mean_factor(by_age, seen.age_hours)
+    if by_hour:
+        count *= _mean_factor(by_hour, seen.block_hours)
     return count
 
 

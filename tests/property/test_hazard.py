@@ -22,6 +22,7 @@ from reclaimnet.policy.hazard import (
     observe,
     of_row,
     pooled,
+    rates,
     spells,
 )
 from reclaimnet.sim.campus import PRESETS
@@ -100,6 +101,26 @@ def test_survival_and_life_agree_with_the_exponential(rate: float, hours: int) -
     life, lasts = expected_life(outlook, Terms(), lent_since=0, now=0, horizon=hours * HOUR)
     assert life == pytest.approx((1 - math.exp(-rate * hours)) / rate)
     assert lasts == pytest.approx(math.exp(-rate * hours))
+
+
+@given(
+    since=st.integers(0, 3 * DAY),
+    age=st.integers(0, 2 * DAY),
+    horizon=st.integers(1, 30 * HOUR),
+    factors=st.lists(st.floats(0.1, 5), min_size=AGES + HOURS, max_size=AGES + HOURS),
+)
+def test_what_is_kept_of_whole_stretches_is_what_they_come_to_one_by_one(
+    since: int, age: int, horizon: int, factors: list[float]
+) -> None:
+    outlook = Outlook(rate_per_h=0.3, by_age=tuple(factors[:AGES]), by_hour=tuple(factors[AGES:]))
+    for now in (since + age, since + age + horizon // 3):
+        alive, hours = 1.0, 0.0
+        for begin, end, rate in rates(outlook, since, now, now + horizon):
+            left = math.exp(-rate * (end - begin) / HOUR)
+            hours += alive * (1 - left) / rate
+            alive *= left
+        life = expected_life(outlook, Terms(), lent_since=since, now=now, horizon=horizon)
+        assert life == pytest.approx((hours, alive))
 
 
 def test_declared_hours_are_hard() -> None:

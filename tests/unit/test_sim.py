@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,12 +11,23 @@ import pytest
 
 from reclaimnet.apps.cli import run_command
 from reclaimnet.apps.sim import scenario_of
+from reclaimnet.engine.beats import EARLY_BEAT
+from reclaimnet.engine.body import Body
+from reclaimnet.engine.node import Node
+from reclaimnet.engine.provider import Provider
 from reclaimnet.errors import BadConfig
 from reclaimnet.journal import entries
-from reclaimnet.model.events import BytesSent, Event, SendingEnded
+from reclaimnet.model.events import (
+    BeatAcked,
+    BytesSent,
+    Event,
+    SendingEnded,
+    SnapshotTaken,
+    Woke,
+)
 from reclaimnet.model.market import Cause, JobId, NodeId
 from reclaimnet.model.moving import TransferId
-from reclaimnet.model.orders import Explain, Order, Warn
+from reclaimnet.model.orders import Explain, HoldLease, Order, Warn
 from reclaimnet.model.units import DAY, HOUR, MINUTE, SECOND
 from reclaimnet.model.work import JobState
 from reclaimnet.policy.suite import Suite
@@ -28,9 +40,10 @@ from reclaimnet.sim.links import Links
 from reclaimnet.sim.replay import replay
 from reclaimnet.sim.run import run
 from reclaimnet.sim.scenario import Kind, foretold, played_out, unannounced
-from reclaimnet.sim.sending import Sendings
+from reclaimnet.sim.sending import QUIET_EVERY, Sendings
 from reclaimnet.sim.toml import read_scenario
 from reclaimnet.sim.traces import Which, helios, spot
+from reclaimnet.sim.world import REPLANS, SimWorld
 
 TWO_NODES = """
 days = 0.5
@@ -120,6 +133,76 @@ def test_every_contender_accounts_for_all_of_the_time(name: str) -> None:
     assert asdict(account) == asdict(CONTENDERS[name](scenario, 0))
 
 
+@pytest.mark.parametrize(("preset", "seed"), [("department", 4), ("short_notice", 1)])
+def test_what_a_mind_is_spared_would_have_changed_nothing(
+    monkeypatch: pytest.MonkeyPatch, preset: str, seed: int
+) -> None:
+    """A sweep that is left out finds nothing to do, nobody wakes at another time for it, and what
+    everybody should know is told no later."""
+    spares = Node._spares
+    spared: Counter[str] = Counter()
+
+    def watched(mind: Node, event: Event, now: int) -> bool:
+        answer = spares(mind, event, now)
+        if answer and not isinstance(event, SnapshotTaken):
+            swept = mind._sweep(now)
+            assert not [order for order in swept if not isinstance(order, HoldLease)]
+            assert not swept or isinstance(event, BeatAcked)
+            # What the sweep has told is told again by what follows.
+            mind.lease._all_told, mind.lease._held = None, {} if swept else mind.lease._held
+            spared[type(event).__name__] += 1
+        return answer
+
+    class Watching(SimWorld):
+        def deliver(self, node: NodeId, event: Event) -> None:
+            super().deliver(node, event)
+            machine = self.machines[node]
+            mind = machine.mind
+            if mind is None:
+                return
+            assert machine.due == mind.next_wake(), event
+            seen = mind.beats.bytes_seen
+            news = not mind.beats.all_is_told(mind.dispatcher, self.now)
+            assert not news or mind.beats.next_at <= self.now + EARLY_BEAT, event
+            mind.beats.bytes_seen = seen
+
+    monkeypatch.setattr(Node, "_spares", watched)
+    monkeypatch.setattr("reclaimnet.sim.run.SimWorld", Watching)
+    run(PRESETS[preset](seed, DAY), Suite())
+    assert len(spared) >= 11, spared
+
+
+def test_a_mind_may_find_more_to_do_when_it_wakes_but_must_sleep_some_time() -> None:
+    class Restless:
+        """Has something to do at once, so many times."""
+
+        stirred = True
+        provider = Provider(NodeId("a"))
+
+        def __init__(self, times: int) -> None:
+            self.times = times
+
+        def handle(self, event: Event, now: int) -> list[Order]:
+            self.times -= isinstance(event, Woke)
+            return []
+
+        def next_wake(self) -> int | None:
+            return 0 if self.times > 0 else None
+
+    def wake(times: int) -> int:
+        world = SimWorld(seed=0, suite=Suite(), start=HOUR)
+        world.add_node(Body(node=NodeId("a"), provider="ada", uplink_bps=1, shelf_bytes=0))
+        mind = Restless(times)
+        world.machines[NodeId("a")].mind = mind  # type: ignore[assignment]
+        world.deliver(NodeId("a"), Woke())
+        world.run(2 * HOUR)
+        return mind.times
+
+    assert wake(3) == 0
+    with pytest.raises(AssertionError, match="left undone"):
+        wake(1_000_000)
+
+
 def test_others_worlds_have_the_same_endings() -> None:
     scenario = PRESETS["department"](1, 3 * DAY)
     ends = {node: set(times) for node, times in endings(scenario).items()}
@@ -193,6 +276,61 @@ def test_in_a_quiet_world_only_what_presses_and_what_is_in_its_way_is_told_of() 
     road.kernel.run(60 * SECOND)
     ended = {event.transfer for _, event in road.told if isinstance(event, SendingEnded)}
     assert ended == {"copy", "move", "late copy"}
+
+
+def test_what_has_its_way_for_itself_is_not_looked_at_until_that_changes() -> None:
+    def rested() -> Highway:
+        road = Highway()
+        road.pressing.add(JobId("move"))
+        road.send("move", "a", "e")
+        road.kernel.run(3 * SECOND)
+        assert len(road.told) == 2, "when it began, and once more"
+        road.kernel.run(5 * SECOND)
+        assert len(road.told) == 2
+        assert road.sendings.resting == {"a"}
+        return road
+
+    road = rested()
+    road.send("far copy", "c", "d")
+    assert road.sendings.resting == {"a"}
+    road.send("copy", "f", "e")
+    looks = [event for _, event in road.told[2:] if isinstance(event, BytesSent)]
+    assert [(look.transfer, look.left) for look in looks] == [("move", 50), ("copy", 100)]
+    assert not road.sendings.resting
+    road.kernel.run(8 * SECOND)
+    assert len(road.told) == 2 + 2 + 2, "both are looked at again, every three seconds"
+
+    road = rested()
+    road.sendings.set_pace(TransferId("move"), 5.0)
+    assert len(road.told) == 3
+    assert not road.sendings.resting
+
+    road = rested()
+    road.sendings.refresh(NodeId("a"))
+    assert [e.more for _, e in road.told if isinstance(e, BytesSent)] == [False, False, True]
+    road.kernel.run(60 * SECOND)
+    assert isinstance(road.told[-1][1], SendingEnded)
+    assert not road.sendings.resting
+
+
+def test_who_plans_knows_how_far_its_transfers_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    rested = 0
+
+    class Watching(SimWorld):
+        def deliver(self, node: NodeId, event: Event) -> None:
+            nonlocal rested
+            rested += node in self.transfers.sendings.resting
+            super().deliver(node, event)
+            mind = self.machines[node].mind
+            if mind is not None and type(event) in REPLANS:
+                for going in mind.concert.outbound._going.values():
+                    seen_at = going.transfer.seen_at
+                    assert seen_at is not None
+                    assert self.now - seen_at <= QUIET_EVERY
+
+    monkeypatch.setattr("reclaimnet.sim.run.SimWorld", Watching)
+    run(PRESETS["short_notice"](3, DAY), Suite())
+    assert rested > 100
 
 
 def test_a_copy_is_told_of_once_its_owner_wants_the_machine_back() -> None:

@@ -24,7 +24,7 @@ from reclaimnet.engine.copies import Copies, entered
 from reclaimnet.engine.departure import Departure
 from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.pen import Pen, claimed, may_claim
-from reclaimnet.engine.phase import Phase
+from reclaimnet.engine.phase import RUNNING, Phase
 from reclaimnet.engine.stumbles import stumbles_of
 from reclaimnet.model.events import (
     CopyHeld,
@@ -95,6 +95,7 @@ class Attempt:
         self.gpus = gpus
         self.suite = suite
         self.around = around
+        self._can_be_saved = record.spec.saving != Saving.NONE
         self.phase = Phase.CLAIMING if source is None else Phase.BOOKED
         self._pen = Pen()
         self.arrival = Arrival(self, source)
@@ -173,7 +174,7 @@ class Attempt:
     # --- the running process ---------------------------------------------------------------
 
     def stepped(self, event: StepDone) -> list[Order]:
-        if self.phase != Phase.RUNNING or event.epoch != self.epoch:
+        if self.phase is not RUNNING or event.epoch != self.epoch:
             return []
         if event.step <= self.record.step and self._first_step_seen:
             return []
@@ -192,12 +193,12 @@ class Attempt:
         """How it uses the network was listened to: wherever it goes next can know that."""
         before = self.record.talk
         same = before is talk or (before is not None and talk is not None and before.alike(talk))
-        return [] if same or self.phase != Phase.RUNNING else self.change(talk=talk)
+        return [] if same or self.phase is not RUNNING else self.change(talk=talk)
 
     # --- saves and their copies ------------------------------------------------------------
 
     def snapshot_taken(self, event: SnapshotTaken, now: int) -> list[Order]:
-        if self.phase != Phase.RUNNING or event.epoch != self.epoch:
+        if self.phase is not RUNNING or event.epoch != self.epoch:
             return []
         self._saving = False
         self.saved_at = now
@@ -243,7 +244,7 @@ class Attempt:
         return safe and self.record.state == JobState.RUNNING and not self.record.reason
 
     def save_failed(self, event: SaveFailed, now: int) -> list[Order]:
-        if self.phase != Phase.RUNNING or event.epoch != self.epoch:
+        if self.phase is not RUNNING or event.epoch != self.epoch:
             return []
         self._saving = False
         self._save_after = now + SAVE_AGAIN
@@ -276,7 +277,7 @@ class Attempt:
             self.record = replace(self.record, output=output.held_by(event.node))
             return self._finished(now)
         orders: list[Order] = []
-        if self.phase == Phase.RUNNING:
+        if self.phase is RUNNING:
             record = entered(self.record, event)
             orders = self.store(record) if record is not self.record else []
         if self.departure is not None:
@@ -362,7 +363,7 @@ class Attempt:
             return self.arrival.decline(f"{self.node} is being reclaimed itself")
         if self.phase == Phase.STARTING or self.arrival.waits:
             return [Limit(job=self.job, epoch=self.epoch, at=notice.deadline)]
-        if self.phase == Phase.RUNNING:
+        if self.phase is RUNNING:
             if self.departure is not None:
                 return self.departure.changed(notice, now, shed=shed, turn=turn)
             return self._depart(now, shed=shed, turn=turn, slowest=slowest)
@@ -501,7 +502,7 @@ class Attempt:
         if self.phase == Phase.CLAIMING:
             return self.arrival.won(now)
         orders: list[Order] = []
-        if self.phase == Phase.RUNNING:
+        if self.phase is RUNNING:
             orders = self.copies.forget_older(event.record, self.record)
         if self._pen.behind:
             return orders + self._pen.write(self.record)
@@ -564,9 +565,13 @@ class Attempt:
 
     # --- time ------------------------------------------------------------------------------
 
+    def is_steady(self) -> bool:
+        """Whether it just runs, as nearly always: nothing is due but the next save."""
+        return self.phase is RUNNING and self.departure is None and self._pen.again_at is None
+
     def next_wake(self) -> int | None:
-        if self.phase is Phase.RUNNING and self.departure is None and self._pen.again_at is None:
-            # Nearly always, and this is asked after every event.
+        if self.phase is RUNNING and self.departure is None and self._pen.again_at is None:
+            # As `is_steady`; this is asked after every event.
             return self._save_at()
         times: list[int] = []
         if self._pen.again_at is not None:
@@ -582,15 +587,16 @@ class Attempt:
         return min(times, default=None)
 
     def woke(self, now: int) -> list[Order]:
-        if self.phase == Phase.FINISHING and now >= self._finish_by:
-            return self._finished(now)
-        if arriving := self.arrival.woke(now):
-            return arriving
         orders: list[Order] = []
-        if self._pen.again_at is not None and now >= self._pen.again_at:
-            orders += self._pen.write(self.record)
-        if self.departure is not None:
-            orders += self.departure.woke(now)
+        if not self.is_steady():
+            if self.phase == Phase.FINISHING and now >= self._finish_by:
+                return self._finished(now)
+            if arriving := self.arrival.woke(now):
+                return arriving
+            if self._pen.again_at is not None and now >= self._pen.again_at:
+                orders += self._pen.write(self.record)
+            if self.departure is not None:
+                orders += self.departure.woke(now)
         save_at = self._save_at()
         if save_at is not None and now >= save_at:
             # Perhaps since a moment ago: a job that stays after all is saved as if never asked.
@@ -603,7 +609,7 @@ class Attempt:
 
     def _save_at(self) -> int | None:
         """When it is saved next, if nothing else happens to it before."""
-        if self.due_at is None or self.phase is not Phase.RUNNING or self.departure is not None:
+        if self.due_at is None or self.phase is not RUNNING or self.departure is not None:
             return None
         if self._saving or self.suspended or self._verdict is not None:
             return None
@@ -614,7 +620,7 @@ class Attempt:
     # --- how others see it -----------------------------------------------------------------
 
     def progress(self) -> Progress | None:
-        if self.phase != Phase.RUNNING:
+        if self.phase is not RUNNING:
             return None
         return Progress(
             job=self.job,
@@ -626,7 +632,7 @@ class Attempt:
 
     def savable(self) -> Savable | None:
         """How the cadence sees this attempt; None while it cannot be saved."""
-        if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE or self.suspended:
+        if self.phase is not RUNNING or not self._can_be_saved or self.suspended:
             return None
         newest = self.record.newest
         standby = self.record.standby
@@ -641,7 +647,7 @@ class Attempt:
 
     def evacuee(self, notice: Notice, now: int) -> Evacuee | None:
         """How triage sees this attempt; None if it has no state to take along."""
-        if self.phase != Phase.RUNNING or self.record.spec.saving == Saving.NONE:
+        if self.phase is not RUNNING or self.record.spec.saving == Saving.NONE:
             return None
         newest = self.record.newest
         if newest is None:

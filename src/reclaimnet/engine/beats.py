@@ -40,6 +40,8 @@ class Beats:
         self._guests = guests
         self._airlock = airlock
         self._concert = concert
+        self.bytes_seen = -1
+        """What all guests would take along, when it was last asked what everybody should know."""
         self._told: tuple[object, ...] = ()
         """What everybody knew after the last beat."""
         self._vacant: set[GpuId] = set()
@@ -124,10 +126,11 @@ class Beats:
             offered = (provider.offer, provider.leaving(), provider.deadline())
             since = (provider.lending_since, provider.served_until)
             self._book = (*offered, *since, provider.standing, provider.opens_at())
+        self.bytes_seen = self._guests.state_bytes()
         return (
             self._book,
             self._hazard.forecast,
-            self._guests.state_bytes(),
+            self.bytes_seen,
             self._airlock.short,
             dispatcher is not None,
             tuple(self._concert.conductors),

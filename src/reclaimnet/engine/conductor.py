@@ -142,19 +142,22 @@ class Conductor:
     def _pace(self, now: int, *, answer: NodeId | None = None) -> list[Order]:
         plan = self.convoy.make_plan(now, self._beside)
         senders = self.convoy.senders()
-        self._paced = {node: told for node, told in self._paced.items() if node in senders}
+        for gone in [node for node in self._paced if node not in senders]:
+            del self._paced[gone]
         orders: list[Order] = []
         paces = {pace.transfer: pace for pace in plan.paces}
-        for node in senders if answer is None else sorted({*senders, answer}):
+        if answer is not None and answer not in senders:
+            senders = sorted([*senders, answer])
+        for node in senders:
             ours = sorted([transfer.id for transfer in self.convoy.of(node)])
             told = tuple([paces[id_] for id_ in ours if id_ in paces])
-            shed = tuple([id_ for id_ in ours if id_ in plan.shed])
+            shed = tuple([id_ for id_ in ours if id_ in plan.shed]) if plan.shed else ()
             if node == answer or _other_paces(self._paced.get(node), told, shed):
                 self._paced[node] = word = PacesTold(
                     stretch=self.stretch, node=self.node, paces=told, shed=shed
                 )
                 orders.append(Tell(to=node, event=word))
-        if plan.chosen != self._explained and plan.until is not None:
+        if plan.until is not None and plan.chosen != self._explained:
             self._explained = plan.chosen
             links = tuple(link.id for link in self.links if self.convoy.on(link.id))
             orders.append(ExplainLink(links=links, decision=plan.decision))

@@ -79,6 +79,7 @@ def _seen(transfer: Transfer, now: int) -> int:
 class Convoy:
     def __init__(self, links: Iterable[Link], policy: PlanPaces) -> None:
         self.links = {link.id: link for link in links}
+        self._assumes = any(link.assumed for link in self.links.values())
         self.plan = NO_PLAN
         self.carries: dict[LinkId, int] = {}
         """What links were seen to carry, where that is not what was said of them."""
@@ -106,7 +107,10 @@ class Convoy:
                 if len(moving) < room:
                     moving[transfer.id] = old
                 continue
-            path = tuple([link for link in transfer.path if link in self.links])
+            if old is not None and old.told.path is transfer.path:
+                path = old.transfer.path
+            else:
+                path = tuple([link for link in transfer.path if link in self.links])
             if not path or len(moving) >= room:
                 continue
             ours = transfer
@@ -132,7 +136,8 @@ class Convoy:
 
     def make_plan(self, now: int, see: Callable[[Link], Link] = lambda link: link) -> PacePlan:
         """The rates from now on. `see` says what of a link is there for transfers."""
-        for node in [n for n, sender in self._senders.items() if now - sender.heard > TOLD_FOR]:
+        silent = now - TOLD_FOR
+        for node in [n for n, sender in self._senders.items() if sender.heard < silent]:
             del self._senders[node]
             self._ranked = None
         transfers = [moving.transfer for moving in self._moving()]
@@ -153,10 +158,11 @@ class Convoy:
         kept = [transfer for transfer in pressing if transfer.id in rates]
         if len(kept) > 1:
             kept.sort(key=lambda t: (t.deadline, t.id))
-        # Who goes first finds out whether a link carries more than was thought.
-        for transfer in kept[:1] if pressing else transfers:
-            if transfer.id in rates:
-                rates[transfer.id] += self._beyond(transfer, transfers, rates, see, measured)
+        if measured or self._assumes:
+            # Who goes first finds out whether a link carries more than was thought.
+            for transfer in kept[:1] if pressing else transfers:
+                if transfer.id in rates:
+                    rates[transfer.id] += self._beyond(transfer, transfers, rates, see, measured)
         if plan.shed:
             self._let_pass(plan, transfers, kept, see, rates)
         for transfer_id, rate in rates.items():

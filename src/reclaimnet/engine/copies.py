@@ -103,39 +103,43 @@ class Copies:
         """What nobody else holds goes with this node: of the older checkpoints, one that is safe
         stays, and the one whose copy is on its way, which may be what is left of this attempt."""
         older = [c for c in record.checkpoints if c.manifest != newest]
+        if len(older) < KEPT_CHECKPOINTS:
+            return older
         ranked = sorted(older, key=lambda c: not c.outlives(self._node))
         kept = [c.manifest for c in ranked[: KEPT_CHECKPOINTS - 1]]
         return [c for c in older if c.manifest in kept or c.manifest == self.pending]
 
     def forget_older(self, stored: JobRecord, wanted: JobRecord) -> list[Order]:
         """What the store has ceased to name, nobody will ask for again."""
-        checkpoints = (*stored.checkpoints, *wanted.checkpoints)
-        if not checkpoints:
+        named = [checkpoint.manifest for checkpoint in stored.checkpoints]
+        if wanted.checkpoints is not stored.checkpoints:
+            named += [checkpoint.manifest for checkpoint in wanted.checkpoints]
+        if not named:
             return []
-        keep = dict.fromkeys([checkpoint.manifest for checkpoint in checkpoints])
         if self.pending is not None:
-            keep[self.pending] = None
-        if tuple(keep) == self._kept:
+            named.append(self.pending)
+        keep = tuple(dict.fromkeys(named))
+        if keep == self._kept:
             return []
-        self._kept = tuple(keep)
-        return [Forget(job=wanted.id, keep=self._kept)]
+        self._kept = keep
+        return [Forget(job=wanted.id, keep=keep)]
 
 
 def entered(record: JobRecord, event: CopyHeld) -> JobRecord:
     """The record with the copy in it; the same one if it is no news."""
-    saved = next((c for c in record.checkpoints if c.manifest == event.manifest), None)
-    if saved is None or event.node in saved.holders:
-        return record
-    held = saved.held_by(event.node)
-    checkpoints = tuple([held if c is saved else c for c in record.checkpoints])
-    return record.but(checkpoints=checkpoints, changed=_changed(record, saved, event))
+    for saved in record.checkpoints:
+        if saved.manifest == event.manifest and event.node not in saved.holders:
+            held = saved.held_by(event.node)
+            checkpoints = tuple([held if c is saved else c for c in record.checkpoints])
+            return record.but(checkpoints=checkpoints, changed=_changed(record, saved, event))
+    return record
 
 
 def _changed(record: JobRecord, saved: Checkpoint, event: CopyHeld) -> float | None:
     """Only who held the copy before can say how much of this one was new."""
     if event.moved_bytes is None or saved.size == 0:
         return record.changed
-    before = [c for c in record.checkpoints if c.taken_at < saved.taken_at]
-    if not any(event.node in c.holders for c in before):
-        return record.changed
-    return min(event.moved_bytes / saved.size, 1.0)
+    for before in record.checkpoints:
+        if before.taken_at < saved.taken_at and event.node in before.holders:
+            return min(event.moved_bytes / saved.size, 1.0)
+    return record.changed

@@ -127,12 +127,19 @@ class Dispatcher:
             self.heard(card, now)
 
     def next_wake(self) -> int | None:
-        times = [self._lost_at, self._foreign_at, self._silent_at, self._resting.next_wake()]
-        times += [prober.next_wake() for prober in self._searches.values()]
-        times += [at for _, at in self._cancelled.values()]
         report = self._reports.next_wake()
-        times.append(None if report is None else max(report, self._report_at))
-        return min([time for time in times if time is not None], default=None)
+        if report is not None and report < self._report_at:
+            report = self._report_at
+        times = [self._foreign_at, self._silent_at, self._resting.next_wake(), report]
+        if self._searches:
+            times += [prober.next_wake() for prober in self._searches.values()]
+        if self._cancelled:
+            times += [at for _, at in self._cancelled.values()]
+        wake = self._lost_at
+        for time in times:
+            if time is not None and (wake is None or time < wake):
+                wake = time
+        return wake
 
     def expects(self, event: ProbeAnswered) -> bool:
         return event.probe in self._asking

@@ -331,16 +331,27 @@ class Guests:
         guests: Iterable[Attempt | Gang | Seat] = self.attempts.values()
         if self.gangs or self.seats:
             guests = (*guests, *self.gangs.values(), *self.seats.values())
+        elif not self.attempts:
+            return None
         for guest in guests:
             time = guest.next_wake()
             if time is not None and (wake is None or time < wake):
                 wake = time
         return wake
 
+    def are_steady(self) -> bool:
+        """Whether they all just run, so that nothing but saves can come of waking them."""
+        for attempt in self.attempts.values():
+            if not attempt.is_steady():
+                return False
+        return not self.gangs and not self.seats
+
     def woke(self, now: int) -> list[Order]:
         orders: list[Order] = []
-        for job in sorted(self.attempts):
+        for job in sorted(self.attempts) if self.attempts else ():
             orders += self.attempts[job].woke(now)
+        if not self.gangs and not self.seats:
+            return orders
         for job in sorted(self.gangs):
             orders += self.gangs[job].woke(now)
         for seat in self._seats():

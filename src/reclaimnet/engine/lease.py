@@ -11,6 +11,8 @@ class Lease:
     def __init__(self, lasts: int) -> None:
         """It `lasts` so long after a beat was sent that the store has acknowledged."""
         self.until = 0
+        self.lasted = False
+        """Whether it had not lapsed when a beat was last acknowledged."""
         self._lasts = lasts
         self._held: dict[JobId, int] = {}
         """Until when each process was last told that it may go on."""
@@ -19,9 +21,9 @@ class Lease:
 
     def acked(self, sent_at: int, now: int) -> bool:
         """Whether it had lapsed: somebody may hold the next epoch of what runs here."""
-        lapsed = now >= self.until
+        self.lasted = now < self.until
         self.until = max(self.until, sent_at + self._lasts)
-        return lapsed
+        return not self.lasted
 
     def told(self, job: JobId) -> bool:
         """Whether the job's process knows how long it may go on."""

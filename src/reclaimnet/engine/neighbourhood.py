@@ -65,6 +65,7 @@ class Neighbourhood:
         self.me = me
         self.timing = timing
         self.uplink_bps = uplink_bps
+        self._patience = timing.given_up_after
         self._topology = topology
         self._barriers = topology is not None and topology.has_barriers
         self._heard: dict[NodeId, Heard] = {} if heard is None else heard
@@ -142,7 +143,7 @@ class Neighbourhood:
 
     def alive(self, node: NodeId, now: int) -> bool:
         heard = self._heard.get(node)
-        return heard is not None and now - heard.at < self.timing.given_up_after
+        return heard is not None and now - heard.at < self._patience
 
     def silent_at(self, node: NodeId, now: int) -> int:
         """The earliest moment at which it could have been silent for too long."""
@@ -189,27 +190,33 @@ class Neighbourhood:
         if newest is not None:
             shards = newest.shards
             holders = {h for s in shards for h in s.holders} if shards else newest.holders
-        known = sorted([node for node in nodes if node in self._heard])
+        known = [node for node in nodes if node in self._heard]
+        if len(known) > 1:
+            known.sort()
         waits = record.holder is None
         stranded = waits and not self._barriers and self._stranded(record, now)
         rhythm = self.rhythms.get(record.id) or _known(record)
         slower = _Slower(self, rhythm, now) if rhythm is not None else None
-        lived = now - self.timing.given_up_after
-        runs_here = record.holder == self.me
-        return [
-            Candidate(
-                stranded=self._stranded(record, now, there=node)
-                if waits and self._barriers
-                else stranded,
-                cut_off=runs_here and not self.leads(self.me, node),
-                slowdown=slower.at(node) if slower is not None else 1.0,
-                card=heard.card,
-                holds=node in holders,
-                path_bps=self.rate(node),
+        lived = now - self._patience
+        divided = record.holder == self.me and self._barriers
+        found: list[Candidate] = []
+        for node in known:
+            heard = self._heard[node]
+            if heard.at <= lived or (node == self.me and not including_me):
+                continue
+            if waits and self._barriers:
+                stranded = self._stranded(record, now, there=node)
+            found.append(
+                Candidate(
+                    card=heard.card,
+                    holds=node in holders,
+                    path_bps=self.rate(node),
+                    stranded=stranded,
+                    cut_off=divided and not self.leads(self.me, node),
+                    slowdown=slower.at(node) if slower is not None else 1.0,
+                )
             )
-            for node in known
-            if (heard := self._heard[node]).at > lived and (including_me or node != self.me)
-        ]
+        return found
 
     def leads(self, source: NodeId, target: NodeId) -> bool:
         """Whether something can get from one to the other, by the plan of the campus."""
@@ -264,7 +271,7 @@ class Neighbourhood:
 
     def cards(self) -> list[Card]:
         """Of all nodes ever heard, in the rank of their names."""
-        return [heard.card for _, heard in sorted(self._heard.items())]
+        return [self._heard[node].card for node in sorted(self._heard)]
 
     def card(self, node: NodeId) -> Card | None:
         heard = self._heard.get(node)

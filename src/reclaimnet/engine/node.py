@@ -40,10 +40,19 @@ from reclaimnet.policy.suite import Suite
 
 HINTS: Final = 2
 """How many others a refusal names that may have room."""
-ASIDE: Final = (ev.Written, ev.CopyAsked, ev.CopyHeld, ev.Pulled)
+ASIDE: Final = (ev.Written, ev.CopyAsked, ev.CopyHeld, ev.Pulled, ev.SnapshotTaken)
 """What keeps checkpoints safe: frequent, and mostly of no consequence for anything else."""
-PACED: Final = (ev.TransfersTold, ev.PacesTold)
+PACED: Final = frozenset({ev.TransfersTold, ev.PacesTold})
 """Between conductors and senders; of no consequence for anything else."""
+SENT: Final = frozenset({ev.BytesSent, ev.SendingEnded})
+"""What leaves the node, of which others hear if it has to be somewhere in time."""
+HEARD: Final = frozenset({ev.BeatHeard, ev.RecordSeen})
+"""Of others: for whoever dispatches, and for the shelf."""
+FOLLOWED: Final = frozenset({ev.BeatAcked, ev.SnapshotTaken}) | SENT
+"""Part of a sweep, or of what is told, is always due after these."""
+SLEEPS_ON: Final = frozenset({ev.BeatAcked, ev.CopyAsked, ev.Pulled, ev.Written}) | PACED | SENT
+"""If these change nothing for the node as a whole, it wakes when it would have woken anyway, but
+for a beat or a look at the shelf that comes sooner for them."""
 
 
 class Node:
@@ -76,45 +85,53 @@ class Node:
         self.dispatcher: Dispatcher | None = None
         self.stirred = True
         """Whether the last event may have changed when it next wakes."""
+        self._steady = False
+        """Whether nothing but saves came of waking the last time."""
 
     # --- what a world calls ----------------------------------------------------------------
 
     def handle(self, event: ev.Event, now: int) -> list[Order]:
         self.stirred = False
-        quiet = now < self.beats.next_at
-        if quiet and isinstance(event, ev.BeatHeard) and self.dispatcher is None:
+        beats_at, shelf_at = self.beats.next_at, self.shelf.check_at
+        if now < beats_at and self.dispatcher is None and isinstance(event, ev.BeatHeard):
             # By far the most frequent event, and nothing here follows from it.
             self.around.heard(event.card, now)
             return []
         orders = self._react(event, now)
-        if quiet and isinstance(event, PACED) and not self.airlock.holds:
-            return orders
-        if quiet and isinstance(event, ASIDE) and self._undisturbed(event):
-            # A copy that has come may have been what the next save waits for, or is to be checked.
-            self.stirred = isinstance(event, ev.CopyHeld | ev.Pulled)
+        if self._spares(event, now):
+            kind = type(event)
+            if kind in FOLLOWED or now >= beats_at:
+                orders += self._follow_up(event, now)
+            self.stirred = (
+                kind not in SLEEPS_ON
+                or self.beats.next_at != beats_at
+                or self.shelf.check_at != shelf_at
+            )
             return orders
         self.stirred = True
         no_news = isinstance(event, ev.PressureRead) and not orders
         if no_news and self.beats.all_is_told(self.dispatcher, now):
             return []
         orders += self._sweep(now)
-        orders += self.beats.tell(self.dispatcher, now)
+        orders += self._tell(now)
         airlock = self.airlock
         return airlock.escort(orders, self.guests.attempts, now) if airlock.holds else orders
 
     def next_wake(self) -> int | None:
+        guests, shelf_at = self.guests, self.shelf.check_at
+        times = [self.provider.next_wake(), guests.next_wake(), self.strays.next_wake()]
+        if self.airlock.holds:
+            times.append(self.airlock.next_wake())
+        if self.dispatcher is not None:
+            times.append(self.dispatcher.next_wake())
+        if self.concert.conductors:
+            times.append(self.concert.next_wake())
         wake = self.beats.next_at
-        if (self.guests.attempts or self.guests.gangs) and self.saves.plan_at < wake:
+        if shelf_at is not None and shelf_at < wake:
+            wake = shelf_at
+        if (guests.attempts or guests.gangs) and self.saves.plan_at < wake:
             wake = self.saves.plan_at
-        for time in (
-            self.provider.next_wake(),
-            self.shelf.check_at,
-            self.airlock.next_wake() if self.airlock.holds else None,
-            self.strays.next_wake(),
-            self.guests.next_wake(),
-            self.dispatcher.next_wake() if self.dispatcher is not None else None,
-            self.concert.next_wake() if self.concert.conductors else None,
-        ):
+        for time in times:
             if time is not None and time < wake:
                 wake = time
         return wake
@@ -473,6 +490,7 @@ class Node:
     # --- time, and what follows from everything --------------------------------------------
 
     def _woke(self, now: int) -> list[Order]:
+        book, steady = self.provider.version, self.guests.are_steady()
         self.provider.expire(now)
         orders = self._keep_hours(now)
         orders += self.shelf.woke(now)
@@ -482,7 +500,9 @@ class Node:
         orders += self.guests.woke(now)
         if self.dispatcher is not None:
             orders += self.dispatcher.woke(now)
-        return orders + self.concert.woke(now)
+        conducted = self.concert.woke(now)
+        self._steady = steady and self.provider.version == book and not conducted
+        return orders + conducted
 
     def _sweep(self, now: int) -> list[Order]:
         """What follows from the new state, whatever the event was."""
@@ -495,12 +515,56 @@ class Node:
         orders += self.lease.hold(self.guests.attempts)
         return orders + self.saves.plan(self.guests.holders(), now)
 
-    def _undisturbed(self, event: ev.CopyAsked | ev.CopyHeld | ev.Pulled | ev.Written) -> bool:
-        """Nothing follows for the node as a whole: the job is not here, or just runs on."""
-        if self.guests.gangs or self.guests.seats or self.airlock.holds:
+    def _spares(self, event: ev.Event, now: int) -> bool:
+        """Whether all that a sweep looks at is as the last one left it, but for what `_follow_up`
+        sees to."""
+        guests, kind = self.guests, type(event)
+        if self.airlock.holds:
             return False
+        if kind in PACED:
+            return True
+        if isinstance(event, ASIDE):
+            return not guests.gangs and not guests.seats and self._undisturbed(event)
+        if self.saves.is_due(guests, now):
+            return False
+        if kind is ev.Woke:
+            return self._steady
+        if kind is ev.BeatAcked:
+            return self.lease.lasted
+        if kind in HEARD:
+            return not guests.gangs and not guests.seats
+        return kind in SENT
+
+    def _undisturbed(
+        self, event: ev.CopyAsked | ev.CopyHeld | ev.Pulled | ev.SnapshotTaken | ev.Written
+    ) -> bool:
+        """The job that it is about is not here, or just runs on."""
         job = event.record.id if isinstance(event, ev.Written) else event.job
         attempt = self.guests.attempts.get(job)
         if attempt is None:
             return self.dispatcher is None
-        return attempt.phase == Phase.RUNNING and attempt.departure is None and self.lease.told(job)
+        return attempt.is_steady() and self.lease.told(job)
+
+    def _follow_up(self, event: ev.Event, now: int) -> list[Order]:
+        """What is left of a sweep and a beat after an event that spares the node the rest."""
+        kind = type(event)
+        orders: list[Order] = []
+        if kind is ev.SnapshotTaken:
+            orders = self.saves.plan(self.guests.attempts, now)
+            told = self.guests.state_bytes() == self.beats.bytes_seen
+        elif kind is ev.BeatAcked:
+            orders = self.lease.hold(self.guests.attempts)
+            told = True
+        else:
+            told = kind not in SENT
+        if not told or now >= self.beats.next_at:
+            orders += self._tell(now)
+        return orders
+
+    def _tell(self, now: int) -> list[Order]:
+        """Of itself; with a beat it may have learnt what its loan is to be expected to do, and then
+        saves are planned anew."""
+        orders = self.beats.tell(self.dispatcher, now)
+        if self.saves.is_due(self.guests, now):
+            orders += self.saves.plan(self.guests.holders(), now)
+        return orders

@@ -93,6 +93,8 @@ class Provider:
         """When nothing can be fetched from here any more, if that is known."""
         if self.offer is None:
             return self.served_until
+        if not self.notices:
+            return None
         return self.deadline() if len(self.leaving()) == len(self.offer.gpus) else None
 
     def is_leaving(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Final
 
 from reclaimnet.engine.attempt import Attempt
 from reclaimnet.engine.gang import Gang
+from reclaimnet.engine.guests import Guests
 from reclaimnet.engine.hazard import Hazard
 from reclaimnet.engine.provider import Provider
 from reclaimnet.model.market import JobId
@@ -33,6 +34,12 @@ class Saves:
         self._forecast = hazard.forecast
         self._told: dict[JobId, Due] = {}
 
+    def is_due(self, guests: Guests, now: int) -> bool:
+        """Whether time or a new forecast alone calls for another plan."""
+        if self._forecast is not self._hazard.forecast:
+            return True
+        return now >= self.plan_at and bool(guests.attempts or guests.gangs)
+
     def plan(self, guests: Mapping[JobId, Attempt | Gang], now: int) -> list[Order]:
         """Ask the cadence when it could answer differently than before."""
         if self._forecast is not self._hazard.forecast:
@@ -44,7 +51,8 @@ class Saves:
             return []
         self._asked = marks
         self.plan_at = now + REPLAN
-        jobs = [savable for job in sorted(guests) if (savable := guests[job].savable()) is not None]
+        ranked = sorted(guests) if len(guests) > 1 else guests
+        jobs = [savable for job in ranked if (savable := guests[job].savable()) is not None]
         orders: list[Order] = []
         for due in self._cadence(jobs, self._stage(now)) if jobs else ():
             guests[due.job].due_at = due.at

@@ -40,6 +40,8 @@ class Strays:
         return min(self._look_at.values()) if self._look_at else None
 
     def woke(self, now: int) -> list[Order]:
+        if not self._look_at:
+            return []
         due = [job for job, at in self._look_at.items() if now >= at]
         for job in due:
             self._look_at[job] = now + LOOK_AGAIN

@@ -1,6 +1,6 @@
 """Work: jobs, their records, and the checkpoints that let them go on elsewhere."""
 
-from dataclasses import field, replace
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, Final, NewType
 
@@ -37,9 +37,10 @@ class JobState(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+        return self in _TERMINAL
 
 
+_TERMINAL: Final = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 _STATE_CODES: Final = {
     JobState.PENDING: "PD",
     JobState.CONFIGURING: "CF",
@@ -202,7 +203,17 @@ class Checkpoint:
 
     def held_by(self, node: NodeId) -> "Checkpoint":
         """The same, once the node has it too."""
-        return self if node in self.holders else replace(self, holders=(*self.holders, node))
+        if node in self.holders:
+            return self
+        return Checkpoint(
+            manifest=self.manifest,
+            epoch=self.epoch,
+            step=self.step,
+            size=self.size,
+            taken_at=self.taken_at,
+            holders=(*self.holders, node),
+            shards=self.shards,
+        )
 
 
 @value(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ job and a constant rate that is Young's interval exactly.
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import lru_cache
 from typing import Final
 
@@ -135,28 +135,25 @@ class Joint:
         known = [job for job in jobs if job.cost is not None]
         if not known:
             return tuple([self._first(job) for job in jobs])
-        reclaim = rate_at(stage.outlook, age=stage.now - stage.lent_since, now=stage.now)
-        evacuable = evacuables(known, stage)
-        # Departures that cost work: of a job that can leave in time, and of one that cannot.
-        rare, every = stage.crash_per_h + reclaim * stage.outlook.short, stage.crash_per_h + reclaim
-        hazards = [rare if job.job in evacuable else every for job in known]
-        dues = self._dues(known, hazards, evacuable, stage)
-        return tuple([self._first(job) if job.cost is None else next(dues) for job in jobs])
+        dues = self._dues(known, stage)
+        if len(known) == len(jobs):
+            return tuple(dues)
+        planned = iter(dues)
+        return tuple([self._first(job) if job.cost is None else next(planned) for job in jobs])
 
     def byte_price(
         self, jobs: Sequence[Savable], hazards: Sequence[float], uplink_bps: int
     ) -> float:
         """Seconds of GPU time for a byte on the uplink, such that all saves fit through it."""
         budget = uplink_bps * self.uplink_share
-        pauses = [pause(job) for job in jobs]
         asked = 0.0
-        for job, wait, hazard in zip(jobs, pauses, hazards, strict=True):
-            asked += job.size / _young(wait, hazard)
+        for job, hazard in zip(jobs, hazards, strict=True):
+            asked += job.size / _young(pause(job), hazard)
         if budget <= 0 or asked <= budget:
             return 0.0
         size = np.array([job.size for job in jobs], dtype=float)
         weight = np.array([job.weight for job in jobs])
-        cost = weight * np.array(pauses)
+        cost = weight * np.array([pause(job) for job in jobs])
         free = size * np.sqrt(weight * np.array(hazards) / 7200)
 
         def used(price: float) -> float:
@@ -170,37 +167,42 @@ class Joint:
             low, high = (middle, high) if used(middle) > budget else (low, middle)
         return high
 
-    def _dues(
-        self,
-        jobs: Sequence[Savable],
-        hazards: Sequence[float],
-        evacuable: frozenset[JobId],
-        stage: Stage,
-    ) -> Iterator[Due]:
+    def _dues(self, jobs: Sequence[Savable], stage: Stage) -> list[Due]:
+        outlook, longest = stage.outlook, self.longest
+        reclaim = rate_at(outlook, age=stage.now - stage.lent_since, now=stage.now)
+        evacuable = evacuables(jobs, stage)
+        # Departures that cost work: of a job that can leave in time, and of one that cannot.
+        rare, every = stage.crash_per_h + reclaim * outlook.short, stage.crash_per_h + reclaim
+        hazards = [rare if job.job in evacuable else every for job in jobs]
         price = self.byte_price(jobs, hazards, stage.uplink_bps)
         told_price = price * stage.uplink_bps
-        changing = bool(stage.outlook.by_age or stage.outlook.by_hour)
+        changing = bool(outlook.by_age or outlook.by_hour)
         walks: dict[bool, Walk] = {}
+        found: list[Due] = []
         for job, hazard in zip(jobs, hazards, strict=True):
             fits = job.job in evacuable
             worth = pause(job) + price * job.size / job.weight
             if changing:
-                if fits not in walks:
-                    share = stage.outlook.short if fits else 1.0
-                    walks[fits] = _walk(jobs, stage, self.longest, share)
-                span = reached(walks[fits], job.saved_at, self.longest, worth)
+                walk = walks.get(fits)
+                if walk is None:
+                    share = outlook.short if fits else 1.0
+                    walk = walks[fits] = _walk(jobs, stage, longest, share)
+                span = reached(walk, job.saved_at, longest, worth)
             else:
                 span = round(_young(worth, hazard) * SECOND)
-            span = min(max(span, self.shortest), self.longest)
-            yield Due(
-                job=job.job,
-                at=job.saved_at + span,
-                interval=span,
-                cost=job.cost,
-                hazard_per_h=hazard,
-                price=told_price,
-                evacuable=fits,
+            span = min(max(span, self.shortest), longest)
+            found.append(
+                Due(
+                    job=job.job,
+                    at=job.saved_at + span,
+                    interval=span,
+                    cost=job.cost,
+                    hazard_per_h=hazard,
+                    price=told_price,
+                    evacuable=fits,
+                )
             )
+        return found
 
     def _first(self, job: Savable) -> Due:
         return Due(
@@ -214,7 +216,8 @@ class Joint:
 
 def pause(job: Savable) -> float:
     """Seconds a save costs; never nothing, or it would be done all the time."""
-    return max(job.cost or 0, MILLISECOND) / SECOND
+    cost = job.cost
+    return (MILLISECOND if cost is None or cost < MILLISECOND else cost) / SECOND
 
 
 def interval(job: Savable, hazard_per_h: float, price: float) -> float:
@@ -233,15 +236,17 @@ def move_time(job: Savable, uplink_bps: int) -> int:
     return (job.cost or 0) + round(job.size / rate * SECOND)
 
 
-def evacuables(jobs: Sequence[Savable], stage: Stage) -> frozenset[JobId]:
+def evacuables(jobs: Sequence[Savable], stage: Stage) -> Set[JobId]:
     """The jobs that could all leave together within the promised notice; those with the most GPU
     time per byte first, as triage would have it."""
     left = (stage.notice - FIXED) / MARGIN
     if stage.uplink_bps <= 0 or left < 0:
         return frozenset()
-    needed = {job.job: move_time(job, stage.uplink_bps) for job in jobs}
+    needed: dict[JobId, int] = {}
+    for job in jobs:
+        needed[job.job] = move_time(job, stage.uplink_bps)
     if sum(needed.values()) <= left:
-        return frozenset(needed)
+        return needed.keys()
     fit: list[JobId] = []
     for job in sorted(jobs, key=lambda job: (-job.weight / max(job.size, 1), job.job)):
         if needed[job.job] <= left:
@@ -273,8 +278,13 @@ def reached(walk: Walk, origin: int, longest: int, worth: float) -> int:
 
 def _walk(jobs: Sequence[Savable], stage: Stage, longest: int, share: float) -> Walk:
     """From the oldest save on, if this share of reclaims costs work."""
-    saved = [job.saved_at for job in jobs]
-    first, last = min(saved), max(saved) + longest
+    first = last = jobs[0].saved_at
+    for job in jobs:
+        if job.saved_at < first:
+            first = job.saved_at
+        elif job.saved_at > last:
+            last = job.saved_at
+    last += longest
     return _blocks(
         stage.outlook,
         min(stage.lent_since, first),

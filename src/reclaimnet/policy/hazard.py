@@ -10,10 +10,11 @@ is known, neither is. Nothing is ever judged on what it was learned from.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from itertools import islice
+from operator import mul
 from typing import Final
 
 from reclaimnet.model.market import Outlook, Terms, weekday
@@ -135,34 +136,34 @@ def learn(own: Experience, pool: Experience) -> Forecast:
     short = (own.short + SHORT_OF * everybody) / (own.reclaims + SHORT_OF)
     outlooks = []
     for ages, hours in VARIANTS:
-        average = Outlook(
-            rate_per_h=mean,
-            by_age=by_age if ages else (),
-            by_hour=by_hour if hours else (),
-            short=short,
-        )
+        factors = by_age if ages else (), by_hour if hours else ()
         # Shrunk factors expect a little too much or too little of everybody: set right first.
-        right = (pool.reclaims + PRIOR_EVENTS) / (expected(average, pool) + PRIOR_EVENTS)
-        average = replace(average, rate_per_h=mean * right)
-        level = (own.reclaims + LEVEL_WEIGHT) / (expected(average, own) + LEVEL_WEIGHT)
-        outlooks.append(replace(average, rate_per_h=average.rate_per_h * level))
+        right = (pool.reclaims + PRIOR_EVENTS) / (_expected(mean, *factors, pool) + PRIOR_EVENTS)
+        average = mean * right
+        level = (own.reclaims + LEVEL_WEIGHT) / (_expected(average, *factors, own) + LEVEL_WEIGHT)
+        outlooks.append(
+            Outlook(rate_per_h=average * level, by_age=factors[0], by_hour=factors[1], short=short)
+        )
     return Forecast(outlooks=tuple(outlooks), chosen=choose(pool.scores))
 
 
-def expected(outlook: Outlook, seen: Experience) -> float:
-    """Reclaims this outlook would have expected over the hours that were seen."""
+def _expected(
+    per_h: float, by_age: Sequence[float], by_hour: Sequence[float], seen: Experience
+) -> float:
+    """Reclaims that this rate and these factors would have expected over the hours seen."""
     if seen.hours <= 0:
         return 0.0
-    count = outlook.rate_per_h * seen.hours
-    if outlook.by_age:
-        count *= _mean_factor(outlook.by_age, seen.age_hours)
-    if outlook.by_hour:
-        count *= _mean_factor(outlook.by_hour, seen.block_hours)
+    count = per_h * seen.hours
+    if by_age:
+        count *= _mean_factor(by_age, seen.age_hours)
+    if by_hour:
+        count *= _mean_factor(by_hour, seen.block_hours)
     return count
 
 
 def _mean_factor(factors: Sequence[float], hours: Sequence[float]) -> float:
-    return sum(f * h for f, h in zip(factors, hours, strict=True)) / max(sum(hours), 1e-9)
+    weighted: float = sum(map(mul, factors, hours))
+    return weighted / max(sum(hours), 1e-9)
 
 
 def choose(scores: Sequence[float]) -> int:
@@ -231,54 +232,60 @@ def expected_life(
     long."""
     closes = terms.closes_after(now) if terms.declared else None
     end = now + horizon if closes is None else min(now + horizon, closes)
-    alive, hours = 1.0, 0.0
-    for left, lasting in _course(outlook, lent_since, now, end):
-        hours += alive * lasting
-        alive *= left
+    alive, hours = _outlives(outlook, lent_since, now, end)
     return hours, alive if end == now + horizon else 0.0
 
 
-def _course(
-    outlook: Outlook, lent_since: int, begin: int, end: int
-) -> Sequence[tuple[float, float]]:
-    """For each stretch between begin and end over which the rate stays the same: the chance that a
-    loan lasts for all of it, and how many of its hours on average."""
+def _outlives(outlook: Outlook, lent_since: int, begin: int, end: int) -> tuple[float, float]:
+    """The chance that a loan lasts from begin to end, and how many of these hours on average."""
     if begin >= end:
-        return ()
+        return 1.0, 0.0
     if not outlook.by_age and not outlook.by_hour:
         # Only as fine as the outlook is.
-        return (_outlived(outlook.rate_per_h, (end - begin) / HOUR),)
-    ends, rate, outlived = _blocks(outlook, lent_since, begin // BLOCK, -(-end // BLOCK))
+        return _outlived(outlook.rate_per_h, (end - begin) / HOUR)
+    ends, rate, between = _blocks(outlook, lent_since, begin // BLOCK, -(-end // BLOCK))
     first, last = bisect_right(ends, begin), bisect_left(ends, end)
     if first == last:
-        return (_outlived(rate[first], (end - begin) / HOUR),)
-    return (
-        _outlived(rate[first], (ends[first] - begin) / HOUR),
-        *outlived[first + 1 : last],
-        _outlived(rate[last], (end - ends[last - 1]) / HOUR),
-    )
+        return _outlived(rate[first], (end - begin) / HOUR)
+    # Part of a stretch, whole ones, part of another.
+    alive, hours = _outlived(rate[first], (ends[first] - begin) / HOUR)
+    if last - first > 1:
+        left, lasting = between(first + 1, last)
+        hours += alive * lasting
+        alive *= left
+    left, lasting = _outlived(rate[last], (end - ends[last - 1]) / HOUR)
+    return alive * left, hours + alive * lasting
 
 
 @lru_cache(maxsize=COURSES)
 def _blocks(
     outlook: Outlook, lent_since: int, first: int, last: int
-) -> tuple[tuple[int, ...], tuple[float, ...], tuple[tuple[float, float], ...]]:
+) -> tuple[tuple[int, ...], tuple[float, ...], Callable[[int, int], tuple[float, float]]]:
     """Of the stretches of whole blocks, since many moments fall into the same: their ends, their
-    rates, and what those mean for all of each."""
+    rates, and what those mean for all from one of them to before another."""
     found = tuple(rates(outlook, lent_since, first * BLOCK, last * BLOCK))
-    return (
-        tuple([until for _, until, _ in found]),
-        tuple([rate for _, _, rate in found]),
-        tuple([_outlived(rate, (until - since) / HOUR) for since, until, rate in found]),
-    )
+    outlived = [_outlived(rate, (until - since) / HOUR) for since, until, rate in found]
+
+    @cache
+    def between(begin: int, end: int) -> tuple[float, float]:
+        alive, hours = 1.0, 0.0
+        for left, lasting in outlived[begin:end]:
+            hours += alive * lasting
+            alive *= left
+        return alive, hours
+
+    ends = tuple([until for _, until, _ in found])
+    return ends, tuple([rate for _, _, rate in found]), between
 
 
 def rates(
     outlook: Outlook, lent_since: int, begin: int, end: int
 ) -> Iterator[tuple[int, int, float]]:
     """Stretches, and the reclaims an hour over each."""
+    level, by_age, by_hour = outlook.rate_per_h, outlook.by_age, outlook.by_hour
     for since, until, age, block in spells(lent_since, begin, end):
-        yield since, until, _rate(outlook, age, block)
+        rate = level * by_age[age] if by_age else level
+        yield since, until, rate * by_hour[block] if by_hour else rate
 
 
 def _outlived(rate: float, hours: float) -> tuple[float, float]:

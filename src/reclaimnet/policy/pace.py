@@ -51,12 +51,21 @@ def least_rate_first(transfers: Sequence[Transfer], links: Iterable[Link], now: 
 
 def _alone(transfer: Transfer, room: dict[LinkId, int], now: int) -> PacePlan:
     """What all of the below comes to for a single transfer, as most are: all of its way is its."""
-    transfer = _narrowed(transfer, room)
-    kept, hopeless = _sort_out([transfer], room, now)
-    goes = bool(kept) or (
-        transfer.deadline is None and transfer.left > 0 and _known(transfer, room)
-    )
-    rate = _narrowest(room, transfer) if goes else 0
+    known = _known(transfer, room)
+    rate = _narrowest(room, transfer) if known else 0
+    if transfer.most is not None and transfer.most < rate:
+        rate = transfer.most
+    urgent = transfer.deadline is not None
+    kept: list[Transfer] = []
+    hopeless: dict[TransferId, str] = {}
+    goes = known and transfer.left > 0
+    if urgent and transfer.left > 0:
+        late = _too_late(transfer, rate, now, known=known)
+        goes = not late
+        if late:
+            hopeless[transfer.id] = late
+        else:
+            kept.append(transfer)
     rates = {transfer.id: rate} if goes else {}
     return PacePlan(
         paces=(Pace(transfer=transfer.id, rate=rate),) if goes else (),
@@ -82,18 +91,25 @@ def _sort_out(
     for transfer in transfers:
         if transfer.deadline is None or transfer.left <= 0:
             continue
-        if not _known(transfer, room):
-            hopeless[transfer.id] = "a link of its path is not known"
-            continue
-        most = _narrowest(room, transfer) * max(0, transfer.deadline - now)
-        if most < transfer.left * SECOND:
-            hopeless[transfer.id] = (
-                f"{show_size(transfer.left)} cannot arrive in "
-                f"{show_duration(max(0, transfer.deadline - now))}, even alone"
-            )
+        known = _known(transfer, room)
+        rate = _narrowest(room, transfer) if known else 0
+        late = _too_late(transfer, rate, now, known=known)
+        if late:
+            hopeless[transfer.id] = late
         else:
             urgent.append(transfer)
     return sorted(urgent, key=_urgency), hopeless
+
+
+def _too_late(transfer: Transfer, rate: int, now: int, *, known: bool) -> str:
+    """Why it cannot arrive in time, even alone, at this rate; empty if it can."""
+    assert transfer.deadline is not None, "a periodic checkpoint is never late"
+    if not known:
+        return "a link of its path is not known"
+    left = max(0, transfer.deadline - now)
+    if rate * left >= transfer.left * SECOND:
+        return ""
+    return f"{show_size(transfer.left)} cannot arrive in {show_duration(left)}, even alone"
 
 
 def _triage(

@@ -163,31 +163,30 @@ class MostUseful:
 
     def _judge(self, need: Need, candidate: Candidate, now: int) -> _Judged:
         card = candidate.card
-        vacant_now = need.vacant_now
         life, lasts = self.life(card, now, self.horizon)
         wait = transfer_time(need, candidate)
-        far = not vacant_now and not _in_notice(need, candidate, wait)
         # What leaving that node again will take, by its own uplink and its own notice.
         leaving = leave_time((need.state_bytes or ASSUMED_STATE) + card.guest_bytes, card)
         safe = leaving <= card.terms.notice
         ending = (MOVE_COST + (card.outlook.short if safe else 1.0) * ROLLBACK) / HOUR
         # Where bursts meet, the same hours bring less work, the newcomer's and the others'.
-        speed = (_speed(need, card) if vacant_now else 1.0) / candidate.slowdown
+        speed = (_speed(need, card) if need.vacant_now else 1.0) / candidate.slowdown
         value = speed * life - wait / HOUR - (1 - lasts) * ending
         if not safe and value > 0 and lasts < 1:
             value *= RISKY
-        if vacant_now and card.short_of_memory and value > 0:
-            # It may still take one of high priority, but others had better not come.
-            value *= CRAMPED
-        if vacant_now and value > 0:
-            # What is broken up is missed by larger jobs.
-            value *= 1 - BREAKING * math.log2(max(len(card.vacant), 1) / max(need.shape.gpus, 1))
-        if not vacant_now:
+        far = False
+        if not need.vacant_now:
             # A shelf that could also run the job is worth more: a move there carries little.
             value *= 1.0 if _could_run(need, card) else 0.5
+            far = not _in_notice(need, candidate, wait)
             value *= RISKY if far else 1.0
             # Everybody knows the same of everybody: without this all would choose one shelf.
             value *= 1 - SPREAD * _lot(need.job, card.node)
+        elif value > 0:
+            # Where memory is short, it may take one of high priority, but others better not come.
+            value *= CRAMPED if card.short_of_memory else 1.0
+            # What is broken up is missed by larger jobs.
+            value *= 1 - BREAKING * math.log2(max(len(card.vacant), 1) / max(need.shape.gpus, 1))
         risk = 0.0
         if need.grace is not None:
             # The longer it takes of the time there is, the more may come in between.
@@ -247,7 +246,7 @@ def objection_to(need: Need, candidate: Candidate) -> str:
         if card.shelf_bytes < need.state_bytes:
             return "has no room for the checkpoint"
         # Nothing to spare: what is sent there may still be in time, and is lost otherwise.
-        return _too_late(need, candidate, spare=1.0, fixed=0)
+        return _too_late(need, candidate, spare=1.0, fixed=0) if need.grace is not None else ""
     if card.terms.users and need.shape.user not in card.terms.users:
         return f"does not lend to {need.shape.user}"
     wanted = need.shape.memory_bytes

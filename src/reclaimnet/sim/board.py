@@ -1,6 +1,7 @@
 """The board of a simulated campus: how nodes write and read records and cards, and who hears."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from reclaimnet.engine.neighbourhood import Heard
@@ -57,32 +58,31 @@ class Board:
         return stored
 
     def write(self, machine: Machine, order: od.Write) -> None:
-        job, writer = order.record.id, order.writer
-        incarnation = machine.incarnation
-
-        def fail() -> None:
-            failed = ev.WriteFailed(job=job, reason="the store does not answer", writer=writer)
-            self._messages.later(machine, WRITE_TIMEOUT, failed)
-
         if machine.mute or not self._store.up:
-            fail()
+            self._fail(machine, order)
+        else:
+            arrive = partial(self._write_arrives, machine, machine.incarnation, order)
+            self._kernel.after(MILLISECOND, arrive)
+
+    def _write_arrives(self, machine: Machine, incarnation: int, order: od.Write) -> None:
+        stored = self.put(order.record)
+        if machine.incarnation != incarnation:
             return
+        if self._misfortune.loses_answer() or not self.reached_by(machine):
+            self._fail(machine, order)
+        elif stored is not None:
+            written = ev.Written(record=stored, writer=order.writer)
+            self._messages.later(machine, MILLISECOND, written)
+        else:
+            job = order.record.id
+            current = self._store.records.get(job)
+            refused = ev.WriteRefused(job=job, current=current, writer=order.writer)
+            self._messages.later(machine, MILLISECOND, refused)
 
-        def arrive() -> None:
-            stored = self.put(order.record)
-            if machine.incarnation != incarnation:
-                return
-            if self._misfortune.loses_answer() or not self.reached_by(machine):
-                fail()
-            elif stored is not None:
-                written = ev.Written(record=stored, writer=writer)
-                self._messages.later(machine, MILLISECOND, written)
-            else:
-                current = self._store.records.get(job)
-                refused = ev.WriteRefused(job=job, current=current, writer=writer)
-                self._messages.later(machine, MILLISECOND, refused)
-
-        self._kernel.after(MILLISECOND, arrive)
+    def _fail(self, machine: Machine, order: od.Write) -> None:
+        reason = "the store does not answer"
+        failed = ev.WriteFailed(job=order.record.id, reason=reason, writer=order.writer)
+        self._messages.later(machine, WRITE_TIMEOUT, failed)
 
     def read(self, machine: Machine, order: od.Read) -> None:
         if self.reached_by(machine):
@@ -140,6 +140,10 @@ class Board:
             self.heard[card.node] = Heard(card, ALWAYS)
 
         self._kernel.after(MILLISECOND, arrive)
-        # The beats until the next one that says something are acknowledged ahead.
-        ahead = self._kernel.now + machine.clock + machine.body.timing.beat
-        self._messages.later(machine, 2 * MILLISECOND, ev.BeatAcked(sent_at=ahead))
+        # The beats until the next one that says something are acknowledged ahead, and those that
+        # come before as well.
+        now, beat = self._kernel.now + machine.clock, machine.body.timing.beat
+        if machine.acked[0] != incarnation or machine.acked[1] < now + beat:
+            machine.acked = incarnation, now + 2 * beat
+            acked = ev.BeatAcked(sent_at=now + 2 * beat)
+            self._messages.later(machine, 2 * MILLISECOND, acked)

@@ -14,11 +14,13 @@ class Kernel:
 
     def at(self, when: int, action: Callable[[], None]) -> None:
         self._sequence += 1
-        heapq.heappush(self._heap, (max(when, self.now), self._sequence, action))
+        when = when if when > self.now else self.now
+        heapq.heappush(self._heap, (when, self._sequence, action))
 
     def after(self, delay: int, action: Callable[[], None]) -> None:
         self._sequence += 1
-        heapq.heappush(self._heap, (self.now + max(delay, 0), self._sequence, action))
+        when = self.now + delay if delay > 0 else self.now
+        heapq.heappush(self._heap, (when, self._sequence, action))
 
     def run(self, until: int) -> None:
         """All that is due by `until`."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.units import SECOND
@@ -48,7 +49,7 @@ class Links:
         self._next += 1
         key = self._next
         path = self._path(source, target)
-        most = min((rate for _, rate in path), default=math.inf)
+        most = min([rate for _, rate in path], default=math.inf)
         flow = _Flow(source, target, path, float(size), 0.0, self._kernel.now, done, most)
         self._flows[key] = flow
         for link, _ in path:
@@ -74,6 +75,11 @@ class Links:
             for other in self._using[link]
         }
         return sorted(found - {key})
+
+    def is_free(self, key: int) -> bool:
+        """Whether nobody is in its way, and nobody holds it to anything."""
+        flow = self._flows.get(key)
+        return flow is not None and flow.pace >= flow.most and not self.beside(key)
 
     def set_pace(self, key: int, pace: float) -> None:
         """From now on its sender holds it to this."""
@@ -114,8 +120,12 @@ class Links:
             flow = self._flows[key]
             share = flow.pace
             for link, built in flow.path:
-                level = levels.get(link)
-                if level is None:
+                if not self._paced:
+                    # Nobody is held to anything, which is nearly always: all get the same.
+                    level = built / len(self._using[link])
+                elif link in levels:
+                    level = levels[link]
+                else:
                     level = levels[link] = self._level(link, built)
                 if level < share:
                     share = level
@@ -126,14 +136,11 @@ class Links:
             flow.rate = share
             flow.generation += 1
             wait = round(flow.left / flow.rate * SECOND) + 1
-            self._kernel.after(wait, self._finisher(key, flow.generation))
+            self._kernel.after(wait, partial(self._finish, key, flow.generation))
 
     def _level(self, link: str, rate: float) -> float:
         """What each on the link gets unless it is held to less; those leave others the rest."""
-        using = self._using[link]
-        if not self._paced:
-            return rate / len(using)
-        paces = sorted(self._flows[key].pace for key in using)
+        paces = sorted([self._flows[key].pace for key in self._using[link]])
         for index, pace in enumerate(paces):
             level = rate / (len(paces) - index)
             if pace >= level:
@@ -146,12 +153,8 @@ class Links:
         flow.left = max(flow.left - flow.rate * elapsed / SECOND, 0.0)
         flow.since = self._kernel.now
 
-    def _finisher(self, key: int, generation: int) -> Callable[[], None]:
-        def finish() -> None:
-            flow = self._flows.get(key)
-            if flow is None or flow.generation != generation:
-                return
+    def _finish(self, key: int, generation: int) -> None:
+        flow = self._flows.get(key)
+        if flow is not None and flow.generation == generation:
             self.end(key)
             flow.done()
-
-        return finish

@@ -46,7 +46,15 @@ class Machine:
     memory: Memory | None = None
     incarnation: int = 0
     """Counts agents, so that what one asked for is not answered to the next."""
+    acked: tuple[int, int] = (-1, 0)
+    """In a quiet world: to which of its agents beats were acknowledged, and those until when."""
     wake_at: int | None = None
+    """When its agent's alarm rings."""
+    due: int | None = None
+    """When its agent has something to do, as it said after the last event that could change that;
+    not before the alarm, and often later."""
+    wakes: int = 0
+    """How often its agent has woken at this moment."""
     seen_of_book: int = -1
     """The version of its provider's book that the world has looked at last."""
     serves: bool = False

@@ -1,6 +1,7 @@
 """How events reach the minds of a simulated world: as answers to one agent, or as messages."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from reclaimnet.model.events import Event
 from reclaimnet.model.market import NodeId
@@ -29,13 +30,11 @@ class Messages:
 
     def later(self, machine: Machine, delay: int, event: Event) -> None:
         """To this agent only: one that restarts meanwhile never asked for it."""
-        incarnation = machine.incarnation
+        self._kernel.after(delay, partial(self._answer, machine, machine.incarnation, event))
 
-        def arrive() -> None:
-            if machine.incarnation == incarnation:
-                self.tell(machine.body.node, event)
-
-        self._kernel.after(delay, arrive)
+    def _answer(self, machine: Machine, incarnation: int, event: Event) -> None:
+        if machine.incarnation == incarnation:
+            self.tell(machine.body.node, event)
 
     def send(self, source: NodeId | None, target: NodeId, event: Event) -> None:
         """From one node to another, or from a person; at most once but for faults."""
@@ -46,11 +45,11 @@ class Messages:
             return
         for _ in range(self._misfortune.copies()):
             delay = MILLISECOND + self._misfortune.delay()
-            self._kernel.after(delay, lambda: self.arrive(target, event))
+            self._kernel.after(delay, partial(self.arrive, target, event))
 
     def bring(self, target: NodeId, event: Event) -> None:
         """What is never lost on its way, but on a node that hears nothing."""
-        self._kernel.after(MILLISECOND, lambda: self.arrive(target, event))
+        self._kernel.after(MILLISECOND, partial(self.arrive, target, event))
 
     def arrive(self, target: NodeId, event: Event) -> None:
         machine = self._machines.get(target)

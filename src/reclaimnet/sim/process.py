@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from reclaimnet.model.market import GpuId, JobId
 from reclaimnet.model.units import MILLISECOND, SECOND
@@ -30,6 +31,10 @@ class Mode(StrEnum):
     WAITING = "waiting"
     """After its last save, until resumed or ended."""
     DEAD = "dead"
+
+
+RUNNING: Final = Mode.RUNNING
+"""Looked at all the time; to look a member up in its enum takes longer than all the rest."""
 
 
 class Process:
@@ -60,6 +65,8 @@ class Process:
         """Counts saves at a given step: only the last one asked for is taken."""
         self.generation = 0
         """Counts changes, so that what was scheduled before a change can tell that it is stale."""
+        self.looked_at: int | None = None
+        """When it is looked at next whether it has finished: every save puts that off."""
         self._changed = changed
         self._step = 0
         self._since = 0
@@ -67,13 +74,17 @@ class Process:
 
     @property
     def progressing(self) -> bool:
-        return self.mode == Mode.RUNNING and not self.frozen
+        return self.mode is RUNNING and not self.frozen
 
     def step(self, now: int) -> int:
-        if not self.progressing:
+        if self.mode is not RUNNING or self.frozen:
             return self._step
-        elapsed = max(now - self._since, 0) + self._carry
-        return min(self._step + elapsed // self.work.step_time, self.work.steps)
+        step = self._step + self._elapsed(now) // self.work.step_time
+        return step if step < self.work.steps else self.work.steps
+
+    def _elapsed(self, now: int) -> int:
+        """Since the last step was done, while it progresses."""
+        return now - self._since + self._carry if now > self._since else self._carry
 
     def finishes_at(self) -> int:
         left = (self.work.steps - self._step) * self.work.step_time - self._carry
@@ -120,8 +131,8 @@ class Process:
             self._touch()
 
     def _settle(self, now: int) -> None:
-        if self.progressing:
-            elapsed = max(now - self._since, 0) + self._carry
+        if self.mode is RUNNING and not self.frozen:
+            elapsed = self._elapsed(now)
             self._step = self.step(now)
             self._carry = elapsed % self.work.step_time
             # Inside a pause the rest of it is still to come.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from reclaimnet.model import events as ev
@@ -15,7 +16,7 @@ from reclaimnet.sim.ledger import Ledger
 from reclaimnet.sim.machine import Machine, Saved
 from reclaimnet.sim.memory import Footprint
 from reclaimnet.sim.messages import Messages
-from reclaimnet.sim.process import Mode, Process, Work
+from reclaimnet.sim.process import RUNNING, Mode, Process, Work
 from reclaimnet.sim.talk import Talking
 
 MINDER_POLL: Final = 20 * MILLISECOND
@@ -62,7 +63,7 @@ class Processes:
             epoch=order.epoch,
             gpus=order.gpus,
             work=self._work_on(machine, order.job, order.gpus),
-            changed=lambda changed: self._changed(machine, changed),
+            changed=partial(self._changed, machine),
         )
         process.made_at = self._kernel.now
         machine.processes[key] = process
@@ -171,15 +172,29 @@ class Processes:
             machine.memory.changed(process, self.footprints.get(process.job))
         if not process.progressing:
             return
-
-        def finish() -> None:
-            if process.generation == generation:
-                self.exit(machine, process, code=process.work.exit_code, killed=False)
-
-        self._kernel.at(process.finishes_at(), finish)
+        self._look_at(machine, process, process.finishes_at())
         self._talking.go_on(machine, process)
         if self._report_every is not None:
             self._report_later(machine, process, generation, self._report_every)
+
+    def _look_at(self, machine: Machine, process: Process, at: int) -> None:
+        """See then whether it has finished, unless somebody looks before that."""
+        if process.looked_at is None or at < process.looked_at:
+            process.looked_at = at
+            self._kernel.at(at, partial(self._finish, machine, process, at))
+
+    def _finish(self, machine: Machine, process: Process, at: int) -> None:
+        if process.looked_at != at:
+            return
+        process.looked_at = None
+        if not process.progressing:
+            return
+        finishes = process.finishes_at()
+        if finishes > self._kernel.now:
+            # It stood still meanwhile.
+            self._look_at(machine, process, finishes)
+        else:
+            self.exit(machine, process, code=process.work.exit_code, killed=False)
 
     def _report_later(
         self, machine: Machine, process: Process, generation: int, every: int
@@ -201,22 +216,22 @@ class Processes:
 
     def save(self, machine: Machine, order: od.Save) -> None:
         process = machine.processes.get((order.job, order.epoch))
-        if process is None or process.mode != Mode.RUNNING:
+        if process is None or process.mode is not RUNNING:
             self._save_failed(machine, order, "it does not run")
             return
         if machine.disk_full or self._misfortune.fails_save():
             self._save_failed(machine, order, "the disk is full")
             return
         save_time = process.work.save_time * machine.slowness
-
-        def begin() -> None:
-            process.pause(self._kernel.now, save_time)
-            self._kernel.after(save_time, lambda: self._take(machine, process, order, save_time))
-
+        begin = partial(self._capture, machine, process, order, save_time)
         if order.at is None:
             begin()
         elif not self._once_at(process, order.at, begin):
             self._save_failed(machine, order, f"step {order.at} has passed")
+
+    def _capture(self, machine: Machine, process: Process, order: od.Save, pause: int) -> None:
+        process.pause(self._kernel.now, pause)
+        self._kernel.after(pause, partial(self._take, machine, process, order, pause))
 
     def _save_failed(self, machine: Machine, order: od.Save, reason: str) -> None:
         failed = ev.SaveFailed(job=order.job, epoch=order.epoch, reason=reason)
@@ -243,10 +258,10 @@ class Processes:
 
     def _take(self, machine: Machine, process: Process, order: od.Save, pause: int) -> None:
         """It has stood still for so long, and what is saved is what it was then."""
-        if process.mode != Mode.RUNNING:
+        if process.mode is not RUNNING:
             return
         if process.frozen:
-            self._kernel.after(SECOND, lambda: self._take(machine, process, order, pause))
+            self._kernel.after(SECOND, partial(self._take, machine, process, order, pause))
             return
         if self._report_every is not None:
             self._report_step(machine, process)

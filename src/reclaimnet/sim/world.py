@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, assert_never
 
 from reclaimnet.engine.body import Body
@@ -30,6 +31,12 @@ from reclaimnet.sim.talk import Talking
 from reclaimnet.sim.transfers import Transfers
 
 ROLE_TIMEOUT: Final = 6 * SECOND
+REPLANS: Final = frozenset(
+    {ev.PacesTold, ev.ReclaimAsked, ev.SendingEnded, ev.TransfersTold, ev.WithdrawAsked, ev.Woke}
+)
+"""What may make a node plan its transfers anew, besides a look at them."""
+MOST_WAKES: Final = 3
+"""How often a mind may wake at one moment, before it counts as one that never sleeps."""
 
 Journal = Callable[[int, NodeId, ev.Event, Sequence[od.Order]], None]
 
@@ -88,6 +95,7 @@ class SimWorld:
         self.transfers = Transfers(
             self.kernel, self.machines, self.messages, self.misfortune, quiet=quiet, path=path_bps
         )
+        self._resting = self.transfers.sendings.resting
         self._minted = 0
 
     @property
@@ -215,6 +223,8 @@ class SimWorld:
         machine = self.machines[node]
         if machine.mind is None:
             return
+        if node in self._resting and type(event) in REPLANS:
+            self.transfers.sendings.refresh(node)
         now = self.kernel.now
         orders = machine.mind.handle(event, now + machine.clock)
         stirred = machine.mind.stirred
@@ -238,35 +248,38 @@ class SimWorld:
             self._schedule_wake(machine)
 
     def _schedule_wake(self, machine: Machine) -> None:
-        wake = self._next_wake(machine)
-        if wake is not None and (machine.wake_at is None or wake < machine.wake_at):
-            self._wake_at(machine, wake)
+        """An alarm that rings before the mind has anything to do is set again when it rings."""
+        wake = None if machine.mind is None else machine.mind.next_wake()
+        machine.due = due = None if wake is None else wake - machine.clock
+        if due is not None and (machine.wake_at is None or due < machine.wake_at):
+            self._wake_at(machine, due)
 
     def _wake_at(self, machine: Machine, wake: int) -> None:
         machine.wake_at = wake
-        incarnation = machine.incarnation
+        self.kernel.at(wake, partial(self._wake_up, machine, machine.incarnation, wake))
 
-        def wake_up() -> None:
-            if machine.incarnation != incarnation or machine.wake_at != wake:
-                return
-            machine.wake_at = None
-            due = self._next_wake(machine)
-            if due is not None and due > self.now:
-                # It was put off meanwhile.
-                self._wake_at(machine, due)
-                return
-            self.deliver(machine.body.node, ev.Woke())
-            self._must_sleep(machine)
-
-        self.kernel.at(wake, wake_up)
+    def _wake_up(self, machine: Machine, incarnation: int, wake: int) -> None:
+        if machine.incarnation != incarnation or machine.wake_at != wake:
+            return
+        machine.wake_at = None
+        due = machine.due
+        if due is None:
+            return
+        if due > self.kernel.now:
+            # It was put off meanwhile.
+            self._wake_at(machine, due)
+            return
+        self.deliver(machine.body.node, ev.Woke())
+        self._must_sleep(machine)
 
     def _must_sleep(self, machine: Machine) -> None:
-        later = machine.wake_at is None or machine.wake_at > self.now
-        assert later, "a mind woke and left undone what it woke for"
-
-    def _next_wake(self, machine: Machine) -> int | None:
-        wake = None if machine.mind is None else machine.mind.next_wake()
-        return None if wake is None else wake - machine.clock
+        """What a mind does may make something else due at once, a save that is late by a new plan;
+        but not again and again."""
+        if machine.wake_at is None or machine.wake_at > self.kernel.now:
+            machine.wakes = 0
+            return
+        machine.wakes += 1
+        assert machine.wakes < MOST_WAKES, "a mind woke and left undone what it woke for"
 
     # --- what comes from outside -----------------------------------------------------------
 

@@ -1,9 +1,11 @@
 """One entry for each job that an event touched, and none for what is no news."""
 
+import json
+
 from reclaimnet import journal
-from reclaimnet.model.events import BeatAcked, ReclaimAsked, StepDone, Woke
+from reclaimnet.model.events import BeatAcked, Event, ReclaimAsked, StepDone, Woke
 from reclaimnet.model.market import JobId, NodeId
-from reclaimnet.model.orders import Answer, Explain, HoldLease, Read
+from reclaimnet.model.orders import Answer, Explain, HoldLease, Order, Read
 from reclaimnet.model.work import Decision
 
 LAB = NodeId("lab")
@@ -35,3 +37,22 @@ def test_a_decision_is_news_whatever_prompted_it() -> None:
     [entry] = journal.entries(5, LAB, Woke(), [explain(A)])
     assert (entry["at"], entry["node"], entry["job"]) == (5, LAB, A)
     assert entry["orders"][0]["decision"]["chosen"] == "there"
+
+
+def test_lines_of_a_file_are_the_same_entries() -> None:
+    answer = Answer(request="1", ok=True, text="yes")
+    told: list[tuple[Event, list[Order]]] = [
+        (ReclaimAsked(request="1"), [answer, explain(A), explain(B), explain(A)]),
+        (ReclaimAsked(request='"2"'), []),
+        (Woke(), [Read(job=A), explain(A)]),
+        (Woke(), [Read(job=A)]),
+    ]
+    page = bytearray()
+    for event, orders in told:
+        journal.add_lines(page, 5, LAB, event, journal.by_job(event, orders))
+    assert [json.loads(line) for line in page.splitlines()] == [
+        json.loads(json.dumps(entry))
+        for event, orders in told
+        for entry in journal.entries(5, LAB, event, orders)
+    ]
+    assert len(page.splitlines()) == 5

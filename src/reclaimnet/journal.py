@@ -90,6 +90,8 @@ def by_job(event: Event, orders: Sequence[Order]) -> dict[JobId | None, list[Ord
     for order in orders:
         if not _is_routine(order):
             jobs.setdefault(job_of(order) or job_of(event), []).append(order)
+    if jobs and type(event) is ev.Written and _is_upkeep(event, jobs):
+        return {}
     return jobs
 
 
@@ -132,6 +134,13 @@ def add_lines(
 def job_of(said: Event | Order) -> JobId | None:
     find = _JOB_OF.get(type(said))
     return find(said) if find is not None else None
+
+
+def _is_upkeep(written: ev.Written, jobs: Mapping[JobId | None, Sequence[Order]]) -> bool:
+    """Whether a job goes on and the vault now keeps what its record names: that record is in the
+    entry in which it was ordered to be written, and there is one for every save."""
+    kinds = {type(order) for about in jobs.values() for order in about}
+    return kinds == {od.Forget} and not written.record.state.terminal
 
 
 def _is_routine(order: Order) -> bool:

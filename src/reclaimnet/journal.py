@@ -78,26 +78,14 @@ _JOB_OF: Final[dict[type, Callable[[Any], JobId | None]]] = {
     ev.Written: _SAYS_RECORD,
     ev.ProcessFound: _SAYS_RECORD,
     od.Write: _SAYS_RECORD,
-    od.Tell: lambda tell: job_of(tell.event),
+    od.Tell: lambda tell: _job_of(tell.event),
 }
 """By kind, since it is asked of everything that happens; who is not here is about no job."""
 
 
-def by_job(event: Event, orders: Sequence[Order]) -> dict[JobId | None, list[Order]]:
-    """Whom it touched, and what was ordered about each that is worth an entry; empty if nothing
-    is."""
-    jobs: dict[JobId | None, list[Order]] = {} if type(event) in _NO_NEWS else {job_of(event): []}
-    for order in orders:
-        if not _is_routine(order):
-            jobs.setdefault(job_of(order) or job_of(event), []).append(order)
-    if jobs and type(event) is ev.Written and _is_upkeep(event, jobs):
-        return {}
-    return jobs
-
-
 def entries(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> list[dict[str, Any]]:
     """None, one, or one for each job."""
-    jobs = by_job(event, orders)
+    jobs = _by_job(event, orders)
     told = event_to_dict(event) if jobs else {}
     return [
         {
@@ -112,14 +100,10 @@ def entries(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> li
 
 
 def add_lines(
-    page: bytearray,
-    now: int,
-    node: NodeId,
-    event: Event,
-    jobs: Mapping[JobId | None, Sequence[Order]],
+    page: bytearray, now: int, node: NodeId, event: Event, orders: Sequence[Order]
 ) -> None:
-    """The same entries as they stand in a file, to the end of what is there; `jobs` is by_job's."""
-    for job, about in jobs.items():
+    """The same entries as they stand in a file, to the end of what is there."""
+    for job, about in _by_job(event, orders).items():
         page += b'{"at":%d,"node":%b,"job":%b,"event":' % (now, encode_json(node), encode_json(job))
         add(page, event)
         page += b',"orders":['
@@ -131,7 +115,19 @@ def add_lines(
         page += b"]}\n"
 
 
-def job_of(said: Event | Order) -> JobId | None:
+def _by_job(event: Event, orders: Sequence[Order]) -> dict[JobId | None, list[Order]]:
+    """Whom it touched, and what was ordered about each that is worth an entry; empty if nothing
+    is."""
+    jobs: dict[JobId | None, list[Order]] = {} if type(event) in _NO_NEWS else {_job_of(event): []}
+    for order in orders:
+        if not _is_routine(order):
+            jobs.setdefault(_job_of(order) or _job_of(event), []).append(order)
+    if jobs and type(event) is ev.Written and _is_upkeep(event, jobs):
+        return {}
+    return jobs
+
+
+def _job_of(said: Event | Order) -> JobId | None:
     find = _JOB_OF.get(type(said))
     return find(said) if find is not None else None
 

@@ -80,7 +80,7 @@ def test_lines_of_a_file_are_the_same_entries() -> None:
     ]
     page = bytearray()
     for event, orders in told:
-        journal.add_lines(page, 5, LAB, event, journal.by_job(event, orders))
+        journal.add_lines(page, 5, LAB, event, orders)
     assert [json.loads(line) for line in page.splitlines()] == [
         json.loads(json.dumps(entry))
         for event, orders in told

@@ -15,9 +15,9 @@ from rich.table import Table
 from reclaimnet.apps import printing
 from reclaimnet.apps.sim_plots import plots
 from reclaimnet.errors import BadConfig
-from reclaimnet.journal import add_lines, by_job
+from reclaimnet.journal import add_lines
 from reclaimnet.model.events import Event
-from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.market import NodeId
 from reclaimnet.model.orders import Order
 from reclaimnet.model.units import DAY
 from reclaimnet.policy.suite import Suite
@@ -32,8 +32,8 @@ from reclaimnet.sim.traces import Which, helios, philly, spot
 
 PRESET: Final = "campus54"
 OUT: Final = Path("out")
-AT_ONCE: Final = 256
-"""Moments of the journal that are written together: a few hundred KiB, less than a cache holds."""
+AT_ONCE: Final = 512
+"""Moments that are journalled together: some 200 KiB, less than a cache holds."""
 COSTS: Final = {
     "lost GPU-h": "work_lost_gpu_h",
     "waste GPU-h": "waste_gpu_h",
@@ -91,12 +91,12 @@ def main(
 
 
 class JournalFile:
-    """Encodes and writes many entries at a time: one by one, each would find the processor's
-    caches full of the simulation, which costs half as much again."""
+    """Works out, encodes and writes many entries at a time: one by one, each would find the
+    processor's caches full of the simulation, which costs half as much again."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._noted: list[tuple[int, NodeId, Event, dict[JobId | None, list[Order]]]] = []
+        self._noted: list[tuple[int, NodeId, Event, Sequence[Order]]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -106,11 +106,9 @@ class JournalFile:
         self._write()
 
     def note(self, now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> None:
-        jobs = by_job(event, orders)
-        if jobs:
-            self._noted.append((now, node, event, jobs))
-            if len(self._noted) >= AT_ONCE:
-                self._write()
+        self._noted.append((now, node, event, tuple(orders)))
+        if len(self._noted) >= AT_ONCE:
+            self._write()
 
     def _write(self) -> None:
         page = bytearray()

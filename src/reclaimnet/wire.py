@@ -29,6 +29,11 @@ _REQUESTS: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(askin
 T = typing.TypeVar("T")
 _encoder: Final = msgspec.json.Encoder(order="deterministic")
 _KIND_FIRST: Final = b'{"kind":"'
+_HEADS: Final = {
+    kind: _KIND_FIRST + name.encode() + b'"' for name, kind in (_EVENTS | _ORDERS).items()
+}
+"""What comes before a kind's fields."""
+_COMMA: Final = ord(",")
 _EVENTS_BY_NAME: Final[dict[bytes, "msgspec.json.Decoder[Any]"]] = {
     name.encode(): msgspec.json.Decoder(kind) for name, kind in _EVENTS.items()
 }
@@ -62,9 +67,26 @@ def order_from_dict(fields: Mapping[str, Any]) -> Order:
 
 def encode_event(event: Event) -> bytes:
     """The kind comes first, so that a reader knows what to expect before it reads on."""
-    fields = _encoder.encode(event)
-    kind = f'{{"kind":"{type(event).__name__}"'.encode()
-    return kind + (fields[1:] if fields == b"{}" else b"," + fields[1:])
+    page = bytearray()
+    add(page, event)
+    return bytes(page)
+
+
+def add(page: bytearray, said: Event | Order) -> None:
+    """Likewise, to the end of what is there; Tell, too, has the kind of what it tells."""
+    if type(said) is Tell:
+        page += b'{"kind":"Tell","to":' + _encoder.encode(said.to) + b',"event":'
+        add(page, said.event)
+        page += b"}"
+        return
+    page += _HEADS[type(said)]
+    begin = len(page)
+    _encoder.encode_into(said, page, begin)
+    # The kind has opened the object already.
+    if len(page) == begin + len(b"{}"):
+        del page[begin]
+    else:
+        page[begin] = _COMMA
 
 
 def decode_event(data: bytes) -> Event:

@@ -1,10 +1,22 @@
 """One entry for each job that an event touched, and none for what is no news."""
 
+import json
+
+import pytest
+
 from reclaimnet import journal
-from reclaimnet.model.events import BeatAcked, ReclaimAsked, StepDone, Woke
+from reclaimnet.model.events import (
+    BeatAcked,
+    Event,
+    ReclaimAsked,
+    RecordSeen,
+    StepDone,
+    Woke,
+    Written,
+)
 from reclaimnet.model.market import JobId, NodeId
-from reclaimnet.model.orders import Answer, Explain, HoldLease, Read
-from reclaimnet.model.work import Decision
+from reclaimnet.model.orders import Answer, Explain, Forget, HoldLease, Order, Read
+from reclaimnet.model.work import Decision, JobRecord, JobSpec, JobState, ManifestId, Writer
 
 LAB = NodeId("lab")
 A, B = JobId("a"), JobId("b")
@@ -35,3 +47,43 @@ def test_a_decision_is_news_whatever_prompted_it() -> None:
     [entry] = journal.entries(5, LAB, Woke(), [explain(A)])
     assert (entry["at"], entry["node"], entry["job"]) == (5, LAB, A)
     assert entry["orders"][0]["decision"]["chosen"] == "there"
+
+
+@pytest.mark.parametrize(
+    ("state", "orders", "entered"),
+    [
+        (JobState.RUNNING, [Forget(job=A, keep=(ManifestId("m"),))], 0),
+        (JobState.RUNNING, [Forget(job=A), explain(A)], 1),
+        (JobState.COMPLETED, [Forget(job=A)], 1),
+    ],
+)
+def test_a_vault_that_keeps_what_a_written_record_names_is_no_news(
+    state: JobState, orders: list[Order], entered: int
+) -> None:
+    """The record is in the entry in which its writing was ordered; how a job ended is told by what
+    was written."""
+    spec = JobSpec(name="train", user="ada", command=("x",))
+    record = JobRecord(id=A, spec=spec, submitted_at=0, state=state)
+    written = Written(record=record, writer=Writer.ATTEMPT)
+    assert len(journal.entries(5, LAB, written, orders)) == entered
+    seen = RecordSeen(job=A, record=record)
+    assert len(journal.entries(5, LAB, seen, orders)) == 1
+
+
+def test_lines_of_a_file_are_the_same_entries() -> None:
+    answer = Answer(request="1", ok=True, text="yes")
+    told: list[tuple[Event, list[Order]]] = [
+        (ReclaimAsked(request="1"), [answer, explain(A), explain(B), explain(A)]),
+        (ReclaimAsked(request='"2"'), []),
+        (Woke(), [Read(job=A), explain(A)]),
+        (Woke(), [Read(job=A)]),
+    ]
+    page = bytearray()
+    for event, orders in told:
+        journal.add_lines(page, 5, LAB, event, orders)
+    assert [json.loads(line) for line in page.splitlines()] == [
+        json.loads(json.dumps(entry))
+        for event, orders in told
+        for entry in journal.entries(5, LAB, event, orders)
+    ]
+    assert len(page.splitlines()) == 5

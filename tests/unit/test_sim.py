@@ -1,16 +1,20 @@
 """The simulator: one ledger, the same bytes for the same seed, bad input refused in words."""
 
+import contextlib
 import gzip
+import io
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reclaimnet.apps.cli import run_command
-from reclaimnet.apps.sim import scenario_of
+from reclaimnet.apps.sim import AT_ONCE, JournalFile, scenario_of
 from reclaimnet.engine.beats import EARLY_BEAT
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.node import Node
@@ -492,6 +496,27 @@ def test_a_journal_is_replayed_with_the_same_loans_and_jobs(tmp_path: Path) -> N
         BadConfig, match=rf"journal\.jsonl:{line}: .*no entry of a journal.*no .node"
     ):
         replay(path)
+
+
+def test_a_journal_in_a_file_has_all_that_was_told_also_of_a_run_that_failed() -> None:
+    def journalled(most: int) -> tuple[bytes, list[Any]]:
+        file = io.BytesIO()
+        told: list[Any] = []
+
+        def note(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> None:
+            told.extend(entries(now, node, event, orders))
+            journal.note(now, node, event, orders)
+            if len(told) >= most:
+                raise ZeroDivisionError
+
+        with contextlib.suppress(ZeroDivisionError), JournalFile(file) as journal:
+            run(PRESETS["department"](4, DAY // 2), Suite(), journal=note)
+        return file.getvalue(), told
+
+    for most in (10, AT_ONCE, sys.maxsize):
+        lines, told = journalled(most)
+        assert [json.loads(line) for line in lines.splitlines()] == json.loads(json.dumps(told))
+        assert lines == journalled(most)[0]
 
 
 def test_submissions_come_to_the_campus_of_the_preset(tmp_path: Path) -> None:

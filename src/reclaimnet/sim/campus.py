@@ -7,7 +7,7 @@ desktop pools), and follows working hours. None of it is known to any contender 
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,8 +96,9 @@ def campus(
     build, live, work = (random.Random(f"{seed}-{part}") for part in ("build", "live", "work"))
     nodes = tuple(_machine(index, build, habits) for index in range(machines))
     happenings: list[Happening] = []
+    ages = _by_age(habits, until)
     for node in nodes:
-        happenings += _life(node, live, habits, until)
+        happenings += _life(node, live, habits, ages, until)
     happenings = list(in_rank(happenings))
     return Scenario(
         name=name,
@@ -134,7 +135,9 @@ def _machine(index: int, rng: random.Random, habits: Habits) -> SimNode:
     )
 
 
-def _life(node: SimNode, rng: random.Random, habits: Habits, until: int) -> list[Happening]:
+def _life(
+    node: SimNode, rng: random.Random, habits: Habits, ages: Sequence[float], until: int
+) -> list[Happening]:
     """Loans of one machine, one after the other."""
     level = habits.reclaim_per_h * math.exp(rng.gauss(0, habits.level_spread))
     end = MONDAY + until
@@ -142,7 +145,7 @@ def _life(node: SimNode, rng: random.Random, habits: Habits, until: int) -> list
     lent_at = MONDAY + round(rng.random() * 2 * HOUR)
     while lent_at < end:
         found.append(Happening(at=lent_at, node=node.id, kind=Kind.LEND))
-        asked_at = _loan_ends(lent_at, rng, habits, level, end)
+        asked_at = _loan_ends(lent_at, rng, habits, ages, level, end)
         crash_at = lent_at + round(rng.expovariate(habits.crash_per_h) * HOUR)
         if crash_at < min(asked_at, end):
             found.append(
@@ -163,19 +166,29 @@ def _life(node: SimNode, rng: random.Random, habits: Habits, until: int) -> list
     return found
 
 
-def _loan_ends(start: int, rng: random.Random, habits: Habits, level: float, end: int) -> int:
+def _by_age(habits: Habits, until: int) -> list[float]:
+    """The factor of the rate for each TICK of a loan's age: the same for all loans."""
+    shape, scale = habits.age_shape, habits.age_scale
+    return [weibull_hazard(age, shape=shape, scale=scale) for age in range(0, until, TICK)]
+
+
+def _loan_ends(
+    start: int,
+    rng: random.Random,
+    habits: Habits,
+    ages: Sequence[float],
+    level: float,
+    end: int,
+) -> int:
     """When the integral of the rate reaches an exponential draw."""
     left = rng.expovariate(1.0)
-    at = start
-    while at < end:
+    for at, age in zip(range(start, end, TICK), ages, strict=False):
         weekend = habits.weekend if (at // DAY + 3) % 7 >= 5 else 1.0
         hour = habits.by_hour[at % DAY // HOUR] * weekend
-        age = weibull_hazard(at - start, shape=habits.age_shape, scale=habits.age_scale)
         rate = level * hour * age / HOUR
         if left <= rate * TICK:
             return at + round(left / rate)
         left -= rate * TICK
-        at += TICK
     return end
 
 

@@ -24,6 +24,7 @@ from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guarded import Guarded
 from reclaimnet.apps.live.clock import Clock
 from reclaimnet.apps.live.ears import Ears
+from reclaimnet.apps.live.logs import STORED_PATIENCE_S
 from reclaimnet.apps.live.serving import Serving
 from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.apps.membership import joined
@@ -57,7 +58,8 @@ LEAVE_AT_MOST: Final = 30 * SECOND
 SAFETY: Final = SECOND
 """Before a batch system's own deadline: it kills without asking."""
 PART_S: Final = 2.0
-END_S: Final = 5.0
+END_S: Final = STORED_PATIENCE_S + 3.0
+"""Their last words come before their ends."""
 CLOSE_S: Final = 10.0
 """What an agent needs to close, and more."""
 

@@ -103,7 +103,9 @@ class OneNode:
     async def tell(self, to: NodeId, event: ev.Event) -> None:
         raise Unavailable(f"there is no {to}")
 
-    async def append_log(self, job: JobId, epoch: int, node: NodeId, text: bytes) -> None:
+    async def append_log(
+        self, job: JobId, epoch: int, node: NodeId, text: bytes, *, number: int
+    ) -> None:
         pass
 
     def journal(self, entry: object) -> None:

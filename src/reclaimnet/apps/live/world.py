@@ -99,9 +99,11 @@ class LiveWorld:
         self._turned = asyncio.Event()
         self._uplink = Uplink()
         self._errands = Errands()
-        self._board = Board(node, campus=campus, errands=self._errands, deliver=self.deliver)
         self._logs = Logs(node, campus)
         self._errands.run(self._logs.send())
+        self._board = Board(
+            node, campus=campus, logs=self._logs, errands=self._errands, deliver=self.deliver
+        )
         protect_self()
         hurry(NICE)
         # A worker in no hurry must not keep the interpreter from who is.
@@ -120,7 +122,6 @@ class LiveWorld:
             guard=guard,
             scratch=Scratch(folder, campus=campus, vault=vault, errands=self._errands),
             keeping=self._keeping,
-            logs=self._logs,
             clock=clock,
             errands=self._errands,
             deliver=self.deliver,

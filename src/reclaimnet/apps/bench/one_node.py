@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final, cast
 
@@ -88,6 +88,9 @@ class OneNode:
         assert self.world is not None, "the world comes first"
         seen = ev.RecordSeen(job=record.id, record=record)
         asyncio.get_running_loop().call_soon(self.world.deliver, seen)
+
+    async def find(self, wanted: Callable[[JobRecord], bool]) -> list[JobRecord]:
+        return [record for record in self.store.records.values() if wanted(record)]
 
     async def read(self, job: JobId) -> JobRecord | None:
         return self.store.records.get(job)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ import pytest
 from reclaimnet.adapters.linux.attempts import reports as rn
 from reclaimnet.adapters.vault.pulling import PullResult
 from reclaimnet.adapters.vault.store import Vault
+from reclaimnet.apps import bundle
 from reclaimnet.apps.live import fetching
 from reclaimnet.apps.live import logs as logging_out
 from reclaimnet.apps.live.board import Board
 from reclaimnet.apps.live.clock import Clock
-from reclaimnet.apps.live.errands import Errands
+from reclaimnet.apps.live.errands import WORKERS, Errands
 from reclaimnet.apps.live.fetching import Fetching
 from reclaimnet.apps.live.keeping import OUTPUT, Keeping
 from reclaimnet.apps.live.links import LINKS, put_back
@@ -122,8 +124,11 @@ def made(
     errands: Errands,
     runner: FakeRunner,
     deliver: Any,
+    *,
+    scratch: Scratch | None = None,
 ) -> Processes:
-    scratch = Scratch(tmp_path, campus=None, vault=None, errands=errands)  # type: ignore[arg-type]
+    if scratch is None:
+        scratch = Scratch(tmp_path, campus=None, vault=None, errands=errands)  # type: ignore[arg-type]
     return Processes(
         NodeId("n1"),
         runner=runner,  # type: ignore[arg-type]
@@ -169,7 +174,9 @@ async def test_a_place_that_is_booked_again_waits_until_the_first_is_cleared(
 async def telling(
     campus: FakeCampus, deliver: Callable[[ev.Event], None]
 ) -> AsyncIterator[tuple[Logs, Board]]:
-    errands = Errands()
+    """None of which may fail: an agent would end."""
+    errands, failed = Errands(), Seen()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
     logs = Logs(NodeId("n1"), campus)  # type: ignore[arg-type]
     sending = errands.begin(logs.send())
     board = Board(
@@ -185,6 +192,7 @@ async def telling(
         sending.cancel()
         await errands.cancel()
         await errands.close()
+    assert failed == []
 
 
 OVER = JobRecord(id=JOB, spec=SPEC, submitted_at=0, epoch=1, state=JobState.CANCELLED)
@@ -320,6 +328,85 @@ async def test_what_others_saved_is_not_laid_out_for_a_job_that_runs_already(
         assert laid_out is not None
         assert not processes.may_lay_out(laid_out, CHECKPOINT)
     finally:
+        await errands.close()
+
+
+async def test_a_record_that_cannot_be_read_does_not_end_the_agent() -> None:
+    """Any node of the campus can write what is none into the store."""
+
+    class Damaging(FakeCampus):
+        async def read(self, job: JobId) -> JobRecord:
+            raise Damaged("this is no record")
+
+    told = Seen()
+    async with telling(Damaging(Seen()), told.append) as (_, board):
+        board.read(od.Read(job=JOB))
+        board.write(od.Write(record=OVER, writer=Writer.ATTEMPT))
+        await told.reaches(1)
+    assert [type(event) for event in told] == [ev.Written]
+
+
+async def test_a_bundle_that_could_not_be_had_ahead_of_time_is_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    class Bundles:
+        tries = 0
+
+        async def get(self, name: str) -> bytes:
+            self.tries += 1
+            if self.tries == 1:
+                raise Unavailable("the store is away")
+            return bundle.pack(brought)
+
+    brought = tmp_path / "brought"
+    brought.mkdir()
+    bundles = Bundles()
+    errands, runner, told = Errands(), FakeRunner(), Seen()
+    campus = SimpleNamespace(bundles=bundles)
+    scratch = Scratch(tmp_path, campus=campus, vault=None, errands=errands)  # type: ignore[arg-type]
+    processes = made(tmp_path, errands, runner, told.append, scratch=scratch)
+    spec = replace(SPEC, bundle="b" * 64)
+    try:
+        processes.warm_up(od.WarmUp(job=JOB, epoch=8, spec=spec, gpus=()))
+        await settled(errands)
+        processes.start(od.Start(job=JOB, epoch=8, spec=spec, gpus=(), manifest=None, restarts=0))
+        await settled(errands)
+    finally:
+        await errands.close()
+    assert told == [], "it is started"
+    assert bundles.tries == 2
+
+
+async def test_a_save_does_not_wait_for_those_who_send_us_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many they are, and however slow: a deadline does not wait either."""
+    errands, told = Errands(), Seen()
+    may_end = threading.Event()
+
+    def pull(*_: object, **__: object) -> PullResult:
+        assert may_end.wait(PATIENCE_S), "nobody needs the thread"
+        raise Unavailable("it took too long")
+
+    monkeypatch.setattr(fetching, "pull", pull)
+    one = Fetching(
+        vault=None,  # type: ignore[arg-type]
+        context=None,  # type: ignore[arg-type]
+        cards={},
+        processes=SimpleNamespace(expected=lambda job: None),  # type: ignore[arg-type]
+        errands=errands,
+        deliver=told.append,
+    )
+    manifests = [ManifestId(f"{index:064}") for index in range(4 * WORKERS)]
+    try:
+        for manifest in manifests:
+            errands.run(one.fetch(od.Pull(job=JOB, manifest=manifest, sources=())))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_S / 2):
+            await errands.in_thread(may_end.set)
+        await told.reaches(len(manifests))
+    finally:
+        may_end.set()
         await errands.close()
 
 

@@ -82,7 +82,7 @@ class Board:
             self._deliver(ev.Written(record=result, writer=writer))
 
     async def _read(self, order: od.Read) -> None:
-        with contextlib.suppress(Unavailable):
+        with contextlib.suppress(Unavailable, Damaged):
             record = await self._campus.records.read(order.job)
             self._deliver(ev.RecordSeen(job=order.job, record=record))
 

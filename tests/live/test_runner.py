@@ -1039,3 +1039,29 @@ def test_a_limit_counts_for_an_attempt_that_is_still_to_come(bench, tmp_path):
     exited = bench.wait(Exited)
     assert exited.killed
     assert not bench.all(Started)
+
+
+@pytest.mark.needs("root")
+def test_a_job_that_ends_while_the_disk_is_full_has_ended_as_it_did(tmp_path):
+    """It was taken for one that the node had killed, and was run again."""
+    text = """
+        import time
+        from pathlib import Path
+        while not Path("enough").exists():
+            time.sleep(0.005)
+        raise SystemExit(3)
+    """
+    workdir = tmp_path / "work"
+    workdir.mkdir()
+    with small_disk(4 * MIB) as disk:
+        bench = Bench(disk / "runs", cgroups=False)
+        try:
+            spec = script(tmp_path, text, saving=Saving.NONE)
+            bench.runner.start(JOB, 1, spec, (), workdir, None, 0)
+            bench.wait(Started)
+            with fill(disk, leave=0):
+                (workdir / "enough").touch()
+                exited = bench.wait(Exited)
+            assert (exited.code, exited.killed) == (3, False), exited
+        finally:
+            bench.close()

@@ -16,6 +16,7 @@ from tests.live.waiting import WAIT_S, until
 from reclaimnet.adapters.linux import memory
 from reclaimnet.adapters.linux.attempts.reports import Exited, Stepped
 from reclaimnet.adapters.linux.memory import MemoryGroup, Sensor
+from reclaimnet.adapters.linux.page import open_page
 from reclaimnet.adapters.linux.pressure import Watch
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.apps.bench import airlock_contest, airlock_live
@@ -91,7 +92,9 @@ class Guests(Reporting):
 
     def step_now(self) -> int:
         """Not as reported, which is a moment later."""
-        return self.runner._attempts[JOB, 1].words[Word.STEP]
+        words = open_page(self.root / f"{JOB}.1" / "page")
+        assert words is not None
+        return words[Word.STEP]
 
     def exited(self) -> Exited | None:
         return next(iter(self.all(Exited)), None)
@@ -145,7 +148,7 @@ def test_a_job_without_a_group_is_stopped_all_the_same(tmp_path) -> None:
         runner.end(JOB, 1)
         until(lambda: (JOB, 1) not in runner.memory(), "the end")
         runner.scrub(JOB, 1)
-        until(lambda: not runner._attempts, "nothing is left")
+        until(lambda: not (tmp_path / "run" / f"{JOB}.1").exists(), "nothing is left")
         runner.close()
 
 
@@ -166,7 +169,7 @@ def test_a_frozen_job_is_found_by_the_next_runner_and_still_stands_still(guests)
     until(lambda: guests.steps() > 20, "20 steps")
     guests.runner.suspend(JOB, 1)
     until(lambda: guests.runner.still(JOB, 1), "the stop")
-    since = guests.runner._attempts[JOB, 1].words[Word.SUSPENDED_AT]
+    since = guests.runner.suspended_at(JOB, 1)
     guests.runner.close()
     guests.runner = Runner(guests.folder / "run", guests.reports.append, memory=guests.group.path)
     (found,) = guests.runner.adopt()

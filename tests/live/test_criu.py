@@ -316,7 +316,9 @@ class Told(OneNode):
             self.states.setdefault(record.id, []).append(stored.state)
         return stored
 
-    async def append_log(self, job: JobId, epoch: int, node: NodeId, text: bytes) -> None:
+    async def append_log(
+        self, job: JobId, epoch: int, node: NodeId, text: bytes, *, number: int
+    ) -> None:
         self.printed[job] = self.printed.get(job, "") + text.decode()
 
 

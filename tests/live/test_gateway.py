@@ -263,8 +263,8 @@ async def test_the_holder_of_a_running_job_is_asked_to_cancel_it(running: Runnin
 
 async def test_logs_are_one_stream_with_marked_seams(running: Running) -> None:
     stored = await submitted(running)
-    await running.campus.append_log(stored.id, 1, LAB, b"step 1\nstep")
-    await running.campus.append_log(stored.id, 2, NodeId("office"), b"step 2\n")
+    await running.campus.append_log(stored.id, 1, LAB, b"step 1\nstep", number=1)
+    await running.campus.append_log(stored.id, 2, NodeId("office"), b"step 2\n", number=2)
     logs = await running.http.get(f"/api/v1/jobs/{stored.id}/logs")
     assert logs.headers["content-type"].startswith("text/plain")
     assert logs.text == "step 1\nstep\n--- attempt 2 on office ---\nstep 2\n"
@@ -279,7 +279,7 @@ async def test_logs_are_one_stream_with_marked_seams(running: Running) -> None:
 
     following = asyncio.create_task(follow())
     await until(lambda: len(lines) == 4, "what is there is read")
-    await running.campus.append_log(stored.id, 2, NodeId("office"), b"done\n")
+    await running.campus.append_log(stored.id, 2, NodeId("office"), b"done\n", number=3)
     await until(lambda: lines[-1] == "done", "what comes is read")
     await running.http.post(f"/api/v1/jobs/{stored.id}/cancel")
     async with asyncio.timeout(STOP_BOUND_S):
@@ -482,7 +482,7 @@ async def test_a_listener_gets_the_state_and_every_change(running: Running) -> N
 @pytest.mark.parametrize("path", ["events", "jobs/{job}/logs?follow=true"])
 async def test_the_gateway_stops_while_someone_listens(running: Running, path: str) -> None:
     stored = await submitted(running)
-    await running.campus.append_log(stored.id, 1, LAB, b"a line\n")
+    await running.campus.append_log(stored.id, 1, LAB, b"a line\n", number=4)
     first_line = asyncio.Event()
 
     async def listen() -> None:

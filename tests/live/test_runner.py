@@ -19,9 +19,10 @@ from tests.live.waiting import alive, until
 from tests.vault_files import fill, small_disk
 
 from reclaimnet.adapters.linux import cgroup, minder
-from reclaimnet.adapters.linux.attempts import sdk_saves, signal_saves
+from reclaimnet.adapters.linux.attempts import sdk_saves, signal_saves, watch
 from reclaimnet.adapters.linux.attempts.reports import (
     Exited,
+    LogLines,
     Ready,
     SaveFailed,
     Snapshot,
@@ -189,6 +190,43 @@ def test_a_save_leaves_the_job_running_and_a_final_one_makes_it_wait_until_resum
         bench.runner.save(JOB, 1, False)
         bench.wait(Snapshot, count)
     assert not bench.runner.intact(first)
+
+
+@pytest.mark.parametrize("saving", [Saving.SDK, Saving.SIGNAL])
+def test_what_a_job_printed_before_its_last_state_is_told_before_that(
+    plain, tmp_path, monkeypatch, saving
+):
+    """Who goes on with the state prints after it, into the same log."""
+    monkeypatch.setattr(watch, "LOG_EVERY", 3600 * SECOND)
+    texts = {
+        Saving.SDK: """
+            import time
+            from reclaimnet import sdk
+            with sdk.job() as job:
+                for step in range(1, LIMIT):
+                    time.sleep(0.002)
+                    print("x", step, flush=True)
+                    job.step(step, {})
+        """,
+        Saving.SIGNAL: """
+            import os, signal
+            from pathlib import Path
+            signal.signal(signal.SIGUSR1, lambda *_: None)
+            while True:
+                signal.pause()
+                print("x" * 99_999, 7, flush=True)
+                Path(os.environ["RN_CHECKPOINT_DIR"], ".saved").write_text("7")
+        """,
+    }
+    plain.start(script(tmp_path, texts[saving], saving=saving))
+    plain.wait(Started)
+    if saving is Saving.SDK:
+        plain.wait_step(1)
+    plain.runner.save(JOB, 1, True)
+    last = plain.wait(Snapshot)
+    told = plain.reports[: plain.reports.index(last)]
+    printed = b"".join(report.text for report in told if isinstance(report, LogLines))
+    assert printed.endswith(f"x {last.step}\n".encode())
 
 
 def test_orders_may_be_repeated(bench, tmp_path):
@@ -1001,3 +1039,29 @@ def test_a_limit_counts_for_an_attempt_that_is_still_to_come(bench, tmp_path):
     exited = bench.wait(Exited)
     assert exited.killed
     assert not bench.all(Started)
+
+
+@pytest.mark.needs("root")
+def test_a_job_that_ends_while_the_disk_is_full_has_ended_as_it_did(tmp_path):
+    """It was taken for one that the node had killed, and was run again."""
+    text = """
+        import time
+        from pathlib import Path
+        while not Path("enough").exists():
+            time.sleep(0.005)
+        raise SystemExit(3)
+    """
+    workdir = tmp_path / "work"
+    workdir.mkdir()
+    with small_disk(4 * MIB) as disk:
+        bench = Bench(disk / "runs", cgroups=False)
+        try:
+            spec = script(tmp_path, text, saving=Saving.NONE)
+            bench.runner.start(JOB, 1, spec, (), workdir, None, 0)
+            bench.wait(Started)
+            with fill(disk, leave=0):
+                (workdir / "enough").touch()
+                exited = bench.wait(Exited)
+            assert (exited.code, exited.killed) == (3, False), exited
+        finally:
+            bench.close()

@@ -126,13 +126,13 @@ async def test_another_cannot_cancel_a_job(desk: Desk) -> None:
 @pytest.mark.parametrize("what", ["logs", "why", "story", "output"])
 async def test_another_cannot_read_what_a_job_wrote_or_did(desk: Desk, what: str) -> None:
     job = await desk.ada_submits()
-    await desk.campus.append_log(job.id, 1, LAB1, SECRET.encode())
+    await desk.campus.append_log(job.id, 1, LAB1, SECRET.encode(), number=1)
     refused(await (await desk.by("ben")).get(f"/api/v1/jobs/{job.id}/{what}"))
 
 
 async def test_its_user_an_operator_and_who_looks_can_read_a_log(desk: Desk) -> None:
     job = await desk.ada_submits()
-    await desk.campus.append_log(job.id, 1, LAB1, SECRET.encode())
+    await desk.campus.append_log(job.id, 1, LAB1, SECRET.encode(), number=2)
     for who in ("ada", "olga", "campus", "look"):
         read = await (await desk.by(who)).get(f"/api/v1/jobs/{job.id}/logs")
         assert SECRET in read.text, who
@@ -269,11 +269,11 @@ async def test_who_was_removed_is_out_at_once_with_token_session_and_open_stream
     assert (await browser.get("/api/v1/session")).json()["name"] == "ada"
     async with ada.stream("GET", f"/api/v1/jobs/{job.id}/logs?follow=true") as stream:
         pieces = stream.aiter_text()
-        await desk.campus.append_log(job.id, 1, LAB1, b"before\n")
+        await desk.campus.append_log(job.id, 1, LAB1, b"before\n", number=3)
         async with asyncio.timeout(WAIT_S):
             assert await anext(pieces) == "before\n"
         desk.register.remove_person("ada")
-        await desk.campus.append_log(job.id, 1, LAB1, b"after\n")
+        await desk.campus.append_log(job.id, 1, LAB1, b"after\n", number=4)
         async with asyncio.timeout(WAIT_S):
             assert [piece async for piece in pieces] == []
     for client in (ada, browser):

@@ -418,6 +418,46 @@ def test_a_notice_can_be_given_another_deadline() -> None:
     assert (record.state, record.moves, record.steps_lost) == (JobState.COMPLETED, 0, 0)
 
 
+@pytest.mark.parametrize("grace", [10 * SECOND, 20 * MINUTE])
+def test_another_deadline_of_a_notice_outlives_the_agent(grace: int) -> None:
+    """Whether it is later or earlier than the first."""
+    world = campus(nodes=1, gpus=1)
+    promises = Promises(world)
+    world.submit(J, spec("a"), replace(WORK, steps=100_000))
+    world.run(20 * SECOND)
+    node = holder(world)
+    world.reclaim(node, grace=MINUTE)
+    (notice,) = world.machines[node].mind.provider.notices
+    world.reclaim(node, grace=grace, replaces=notice)
+    deadline = world.now + grace
+    promises.deadlines[world.machines[node].mind.provider.offer.gpus[0].id] = deadline
+    world.crash_agent(node)
+    world.run(25 * SECOND)
+    world.start_agent(node)
+    (kept,) = world.machines[node].mind.provider.notices.values()
+    assert kept.deadline == deadline
+    world.run(deadline + SECOND)
+    assert not world.machines[node].processes
+    assert world.machines[node].mind.provider.offer is None
+
+
+def test_a_notice_that_is_withdrawn_alone_does_not_come_back_with_the_agent() -> None:
+    world = campus(nodes=1, gpus=2)
+    (node,) = world.machines
+    one, two = world.machines[node].mind.provider.offer.gpus
+    for gpu in (one, two):
+        world.submit(JobId(f"j-{gpu.index}"), spec("a"), WORK)
+    world.run(20 * SECOND)
+    for gpu in (one, two):
+        world.reclaim(node, gpus=(gpu.id,), grace=MINUTE)
+    first, second = world.machines[node].mind.provider.notices.values()
+    world.withdraw(node, first.id)
+    world.crash_agent(node)
+    world.start_agent(node)
+    (kept,) = world.machines[node].mind.provider.notices.values()
+    assert (kept.gpus, kept.deadline) == (second.gpus, second.deadline)
+
+
 def test_a_destination_that_is_reclaimed_itself_hands_the_job_to_a_third() -> None:
     """A reclaim while a move is already under way."""
     world = campus(nodes=3, gpus=1)

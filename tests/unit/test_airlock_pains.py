@@ -225,6 +225,24 @@ def test_what_cannot_be_read_once_does_not_blind_for_good(tmp_path) -> None:
         os.close(heard)
 
 
+def test_what_cannot_be_read_for_long_is_said_once(tmp_path, caplog) -> None:
+    """It is looked at many times a second, and the log is on the owner's disk."""
+    tried = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def read() -> Pressure:
+        os.eventfd_write(tried, 1)
+        raise RuntimeError("the group is gone")
+
+    watch = Watch(read, lambda _: None, waited_for=lambda: False, root=None, host=tmp_path)
+    try:
+        for _ in range(5):
+            os.eventfd_read(tried)
+    finally:
+        watch.close()
+        os.close(tried)
+    assert [record.message for record in caplog.records] == ["memory could not be looked at"]
+
+
 def test_a_limit_that_changes_is_seen_with_the_next_reading(tmp_path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 99999999 kB\nMemAvailable: 99999999 kB\n")
     group = tmp_path / "group"

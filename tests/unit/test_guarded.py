@@ -1,5 +1,6 @@
 """The agent's line to the guard: what it is told, also by an agent that came after another."""
 
+import contextlib
 import json
 import socket
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from reclaimnet.apps import guarded as guarded_
 from reclaimnet.apps.guarded import Guarded
 from reclaimnet.model.market import JobId
 from reclaimnet.model.orders import Rotate
@@ -23,6 +25,8 @@ class Ear:
         self.on_open: Callable[[], None] = lambda: None
         """Happens while the guard is opening the door."""
         self.strict = False
+        self.awake = threading.Event()
+        self.awake.set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -37,10 +41,12 @@ class Ear:
             threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
 
     def _answer(self, peer: socket.socket) -> None:
-        with peer:
+        # Whoever asked may have given up waiting.
+        with peer, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while packet := peer.recv(1 << 16):
                 asked = json.loads(packet)
                 self.asked.append(asked)
+                self.awake.wait()
                 if asked["verb"] == "open":
                     self.on_open()
                 if self.strict and asked["verb"] == "deadline" and asked["deadline"] is None:
@@ -71,6 +77,39 @@ def test_a_guest_that_outlived_its_agent_is_still_renewed_and_limited(
     heard = [(asked.get("verb"), asked.get("guest")) for asked in ear.asked]
     assert ("renew", "j.3") in heard
     assert ("deadline", "j.3") in heard
+
+
+def test_a_guard_that_does_not_answer_is_owed_one_renewal_of_each_guest_and_the_newest(
+    ear: Ear, tmp_path: Path
+) -> None:
+    """Or what waits for it would grow for as long as it is frozen, every few seconds."""
+    guarded = Guarded(tmp_path / "guard.sock")
+    for job in ("a", "b"):
+        guarded.adopt(JobId(job), 3)
+    ear.awake.clear()
+    for until in range(100):
+        guarded.renew((JobId("a"), JobId("b")), until)
+    ear.awake.set()
+    guarded.close()
+    heard = [(asked["guest"], asked["until"]) for asked in ear.asked if asked["verb"] == "renew"]
+    assert sorted(one for one in heard if one[1] == 99) == [("a.3", 99), ("b.3", 99)]
+    assert len(heard) <= 4
+
+
+def test_an_agent_that_ends_does_not_wait_for_a_guard_that_does_not_answer(
+    ear: Ear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded_, "CLOSE_PATIENCE_S", 0.01)
+    guarded = Guarded(tmp_path / "guard.sock")
+    ear.awake.clear()
+    try:
+        for epoch in range(50):
+            guarded.adopt(JobId("j"), epoch)
+            guarded.end(JobId("j"), epoch)
+        guarded.close()
+        assert len(ear.asked) < 50
+    finally:
+        ear.awake.set()
 
 
 def deadlines(ear: Ear) -> list[int | None]:

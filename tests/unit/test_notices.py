@@ -4,6 +4,7 @@ import pytest
 
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.node import Node
+from reclaimnet.engine.provider import MAX_NOTICES
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Gpu, GpuId, JobId, NodeId, NoticeId, Offer, Terms
@@ -79,3 +80,16 @@ def test_a_notice_that_is_withdrawn_leaves_the_other_to_hold(lender: Lender) -> 
     assert lender.limit == 10 * MINUTE
     lender.withdraw()
     assert lender.limit is None
+
+
+def test_who_has_given_too_many_notices_can_still_change_one_and_have_all_now(
+    lender: Lender,
+) -> None:
+    first, *_ = [lender.reclaim(10 * MINUTE) for _ in range(MAX_NOTICES)]
+    one_more = ev.ReclaimAsked(request="r", grace=MINUTE)
+    (refused,) = [o for o in lender.node.handle(one_more, 0) if isinstance(o, od.Answer)]
+    assert not refused.ok
+    lender.reclaim(MINUTE, replaces=first)
+    assert lender.limit == MINUTE
+    lender.reclaim(0)
+    assert lender.limit == 0

@@ -6,13 +6,14 @@ import dataclasses
 import getpass
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from reclaimnet import wire
 from reclaimnet.adapters.linux import criu, sandbox
+from reclaimnet.adapters.linux.attempts.reports import Found
 from reclaimnet.adapters.linux.sandbox import Sandbox
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.tls import ca
@@ -24,6 +25,7 @@ from reclaimnet.apps.guard_client import DEFAULT_SOCKET
 from reclaimnet.apps.guarded import Guarded
 from reclaimnet.apps.live.clock import Clock
 from reclaimnet.apps.live.ears import Ears
+from reclaimnet.apps.live.logs import STORED_PATIENCE_S
 from reclaimnet.apps.live.serving import Serving
 from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.apps.membership import joined
@@ -57,7 +59,8 @@ LEAVE_AT_MOST: Final = 30 * SECOND
 SAFETY: Final = SECOND
 """Before a batch system's own deadline: it kills without asking."""
 PART_S: Final = 2.0
-END_S: Final = 5.0
+END_S: Final = STORED_PATIENCE_S + 3.0
+"""Their last words come before their ends."""
 CLOSE_S: Final = 10.0
 """What an agent needs to close, and more."""
 
@@ -274,37 +277,19 @@ class Agent:
             stack.push_async_callback(world.flush)
             gate.serving, self._world, self._mind = world.serving, world, mind
             gate.serves = lambda: mind.provider.serves(self._clock.now())
-            world.after_owner_event = lambda: self._word.keep(mind.provider)
             await self._wake_up(campus, vault)
             await self._serve(campus)
 
     async def _wake_up(self, campus: Campus, vault: Vault) -> None:
-        """Take up what the agent before us left: the owner's word first, then its guests."""
-        world, mind = self._running()
-        for event in self._word.kept():
-            world.deliver(event)
-        me = self.settings.node
-        theirs = await campus.records.find(
-            lambda r: me in (r.holder, *r.seats) or bool(vault.manifests(r.id))
+        world, _ = self._running()
+        await take_up(
+            self.settings.node,
+            world=world,
+            word=self._word,
+            clock=self._clock,
+            campus=campus,
+            vault=vault,
         )
-        records = {record.id: record for record in theirs}
-        for attempt in await world.processes.adopt(records.values()):
-            held = attempt.suspended_at
-            since = None if held is None else self._clock.wall(held)
-            found = ev.ProcessFound(
-                record=records[attempt.job], gpus=attempt.gpus, suspended_at=since
-            )
-            world.deliver(found)
-            if attempt.exit is not None:
-                world.processes.exited(attempt.exit)
-            elif attempt.waiting:
-                world.runner.resume(attempt.job, attempt.epoch)
-        kept = tuple(sorted({record_id for record_id in records if vault.manifests(record_id)}))
-        world.deliver(ev.CopiesFound(jobs=kept))
-        for record in records.values():
-            known = mind.guests.holder(record.id) is not None
-            if record.holder == self.settings.node and not known:
-                world.deliver(ev.RecordSeen(job=record.id, record=record))
         self._guests_known.set()
         if self.settings.lend is not None and self._word.said_at == NEVER:
             # A machine that its owner took back stays so, however often we are started.
@@ -417,6 +402,41 @@ class Agent:
                 "guests that are left here stand still until then; its log says more"
             )
         return self._world, self._mind
+
+
+async def take_up(
+    me: NodeId, *, world: LiveWorld, word: OwnersWord, clock: Clock, campus: Campus, vault: Vault
+) -> None:
+    """What the agent before us left: the owner's word, and its guests."""
+    theirs = await campus.records.find(
+        lambda r: me in (r.holder, *r.seats) or bool(vault.manifests(r.id))
+    )
+    records = {record.id: record for record in theirs}
+
+    def tell(found: Sequence[Found]) -> None:
+        # In one go: GPUs under notice whose guests are not known yet would be the owner's at once,
+        # and nobody would ask those guests to leave. Nothing is written down before it is read.
+        said = word.kept()
+        world.after_owner_event = lambda: word.keep(world.mind.provider)
+        for event in said:
+            world.deliver(event)
+        for attempt in found:
+            held = attempt.suspended_at
+            since = None if held is None else clock.wall(held)
+            record = records[attempt.job]
+            world.deliver(ev.ProcessFound(record=record, gpus=attempt.gpus, suspended_at=since))
+            if attempt.exit is not None:
+                world.processes.exited(attempt.exit)
+            elif attempt.waiting:
+                world.runner.resume(attempt.job, attempt.epoch)
+
+    await world.adopt(records.values(), tell)
+    kept = tuple(sorted({record_id for record_id in records if vault.manifests(record_id)}))
+    world.deliver(ev.CopiesFound(jobs=kept))
+    for record in records.values():
+        known = world.mind.guests.holder(record.id) is not None
+        if record.holder == me and not known:
+            world.deliver(ev.RecordSeen(job=record.id, record=record))
 
 
 def _guard(settings: Settings) -> Guarded | None:

@@ -4,6 +4,8 @@ Requests are sent in turn, by one thread. The guard needs none of them to keep a
 heard of; so one that fails is said in the log, and what it was for holds by the minder alone.
 """
 
+import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -11,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +23,9 @@ from reclaimnet.model.market import EdgeCount, JobId
 from reclaimnet.model.orders import Rotate
 
 COUNT_EVERY_S: Final = 10.0
+CLOSE_PATIENCE_S: Final = 2.0
+"""How long an agent that ends waits for the guard to hear all that it was to be told. Guests whose
+end it does not hear of end by their minders, and their packets with the lease."""
 
 MOST: Final = 12_500_000_000
 """100 Gbit/s in bytes a second: as good as no limit at all."""
@@ -36,8 +41,13 @@ class Guarded:
         self._lock = threading.Lock()
         self._client: GuardClient | None = GuardClient(path)
         self._turn = ThreadPoolExecutor(1, "reclaimnet-guard")
+        self._closed = False
         self._deadlines: dict[str, int] = {}
         self._guests: set[str] = set()
+        self._renewals: dict[str, int] = {}
+        """Until when those may go on whose renewal waits for its turn; under `_renewing`."""
+        self._renewing = threading.Lock()
+        self._counting: Future[None] | None = None
         self._paced: set[str] = set()
         self._held: set[str] = set()
         """Those that talk in their slots only, or after others."""
@@ -101,7 +111,17 @@ class Guarded:
         # A copy, since one may be admitted this very moment.
         names = {guest for guest in tuple(self._guests) if guest.rpartition(".")[0] in jobs}
         for guest in sorted(names):
-            self._later("renew", guest=guest, until=until)
+            with self._renewing:
+                waits = guest in self._renewals
+                self._renewals[guest] = until
+            if not waits:
+                self._turn.submit(self._renew, guest)
+
+    def _renew(self, guest: str) -> None:
+        """For as long as holds by now, however long it has waited for its turn."""
+        with self._renewing:
+            until = self._renewals.pop(guest)
+        self._try("renew", guest=guest, until=until)
 
     def end(self, job: JobId, epoch: int) -> None:
         """Packets first, then the processes."""
@@ -118,9 +138,10 @@ class Guarded:
 
     def edge(self) -> tuple[EdgeCount, ...]:
         """What the guard counted when it was last asked, which is not long ago."""
-        if time.monotonic() - self._counted_at > COUNT_EVERY_S:
+        due = time.monotonic() - self._counted_at > COUNT_EVERY_S
+        if due and (self._counting is None or self._counting.done()):
             self._counted_at = time.monotonic()
-            self._turn.submit(self._count)
+            self._counting = self._turn.submit(self._count)
         return self._counted
 
     def _count(self) -> None:
@@ -208,20 +229,30 @@ class Guarded:
         return min(rate, MOST) if terms is None else min(rate, terms)
 
     def close(self) -> None:
-        self._turn.shutdown()
+        last = self._turn.submit(lambda: None)
+        with contextlib.suppress(TimeoutError):
+            last.result(CLOSE_PATIENCE_S)
+        self._closed = True
+        self._turn.shutdown(wait=last.done(), cancel_futures=True)
+        if last.done():
+            self._hang_up()
+        # Else whoever still waits for an answer does so.
+
+    def _hang_up(self) -> None:
         if self._client is not None:
             self._client.close()
+            self._client = None
 
     def _later(self, verb: str, **request: Any) -> None:
-        def ask() -> None:
-            try:
-                self._ask(verb, **request)
-            except NotFound:
-                pass
-            except ReclaimNetError as error:
-                _log.warning("the guard was asked to %s %s: %s", verb, request["guest"], error)
+        self._turn.submit(functools.partial(self._try, verb, **request))
 
-        self._turn.submit(ask)
+    def _try(self, verb: str, **request: Any) -> None:
+        try:
+            self._ask(verb, **request)
+        except NotFound:
+            pass
+        except ReclaimNetError as error:
+            _log.warning("the guard was asked to %s %s: %s", verb, request["guest"], error)
 
     def _ask(self, verb: str, **request: Any) -> dict[str, Any]:
         """Once more on a new connection if the guard was restarted."""
@@ -232,11 +263,12 @@ class Guarded:
                         self._client = GuardClient(self._path)
                     return self._client.ask(verb, **request)
                 except Unavailable:
-                    if self._client is not None:
-                        self._client.close()
-                        self._client = None
-                    if attempt == 2:
+                    self._hang_up()
+                    if attempt == 2 or self._closed:
                         raise
+                finally:
+                    if self._closed:
+                        self._hang_up()
             raise AssertionError("the second try returns or raises")
 
 

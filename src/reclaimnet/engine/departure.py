@@ -239,8 +239,10 @@ class Departure:
         if first_plan or self.destination is not None:
             orders.append(Explain(job=attempt.job, decision=plan.decision))
         if self.destination is None:
-            self._seek_at = now + self._seek_wait
-            self._seek_wait = min(2 * self._seek_wait, SEEK_SELDOM)
+            if self._prober is None:
+                # Else it is looked for at this moment, whatever has changed meanwhile.
+                self._seek_at = now + self._seek_wait
+                self._seek_wait = min(2 * self._seek_wait, SEEK_SELDOM)
         elif self._may_precopy(plan):
             self._precopying = True
             self._precopy_until = now + (self.notice.deadline - now) // 2

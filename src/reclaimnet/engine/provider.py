@@ -213,17 +213,18 @@ class Provider:
         if unknown:
             text = f"{_listed(unknown)} is not lent by {self.node}; it lends {_listed(lent)}."
             return Answer(request=event.request, ok=False, text=text), None
-        if len(self.notices) >= MAX_NOTICES:
-            text = f"{MAX_NOTICES} notices are running already; wait for their deadlines."
-            return Answer(request=event.request, ok=False, text=text), None
         replaced = self.notices.get(event.replaces) if event.replaces is not None else None
         if event.replaces is not None and replaced is None:
             text = f"There is no notice {event.replaces} on {self.node} to change."
             return Answer(request=event.request, ok=False, text=text), None
-        if replaced is not None:
-            gpus = replaced.gpus
         promised = self.offer.terms.notice
         grace = promised if event.grace is None else event.grace
+        if replaced is not None:
+            gpus = replaced.gpus
+        elif len(self.notices) >= MAX_NOTICES and grace > 0 and event.cause is Cause.RECLAIM:
+            # But who wants them now has them now, however often that was said before.
+            text = f"{MAX_NOTICES} notices are running already; withdraw them, or say --now."
+            return Answer(request=event.request, ok=False, text=text), None
         notice = Notice(
             id=replaced.id if replaced is not None else NoticeId(self._mint("n", now)),
             gpus=gpus,

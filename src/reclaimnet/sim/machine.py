@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.node import Node
-from reclaimnet.model.events import ProcessExited, ReclaimAsked
-from reclaimnet.model.market import JobId, Offer
+from reclaimnet.model.events import ProcessExited
+from reclaimnet.model.market import JobId, Notice, Offer
 from reclaimnet.model.work import ManifestId
 from reclaimnet.sim.memory import Memory
 from reclaimnet.sim.process import Process
@@ -39,7 +39,7 @@ class Machine:
     vault: dict[ManifestId, Saved] = field(default_factory=dict)
     offer: Offer | None = None
     """What the agent reads from its disk when it restarts."""
-    notices: dict[str, tuple[ReclaimAsked, int]] = field(default_factory=dict)
+    notices: tuple[tuple[Notice, int], ...] = ()
     """What its provider has asked for, and by when."""
     exits: dict[tuple[JobId, int], tuple[Process, ProcessExited]] = field(default_factory=dict)
     """What minders wrote down of processes that ended, until an agent has read it."""

@@ -98,7 +98,7 @@ def _doer(
             case Kind.CRASH:
                 world.crash_machine(node)
                 world.machines[node].offer = None
-                world.machines[node].notices.clear()
+                world.machines[node].notices = ()
                 world.kernel.after(happening.repair, lambda: world.start_agent(node))
 
     return do

@@ -40,6 +40,12 @@ PLANNED: Final = 3
 """Every so manyth campus has buildings whose links are shared, and conductors for them."""
 CROWDED: Final = 0.4
 """How often, with another blow, a job there is asked to leave its link."""
+FICKLE: Final = 0.4
+"""How often, with another blow, an owner changes what was asked back."""
+MOST_WORDS: Final = 5
+BETWEEN_WORDS: Final = 5_000
+"""Milliseconds at most."""
+OTHER_GRACES: Final = (0, 1, 3, 10, 10, 30, 30, 120)
 UPLINK: Final = 125_000_000
 NARROW: Final = (5 * MIB, 40 * MIB, 200 * MIB)
 """Bytes a second that leave the first building."""
@@ -78,7 +84,8 @@ class _Play:
     def __init__(self, seed: int, journal: Journal | None, tell: Tell | None) -> None:
         self.rng = rng = random.Random(seed)
         self.fate = random.Random(f"crowded {seed}")
-        """Of its own, so that the other blows fall as they always did."""
+        self.whims = random.Random(f"another word {seed}")
+        """Of their own, so that the other blows fall as they always did."""
         self.outcome = Outcome(seed=seed)
         self._tell = tell
         faults = Faults(
@@ -174,6 +181,8 @@ class _Play:
         blow(self, node)
         if self.plan is not None and self.fate.random() < CROWDED:
             self._crowd(self.fate.choice(self.nodes))
+        if self.whims.random() < FICKLE:
+            self._be_fickle()
         if rng.random() < 0.1:
             job = rng.choice(self.jobs)
             self._note("cancel", f"{job} is cancelled")
@@ -196,6 +205,52 @@ class _Play:
             at = self.world.now + grace
             for gpu in mind.provider.leaving():
                 self.promises.deadlines[gpu] = min(self.promises.deadlines.get(gpu, at), at)
+
+    def _be_fickle(self) -> None:
+        """An owner who has guests says something else several times, while they leave."""
+        minds = [(node, self.world.machines[node].mind) for node in self.nodes]
+        used = [node for node, mind in minds if mind is not None and mind.provider.contracts]
+        if not used:
+            return
+        node, after = self.whims.choice(used), 0
+        for _ in range(self.whims.randrange(1, MOST_WORDS + 1)):
+            self.world.kernel.after(after, lambda: self._change_mind(node))
+            after += self.whims.randrange(BETWEEN_WORDS) * MILLISECOND
+
+    def _change_mind(self, node: NodeId) -> None:
+        """The owner gives another notice, or another deadline to one that runs, or takes it
+        back."""
+        machine, whims = self.world.machines[node], self.whims
+        if machine.mind is None or (book := machine.mind.provider).offer is None:
+            return
+        grace = whims.choice(OTHER_GRACES) * SECOND
+        running = sorted(book.notices)
+        notice = whims.choice(running) if running and whims.random() < 0.8 else None
+        if notice is None:
+            gpu = whims.choice(book.offer.gpus).id
+            self._note("reclaim_one", f"{gpu} is reclaimed, notice {show_duration(grace)}")
+            self.world.reclaim(node, gpus=(gpu,), grace=grace)
+        elif whims.random() < 0.25:
+            self._note("withdraw_one", f"notice {notice} is withdrawn")
+            self.world.withdraw(node, notice)
+        else:
+            left = book.notices[notice].deadline - self.world.now - machine.clock
+            kind = "lengthen" if grace > left else "shorten"
+            self._note(kind, f"notice {notice} has {show_duration(grace)} from now on")
+            self.world.reclaim(node, grace=grace, replaces=notice)
+        self._promised_anew(node)
+
+    def _promised_anew(self, node: NodeId) -> None:
+        """What the owner was promised for each GPU that is lent still."""
+        machine = self.world.machines[node]
+        if machine.mind is None or (book := machine.mind.provider).offer is None:
+            return
+        for gpu in book.offer.gpus:
+            self.promises.deadlines.pop(gpu.id, None)
+        for notice in book.notices.values():
+            for each in notice.gpus:
+                at = notice.deadline - machine.clock
+                self.promises.deadlines[each] = min(self.promises.deadlines.get(each, at), at)
 
     def _lend(self, node: NodeId) -> None:
         mind = self.world.machines[node].mind

@@ -10,7 +10,7 @@ from reclaimnet.engine.neighbourhood import Neighbourhood
 from reclaimnet.engine.node import Node
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
-from reclaimnet.model.market import JobId, NodeId, Offer
+from reclaimnet.model.market import JobId, NodeId, NoticeId, Offer
 from reclaimnet.model.pressure import Pressure
 from reclaimnet.model.rhythm import ExplainLink
 from reclaimnet.model.units import SECOND
@@ -145,8 +145,8 @@ class SimWorld:
     def reclaim(self, node: NodeId, **fields: object) -> None:
         self._ask(node, ev.ReclaimAsked(request=self._mint("q"), **fields))  # type: ignore[arg-type]
 
-    def withdraw(self, node: NodeId) -> None:
-        self._ask(node, ev.WithdrawAsked(request=self._mint("q")))
+    def withdraw(self, node: NodeId, notice: NoticeId | None = None) -> None:
+        self._ask(node, ev.WithdrawAsked(request=self._mint("q"), notice=notice))
 
     def run(self, until: int) -> None:
         if not self.checks:
@@ -184,8 +184,15 @@ class SimWorld:
         self.roles.contend(node, mind.roles())
         if machine.offer is not None:
             self.deliver(node, ev.LendAsked(request=self._mint("q"), offer=machine.offer))
-        for asked, deadline in list(machine.notices.values()):
-            self.deliver(node, replace(asked, grace=max(deadline - self.now, 0)))
+        for notice, deadline in machine.notices:
+            asked = ev.ReclaimAsked(
+                request=notice.id,
+                gpus=notice.gpus,
+                grace=max(deadline - self.now, 0),
+                cause=notice.cause,
+                reason=notice.reason,
+            )
+            self.deliver(node, asked)
         self.processes.adopt(machine, self.store.records)
         kept = tuple(sorted({saved.job for saved in machine.vault.values()}))
         self.deliver(node, ev.CopiesFound(jobs=kept))
@@ -270,6 +277,7 @@ class SimWorld:
             self._wake_at(machine, due)
             return
         self.deliver(machine.body.node, ev.Woke())
+        self._write_down(machine)
         self._must_sleep(machine)
 
     def _must_sleep(self, machine: Machine) -> None:
@@ -288,30 +296,20 @@ class SimWorld:
         machine = self.machines[node]
         if machine.mind is None:
             return
-        before = len(self.answers)
         self.deliver(node, event)
         self.transfers.sendings.warned(node)
-        accepted = any(answer.ok for answer in self.answers[before:])
-        mind = machine.mind
-        machine.offer = mind.provider.offer
-        if isinstance(event, ev.ReclaimAsked) and accepted:
-            deadline = self.now + (
-                event.grace
-                if event.grace is not None
-                else mind.provider.offer.terms.notice
-                if mind.provider.offer
-                else 0
-            )
-            machine.notices[event.request] = event, deadline
-            self.kernel.at(deadline, lambda: self._forget_notice(machine, event))
-        elif isinstance(event, ev.WithdrawAsked) and accepted:
-            machine.notices.clear()
+        self._write_down(machine)
 
-    def _forget_notice(self, machine: Machine, asked: ev.ReclaimAsked) -> None:
-        if machine.notices.pop(asked.request, None) is None or machine.offer is None:
-            return
-        left = tuple(g for g in machine.offer.gpus if asked.gpus and g.id not in asked.gpus)
-        machine.offer = replace(machine.offer, gpus=left) if left else None
+    def _write_down(self, machine: Machine) -> None:
+        """The provider's word as it stands, and until when by the world's clock."""
+        assert machine.mind is not None, "somebody has to know it"
+        book = machine.mind.provider
+        machine.offer = book.standing
+        machine.notices = (
+            tuple((notice, notice.deadline - machine.clock) for notice in book.notices.values())
+            if book.notices
+            else ()
+        )
 
     def _read(self, machine: Machine, reading: Pressure) -> None:
         """Stamped by the machine's own clock."""

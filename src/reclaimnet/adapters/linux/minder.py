@@ -47,6 +47,11 @@ LOG_CHECK_S: Final = 1.0
 LOG_BYTES: Final = 64 << 20
 """What is kept of a log; older text is given back to the file system."""
 
+EXIT_ROOM: Final = "exit.room"
+EXIT_BYTES: Final = 4096
+"""Kept from the beginning: how the command ended can be said on a full disk as well, or it would be
+taken for one that was killed, and run again."""
+
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 CLONE_NEWPID: Final = 0x20000000
@@ -282,6 +287,7 @@ class Minder:
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAKES)
         write_control("/proc/self/oom_score_adj", str(MINDER_OOM_SCORE))
         hurry(NICE)
+        self._make_room()
         # Known before the command is: should both the agent and we die in between, nothing runs.
         self._tell_who()
         failure = self._start() if self._admitted() else (KILLED, "ended before it was started")
@@ -539,7 +545,20 @@ class Minder:
                 with contextlib.suppress(OSError):
                     os.rmdir(made)
         text = {"code": code, "killed": killed, "reason": reason, "at": time.time_ns()}
-        write_whole(os.path.join(self._rundir, "exit"), json.dumps(text))
+        self._write_exit(json.dumps(text))
+
+    def _make_room(self) -> None:
+        with open(os.path.join(self._rundir, EXIT_ROOM), "wb") as file:
+            file.write(b" " * EXIT_BYTES)
+
+    def _write_exit(self, text: str) -> None:
+        room, place = (os.path.join(self._rundir, name) for name in (EXIT_ROOM, "exit"))
+        try:
+            with open(room, "r+b") as file:
+                file.write(text.encode())
+            os.replace(room, place)
+        except OSError:
+            write_whole(place, text)
 
     def _tell_who(self) -> None:
         who = {

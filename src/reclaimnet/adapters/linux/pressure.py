@@ -21,6 +21,9 @@ THRESHOLDS: Final = tuple(0.9 + 0.005 * step for step in range(20))
 """Shares of a version 1 group's limit at which the kernel wakes us: each costs it next to nothing,
 and memory that jumps is seen at the first of them."""
 
+TROUBLED: Final = 100 * MILLISECOND
+"""How soon it is looked again, at the earliest, after what could not be read."""
+
 _log = logging.getLogger("reclaimnet.agent")
 
 
@@ -69,7 +72,7 @@ class Watch:
             # Short turns, and none for long: memory does not wait until the processor is idle.
             hurry(NICE)
         before: Pressure | None = None
-        wait = 0
+        wait, trouble = 0, ""
         while True:
             ready = dict(self._poll.poll(max(wait // MILLISECOND, 1)))
             if self._stop in ready:
@@ -81,10 +84,15 @@ class Watch:
             try:
                 reading = self._read()
                 self._on(reading)
-            except Exception:  # noqa: BLE001
-                # One unreadable file must not blind us for good, nor a log that cannot be written.
-                _log.exception("memory could not be looked at")
+            except Exception as error:  # noqa: BLE001
+                # One unreadable file must not blind us for good, nor a log that cannot be written,
+                # nor may it fill that.
+                if repr(error) != trouble:
+                    trouble = repr(error)
+                    _log.exception("memory could not be looked at")
+                wait = max(wait, TROUBLED)
                 continue
+            trouble = ""
             wait = look_again(before, reading, waited_for=self._waited_for())
             before = reading
 

@@ -34,7 +34,14 @@ from reclaimnet.adapters.linux.attempts.end import read_exit
 from reclaimnet.adapters.linux.attempts.job_files import mark_of
 from reclaimnet.adapters.linux.attempts.loop import Loop
 from reclaimnet.adapters.linux.attempts.places import Places
-from reclaimnet.adapters.linux.attempts.reports import Exited, Found, Snapshot, Started, Tell
+from reclaimnet.adapters.linux.attempts.reports import (
+    Exited,
+    Found,
+    RunnerReport,
+    Snapshot,
+    Started,
+    Tell,
+)
 from reclaimnet.adapters.linux.attempts.signal_saves import SignalSaves
 from reclaimnet.adapters.linux.attempts.start import Maker, Task, spawn_minder
 from reclaimnet.adapters.linux.memory import MemoryGroup
@@ -67,7 +74,7 @@ class Runner:
         `memory` is where attempts' memory groups are made; without it, what version 2 groups
         offer is used if they do. `guests` is the sandbox that attempts run in; those started ahead
         in one find their state in `resumes`/JOB.EPOCH."""
-        self._on = on
+        self._tell = on
         self._gate = gate
         self._places = Places(
             root, cgroups=cgroups, memory=memory, outputs=outputs, guarded=gate is not None
@@ -81,8 +88,8 @@ class Runner:
         self._maker = Maker(places=self._places, guests=guests, resumes=resumes, nice=nice)
         self._loop = Loop(self._attempts, self._look)
         self._aside = Aside(self._loop.do, nice=nice)
-        self._signal_saves = SignalSaves(on, self._aside)
-        self._criu_saves = CriuSaves(on, self._aside)
+        self._signal_saves = SignalSaves(self._on, self._aside)
+        self._criu_saves = CriuSaves(self._on, self._aside)
         self._loop.start()
 
     # --- what an agent asks for -------------------------------------------------------------
@@ -432,6 +439,15 @@ class Runner:
 
     # --- watching, the past and the end -----------------------------------------------------
 
+    def _on(self, report: RunnerReport) -> None:
+        """What was printed before a last state is told before that: whoever goes on with the state
+        prints after it."""
+        if isinstance(report, Snapshot) and report.final:
+            attempt = self._attempts.get((report.job, report.epoch))
+            if attempt is not None:
+                watch.see_log(attempt, self._tell, all_of_it=True)
+        self._tell(report)
+
     def _look(self, attempt: Attempt, now: int) -> None:
         watch.look(attempt, self._on, now)
         if attempt.gone:
@@ -493,7 +509,7 @@ class Runner:
                 let_go(attempt)
         else:
             attempt.over = attempt.gone = True
-            watch.see_log(attempt, self._on)
+            watch.see_log(attempt, self._on, all_of_it=True)
             unseen = attempt.words[Word.SAVE_COUNT] != attempt.words[Word.SAVE_SEEN]
             if unseen and attempt.images.exists():
                 self._on(sdk_saves.see_image(attempt))

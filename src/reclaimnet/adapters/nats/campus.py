@@ -16,7 +16,7 @@ import msgspec
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
-from nats.js.api import StreamConfig
+from nats.js.api import Header, StreamConfig
 
 from reclaimnet.adapters.nats import streams
 from reclaimnet.adapters.nats.access import ENROL, Key, token, untoken
@@ -394,15 +394,19 @@ class Campus:
 
     # --- logs ------------------------------------------------------------------------------
 
-    async def append_log(self, job: JobId, epoch: int, node: NodeId, data: bytes) -> None:
+    async def append_log(
+        self, job: JobId, epoch: int, node: NodeId, data: bytes, *, number: int
+    ) -> None:
+        """What comes again with the same number, after a doubt, is there once."""
         headers = {_EPOCH_HEADER: str(epoch), _NODE_HEADER: node}
+        name = f"{token(node)}-{self._session}-log{number}"
         async with self._link.reach(f"store the output of job {job}"):
             for start in range(0, len(data), streams.LOG_PIECE_BYTES):
                 await self._link.jetstream.publish(
                     f"logs.{token(job)}.{token(node)}",
                     data[start : start + streams.LOG_PIECE_BYTES],
                     stream=streams.LOGS,
-                    headers=dict(headers),
+                    headers={**headers, Header.MSG_ID: f"{name}.{start}"},
                 )
 
     async def read_log(

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final, cast
 
@@ -89,6 +89,9 @@ class OneNode:
         seen = ev.RecordSeen(job=record.id, record=record)
         asyncio.get_running_loop().call_soon(self.world.deliver, seen)
 
+    async def find(self, wanted: Callable[[JobRecord], bool]) -> list[JobRecord]:
+        return [record for record in self.store.records.values() if wanted(record)]
+
     async def read(self, job: JobId) -> JobRecord | None:
         return self.store.records.get(job)
 
@@ -103,7 +106,9 @@ class OneNode:
     async def tell(self, to: NodeId, event: ev.Event) -> None:
         raise Unavailable(f"there is no {to}")
 
-    async def append_log(self, job: JobId, epoch: int, node: NodeId, text: bytes) -> None:
+    async def append_log(
+        self, job: JobId, epoch: int, node: NodeId, text: bytes, *, number: int
+    ) -> None:
         pass
 
     def journal(self, entry: object) -> None:

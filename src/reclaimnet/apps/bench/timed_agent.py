@@ -14,6 +14,7 @@ from reclaimnet.apps.live.board import Board
 from reclaimnet.apps.live.clock import Clock
 from reclaimnet.apps.live.ears import Ears
 from reclaimnet.apps.live.errands import Errands
+from reclaimnet.apps.live.logs import Logs
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.dispatcher import DISPATCHER
 from reclaimnet.engine.node import Node
@@ -47,7 +48,13 @@ class TimedAgent:
         self._loop = asyncio.get_running_loop()
         self._errands = Errands()
         self._alarm = Alarm(now=self._clock.now, ring=lambda: self.deliver(ev.Woke()))
-        self._board = Board(node, campus=campus, errands=self._errands, deliver=self.deliver)
+        self._board = Board(
+            node,
+            campus=campus,
+            logs=Logs(node, campus),  # Its jobs print nothing.
+            errands=self._errands,
+            deliver=self.deliver,
+        )
 
     async def lend(self, gpus: int) -> None:
         """From then on it answers probes and runs what it is given."""

@@ -1,7 +1,8 @@
 """The board: records, cards and messages, as orders about them are carried out over the campus.
 
 Each is attempted once, and what came of it is delivered: who needs an answer waits for it, and asks
-again if none comes.
+again if none comes. That a job is over here is told after its last words, since whoever sees that
+reads them; the mind knows it already, so that no GPU waits for that.
 """
 
 import asyncio
@@ -11,10 +12,12 @@ from collections.abc import Callable
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.records import Refused
 from reclaimnet.apps.live.errands import Errands
+from reclaimnet.apps.live.logs import Logs
 from reclaimnet.errors import Damaged, Unavailable
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Card, NodeId
+from reclaimnet.model.work import SeatPhase
 
 
 class Board:
@@ -23,11 +26,13 @@ class Board:
         node: NodeId,
         *,
         campus: Campus,
+        logs: Logs,
         errands: Errands,
         deliver: Callable[[ev.Event], None],
     ) -> None:
         self._node = node
         self._campus = campus
+        self._logs = logs
         self._errands = errands
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
@@ -57,11 +62,15 @@ class Board:
         return True
 
     async def _tell(self, order: od.Tell) -> None:
+        if isinstance(order.event, ev.SeatTold) and order.event.phase is SeatPhase.GONE:
+            await self._logs.stored(order.event.job)
         with contextlib.suppress(Unavailable):
             await self._campus.tell(order.to, order.event)
 
     async def _write(self, order: od.Write) -> None:
         record, writer = order.record, order.writer
+        if record.holder is None:
+            await self._logs.stored(record.id)
         try:
             result = await self._campus.records.write(record)
         except (Unavailable, Damaged) as error:
@@ -73,7 +82,7 @@ class Board:
             self._deliver(ev.Written(record=result, writer=writer))
 
     async def _read(self, order: od.Read) -> None:
-        with contextlib.suppress(Unavailable):
+        with contextlib.suppress(Unavailable, Damaged):
             record = await self._campus.records.read(order.job)
             self._deliver(ev.RecordSeen(job=order.job, record=record))
 

@@ -9,7 +9,10 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 from reclaimnet.adapters.linux.minder import hurry
 
 WORKERS: Final = 8
-"""Saves, pulls and restores under way at once on this node."""
+"""Saves and restores under way at once on this node."""
+PULLS: Final = 8
+"""Likewise what is fetched from others, who may be slow: a save has a deadline, and does not wait
+for them."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -22,6 +25,7 @@ class Errands:
         # The loop decides and must not wait for those it stops; what takes long is no hurry.
         usual = os.getpriority(os.PRIO_PROCESS, 0)
         self._pool = ThreadPoolExecutor(WORKERS, "reclaimnet-work", hurry, (usual,))
+        self._pulls = ThreadPoolExecutor(PULLS, "reclaimnet-pull", hurry, (usual,))
 
     def run(self, errand: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Nobody waits for it: if it fails, that is a bug of ours."""
@@ -39,6 +43,10 @@ class Errands:
     async def in_thread(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return await self._loop.run_in_executor(self._pool, function, *arguments)
 
+    async def in_pulling_thread(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """What waits for other nodes."""
+        return await self._loop.run_in_executor(self._pulls, function, *arguments)
+
     async def cancel(self) -> None:
         under_way = list(self._under_way)
         for task in under_way:
@@ -47,6 +55,7 @@ class Errands:
 
     async def close(self) -> None:
         """After what is in threads has come to its end."""
+        await asyncio.to_thread(self._pulls.shutdown)
         await asyncio.to_thread(self._pool.shutdown)
 
     def _must_not_fail(self, task: "asyncio.Task[None]") -> None:

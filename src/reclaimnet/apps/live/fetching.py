@@ -83,7 +83,7 @@ class Fetching:
         try:
             async with contextlib.nullcontext() if laid_out is None else laid_out.lock:
                 began = time.monotonic_ns()
-                result, assembled = await self._errands.in_thread(
+                result, assembled = await self._errands.in_pulling_thread(
                     self._pull, order, sources, stop, laid_out
                 )
                 took = max(time.monotonic_ns() - began, 1)

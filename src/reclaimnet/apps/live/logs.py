@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import dataclass, field
 from typing import Final
 
 from reclaimnet.adapters.nats.campus import Campus
@@ -10,50 +11,134 @@ from reclaimnet.model.market import JobId, NodeId
 
 LOG_QUEUE: Final = 1024
 """Pieces of output waiting to be sent; what comes on top is dropped, and the log says so."""
+SEND_PATIENCE_S: Final = 60.0
+"""How long the campus may refuse a piece before that is dropped, and the log says so. Shorter than
+the store remembers what it has: a piece that it took without our hearing of it is there once."""
+SEND_AGAIN_S: Final = 0.5
+SAY_AGAIN_S: Final = 5.0
+"""How often it is tried to say that something is missing, if nothing else is to be sent."""
+MAX_GAPS: Final = 256
+"""Attempts of whose output something is missing, unsaid; the oldest is forgotten first."""
 STORED_PATIENCE_S: Final = 5.0
 """How long the end of a job waits for the campus to have all that it printed."""
 
-_Piece = tuple[JobId, int, bytes]
+_Key = tuple[JobId, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    number: int
+    job: JobId
+    epoch: int
+    text: bytes
+    missing: int
+    """Bytes that were printed right before it and dropped."""
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The newest piece of a job that is not sent yet."""
+
+    number: int
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Logs:
     def __init__(self, node: NodeId, campus: Campus) -> None:
         self._node = node
         self._campus = campus
-        self._waiting: asyncio.Queue[_Piece | asyncio.Event] = asyncio.Queue(LOG_QUEUE)
-        self._dropped = 0
+        self._waiting: asyncio.Queue[_Piece] = asyncio.Queue(LOG_QUEUE)
+        self._added = 0
+        self._tails: dict[JobId, _Tail] = {}
+        self._turned_away: dict[_Key, int] = {}
+        """Bytes that came when there was no room: they are missing after all that waits."""
+        self._lost: dict[_Key, int] = {}
+        """Bytes that the campus did not take: they are missing before all that waits."""
 
     def add(self, job: JobId, epoch: int, text: bytes) -> None:
-        try:
-            self._waiting.put_nowait((job, epoch, text))
-        except asyncio.QueueFull:
-            self._dropped += 1
+        key = (job, epoch)
+        if self._waiting.full():
+            _grow(self._turned_away, key, len(text))
+            return
+        self._put(key, text, self._turned_away.pop(key, 0))
+
+    def _put(self, key: _Key, text: bytes, missing: int) -> None:
+        job, epoch = key
+        self._added += 1
+        piece = _Piece(number=self._added, job=job, epoch=epoch, text=text, missing=missing)
+        self._waiting.put_nowait(piece)
+        self._tails.setdefault(job, _Tail(0)).number = self._added
 
     async def send(self) -> None:
         """One piece after the other, for ever."""
         while True:
-            item = await self._waiting.get()
-            if isinstance(item, asyncio.Event):
-                item.set()
-            else:
-                await self._append(*item)
+            unsaid = self._lost or self._turned_away
+            try:
+                async with asyncio.timeout(SAY_AGAIN_S if unsaid else None):
+                    piece = await self._waiting.get()
+            except TimeoutError:
+                self._say_what_is_missing()
+                continue
+            taken = await self._send(piece)
+            tail = self._tails.get(piece.job)
+            if tail is not None and tail.number == piece.number:
+                del self._tails[piece.job]
+                tail.gone.set()
+            if taken and self._waiting.empty():
+                self._say_what_is_missing()
             self._waiting.task_done()
 
-    async def _append(self, job: JobId, epoch: int, text: bytes) -> None:
-        if self._dropped:
-            text = b"--- output was lost: the campus could not be reached ---\n" + text
-            self._dropped = 0
-        with contextlib.suppress(Unavailable):
-            await self._campus.append_log(job, epoch, self._node, text)
+    def _say_what_is_missing(self) -> None:
+        """Nothing waits with which it could be said."""
+        for key in {**self._lost, **self._turned_away}:
+            self._put(key, b"", self._lost.pop(key, 0) + self._turned_away.pop(key, 0))
 
-    async def stored(self) -> None:
-        """Returns when the campus has what was added so far, or has not said so for a while."""
-        reached = asyncio.Event()
-        with contextlib.suppress(TimeoutError):
+    async def _send(self, piece: _Piece) -> bool:
+        key = (piece.job, piece.epoch)
+        missing = piece.missing + self._lost.pop(key, 0)
+        text = _gap(missing) + piece.text if missing else piece.text
+        # That something is missing can wait, and others not for that.
+        patience_s = SEND_PATIENCE_S if piece.text else 0
+        if await self._append(piece, text, patience_s):
+            return True
+        _grow(self._lost, key, missing + len(piece.text))
+        return False
+
+    async def _append(self, piece: _Piece, text: bytes, patience_s: float) -> bool:
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + patience_s
+        while True:
+            with contextlib.suppress(Unavailable):
+                await self._campus.append_log(
+                    piece.job, piece.epoch, self._node, text, number=piece.number
+                )
+                return True
+            if clock() >= give_up_at:
+                return False
+            await asyncio.sleep(SEND_AGAIN_S)
+
+    async def stored(self, job: JobId) -> None:
+        """Returns when the campus has what the job has printed here, or has not said so for a
+        while: then that is not waited for again."""
+        tail = self._tails.get(job)
+        if tail is None:
+            return
+        try:
             async with asyncio.timeout(STORED_PATIENCE_S):
-                await self._waiting.put(reached)
-                await reached.wait()
+                await tail.gone.wait()
+        except TimeoutError:
+            self._tails.pop(job, None)
 
     async def sent(self) -> None:
         """Returns when nothing waits any more."""
         await self._waiting.join()
+
+
+def _grow(gaps: dict[_Key, int], key: _Key, size: int) -> None:
+    if key not in gaps and len(gaps) >= MAX_GAPS:
+        del gaps[next(iter(gaps))]
+    gaps[key] = gaps.get(key, 0) + size
+
+
+def _gap(size: int) -> bytes:
+    return f"\n--- {size} bytes of output are missing: the campus did not take them ---\n".encode()

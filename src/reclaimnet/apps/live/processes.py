@@ -15,7 +15,6 @@ from reclaimnet.apps.live.clock import Clock
 from reclaimnet.apps.live.errands import Errands
 from reclaimnet.apps.live.keeping import OUTPUT, Keeping
 from reclaimnet.apps.live.links import put_back
-from reclaimnet.apps.live.logs import Logs
 from reclaimnet.apps.live.scratch import RESUME, SCRATCH, LaidOut, Scratch, fresh_folder
 from reclaimnet.errors import Damaged, NotFound, ReclaimNetError
 from reclaimnet.model import events as ev
@@ -41,7 +40,6 @@ class Processes:
         guard: Guarded | None,
         scratch: Scratch,
         keeping: Keeping,
-        logs: Logs,
         clock: Clock,
         errands: Errands,
         deliver: Callable[[ev.Event], None],
@@ -51,7 +49,6 @@ class Processes:
         self._guard = guard
         self._scratch = scratch
         self._keeping = keeping
-        self._logs = logs
         self._clock = clock
         self._errands = errands
         self._deliver = deliver
@@ -258,8 +255,7 @@ class Processes:
         self._errands.run(self._exited(report))
 
     async def _exited(self, report: rn.Exited) -> None:
-        """After its last snapshot, since that may be why it exited; and who ended by itself after
-        its last words, since whoever sees that it is over reads them."""
+        """After its last snapshot, since that may be why it exited."""
         key = (report.job, report.epoch)
         manifest = self._wanted.get(key)
         if not report.restored and manifest:
@@ -270,8 +266,6 @@ class Processes:
             await asyncio.wait([saving])
         completed = report.code == 0 and not report.killed
         kept = await self._keeping.keep_output(*key) if completed else None
-        if not report.killed:
-            await self._logs.stored()
         self._deliver(
             ev.ProcessExited(
                 job=report.job,

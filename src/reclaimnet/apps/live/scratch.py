@@ -79,9 +79,11 @@ class Scratch:
         self._laid_out: dict[tuple[JobId, int], LaidOut] = {}
 
     def prepared(self, job: JobId, epoch: int, spec: JobSpec) -> "asyncio.Task[Path]":
-        """The working directory, fetched and unpacked once for each attempt."""
+        """The working directory, fetched and unpacked once for each attempt, and tried again if
+        that has failed."""
         key = (job, epoch)
-        if key not in self._preparing:
+        before = self._preparing.get(key)
+        if before is None or (before.done() and not _went_well(before)):
             self._preparing[key] = self._errands.begin(self._prepare(job, epoch, spec))
         return self._preparing[key]
 
@@ -134,6 +136,10 @@ class Scratch:
 
     def _place(self, place: str, job: JobId, epoch: int) -> Path:
         return self._folder / place / f"{job}.{epoch}"
+
+
+def _went_well(done: "asyncio.Task[Path]") -> bool:
+    return not done.cancelled() and done.exception() is None
 
 
 def fresh_folder(folder: Path) -> None:

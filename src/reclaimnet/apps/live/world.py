@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, assert_never
@@ -41,7 +41,7 @@ from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
 from reclaimnet.model.market import Card, NodeId
 from reclaimnet.model.rhythm import ExplainLink
-from reclaimnet.model.work import ManifestId
+from reclaimnet.model.work import JobRecord, ManifestId
 
 FLUSH_PATIENCE_S: Final = 2.0
 SWITCH_S: Final = 0.001
@@ -96,12 +96,16 @@ class LiveWorld:
         self._cards: dict[NodeId, Card] = {}
         self._answers: dict[str, asyncio.Future[od.Answer]] = {}
         self._closed = False
+        self._early: list[rn.RunnerReport] | None = None
+        """What was reported while it is found out who is here."""
         self._turned = asyncio.Event()
         self._uplink = Uplink()
         self._errands = Errands()
-        self._board = Board(node, campus=campus, errands=self._errands, deliver=self.deliver)
         self._logs = Logs(node, campus)
         self._errands.run(self._logs.send())
+        self._board = Board(
+            node, campus=campus, logs=self._logs, errands=self._errands, deliver=self.deliver
+        )
         protect_self()
         hurry(NICE)
         # A worker in no hurry must not keep the interpreter from who is.
@@ -120,7 +124,6 @@ class LiveWorld:
             guard=guard,
             scratch=Scratch(folder, campus=campus, vault=vault, errands=self._errands),
             keeping=self._keeping,
-            logs=self._logs,
             clock=clock,
             errands=self._errands,
             deliver=self.deliver,
@@ -252,12 +255,26 @@ class LiveWorld:
 
     # --- reports of processes --------------------------------------------------------------
 
+    async def adopt(
+        self, records: Iterable[JobRecord], tell: Callable[[Sequence[rn.Found]], None]
+    ) -> None:
+        """`tell` of the attempts that outlived the agent before us, before anything that they
+        report: a mind that does not know an attempt yet would not mind that it saved or ended."""
+        self._early = []
+        tell(await self.processes.adopt(records))
+        early, self._early = self._early, None
+        for report in early:
+            self._on_report(report)
+
     def _on_report_from_thread(self, report: rn.RunnerReport) -> None:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._on_report, report)
 
     def _on_report(self, report: rn.RunnerReport) -> None:
         if self._closed:
+            return
+        if self._early is not None:
+            self._early.append(report)
             return
         match report:
             case rn.Ready():

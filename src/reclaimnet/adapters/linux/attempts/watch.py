@@ -45,14 +45,14 @@ def look(attempt: Attempt, tell: Tell, now: int) -> None:
     sdk_saves.look(attempt, tell, now)
     if now >= attempt.log_next or attempt.gone:
         attempt.log_next = now + LOG_EVERY
-        see_log(attempt, tell)
+        see_log(attempt, tell, all_of_it=attempt.gone)
     if not attempt.gone and 0 < words[Word.END_AT] < now - OVERDUE:
         # A guest of the same user may have stopped its minder.
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(attempt.pidfd, signal.SIGCONT)
 
 
-def see_log(attempt: Attempt, tell: Tell) -> None:
+def see_log(attempt: Attempt, tell: Tell, *, all_of_it: bool) -> None:
     try:
         fd = os.open(attempt.dir / "log", os.O_RDONLY)
     except OSError:
@@ -63,8 +63,8 @@ def see_log(attempt: Attempt, tell: Tell) -> None:
             skipped = behind - LOG_BYTES
             attempt.words[Word.LOG_READ] += skipped
             tell(log_lines(attempt, f"\n[{skipped} bytes of log skipped]\n".encode()))
-        # All of a finished job's log, which is no more than the backlog by now.
-        for _ in range(LOG_BACKLOG // LOG_BYTES if attempt.gone else 1):
+        # All that is there is no more than the backlog by now.
+        for _ in range(LOG_BACKLOG // LOG_BYTES if all_of_it else 1):
             text = os.pread(fd, LOG_BYTES, attempt.words[Word.LOG_READ])
             if not text:
                 return

@@ -29,6 +29,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from reclaimnet.adapters.linux.attempts.start import kept_environment
 from reclaimnet.apps import bundle, printing, up
 from reclaimnet.apps.client import Gateway, Node
 from reclaimnet.apps.config import Config, load
@@ -231,7 +232,7 @@ def _run(console: Console, home: Path, env: dict[str, str], bed: "Testbed | None
     ]
     jobs = [record.id for record in records]
     story = _Story(gateway, jobs)
-    with _undisturbed(work, len(names), env) as undisturbed:
+    with _undisturbed(work, len(names)) as undisturbed:
         with _shown(console, story):
             story.play()
         models = [model() for model in undisturbed]
@@ -410,9 +411,12 @@ def _row(gateway: Gateway, record: JobRecord, undisturbed: str) -> Row:
 
 
 @contextlib.contextmanager
-def _undisturbed(work: Path, count: int, env: dict[str, str]) -> Iterator[list[Callable[[], str]]]:
-    """The same script outside of ReclaimNet, without pauses; each callable waits for its model."""
-    plain = {**env, "PYTHONPATH": str(Path(up.__file__).resolve().parents[2])}
+def _undisturbed(work: Path, count: int) -> Iterator[list[Callable[[], str]]]:
+    """The same script outside of ReclaimNet, without pauses; each callable waits for its model.
+
+    It sees no more of the environment than a job does: a variable by which a numeric library
+    chooses its kernels would change the last bits."""
+    plain = {**kept_environment(), "PYTHONPATH": str(Path(up.__file__).resolve().parents[2])}
     children: list[subprocess.Popen[bytes]] = []
 
     def model(child: "subprocess.Popen[bytes]") -> str:

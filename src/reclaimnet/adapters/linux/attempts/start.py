@@ -167,7 +167,7 @@ def spawn_minder(attempt: Attempt) -> int:
         return os.posix_spawn(
             sys.executable,
             [sys.executable, "-I", "-S", str(_MINDER), str(attempt.dir)],
-            _kept_environment(),
+            kept_environment(),
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
@@ -180,7 +180,7 @@ def spawn_minder(attempt: Attempt) -> int:
 
 
 def _environment(attempt: Attempt, task: Task) -> dict[str, str]:
-    env = _kept_environment()
+    env = kept_environment()
     # `python` is the agent's, which has numpy and the SDK, unless the job says otherwise.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
     env["PYTHONUNBUFFERED"] = "1"
@@ -222,7 +222,8 @@ def _cell_environment(attempt: Attempt, restarts: int) -> dict[str, str]:
     }
 
 
-def _kept_environment() -> dict[str, str]:
+def kept_environment() -> dict[str, str]:
+    """What a job would see of this process's own environment."""
     return {key: os.environ[key] for key in KEPT_ENVIRONMENT if key in os.environ}
 
 

@@ -220,7 +220,7 @@ def test_what_goes_wrong_while_storing_is_told_to_who_pulls(
     source, target = campus.vault("source"), campus.vault("target")
     manifest = save(source, campus.image(chunks=6))
 
-    def put(*_: object) -> bool:
+    def put(*_: object, **__: object) -> bool:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(target, "put", put)
@@ -774,7 +774,7 @@ def test_what_a_slow_peer_has_sent_is_taken_before_the_rest_comes(campus: Campus
             receiving = others.submit(puller.receive_into, memoryview(into))
             for part in (frame[:1000], frame[1000:9000], frame[9000:]):
                 server.send_small(1, [part[HEADER.size :]])
-                until(lambda: not unread(puller.connection), "what came is taken")
+                wait_until(lambda: not unread(puller.connection))
             receiving.result()
     # The receiver was told of no frames: their headers are part of what came.
     for begin, end in ((0, 1000), (1000, 9000), (9000, MIB)):
@@ -784,10 +784,3 @@ def test_what_a_slow_peer_has_sent_is_taken_before_the_rest_comes(campus: Campus
 def unread(connection: socket.socket) -> int:
     """Bytes that have come and that nobody has taken yet."""
     return int(struct.unpack("i", fcntl.ioctl(connection, termios.FIONREAD, bytes(4)))[0])
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up, f"not within {PATIENCE_S:g} s: {what}"
-        time.sleep(0.01)

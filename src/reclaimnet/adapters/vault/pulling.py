@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from blake3 import blake3
 
 from reclaimnet.adapters.vault.assembly import Assembly
 from reclaimnet.adapters.vault.delta import Codec
@@ -22,6 +23,7 @@ from reclaimnet.adapters.vault.store import Hold, Vault
 from reclaimnet.adapters.vault.stream import STALL_S, Stream
 from reclaimnet.adapters.vault.transfer import (
     ABSENT,
+    CHUNK,
     DELTA,
     FROM_SERVER,
     FROM_SERVER_FIRST,
@@ -48,10 +50,10 @@ from reclaimnet.model.work import ChunkId, Manifest, ManifestId
 from reclaimnet.wire import decode_json
 
 CONNECTIONS: Final = 2
-"""At the most, one for each source. Each has a thread that does nothing but receive: more of them
-would only wait for each other."""
-STORERS: Final = 4
-"""Threads that verify and store what came: while one hashes, others wait for the disk."""
+"""At the most, one for each source. Each has a thread that receives: more of them would only wait
+for each other."""
+STORERS: Final = 2
+"""Threads that unpack and store what came: while one waits for the disk, the other gets ready."""
 SPARE: Final = 8
 """Chunks that may have come and wait to be stored: a disk does not take them evenly."""
 WINDOW: Final = 8
@@ -165,6 +167,8 @@ class _Came:
     data: memoryview
     buffer: memoryview
     """Which the data is in."""
+    digest: str | None
+    """The hash of a whole chunk: made as it came, when its bytes were at hand."""
 
 
 class _Puller:
@@ -372,7 +376,7 @@ class _Puller:
                 raise
 
     def _pull_from(self, stream: Stream, origin: Origin, hold: Hold, storing: Executor) -> None:
-        """Ask ahead and receive; what came is verified and stored by others meanwhile."""
+        """Ask ahead, receive and hash; what came is stored by others meanwhile."""
         asked: deque[int] = deque()
         try:
             with origin.blaming():
@@ -383,12 +387,14 @@ class _Puller:
                         return
                     kind, length = stream.receive_header(FROM_SERVER)
                     buffer = self._buffers.get()
+                    hashing = blake3() if kind == CHUNK else None
                     try:
-                        stream.receive_into(buffer[:length])
+                        stream.receive_into(buffer[:length], hashing.update if hashing else None)
                     except BaseException:
                         self._buffers.put(buffer)
                         raise
-                    came = _Came(asked.popleft(), kind, buffer[:length], buffer)
+                    digest = hashing.hexdigest() if hashing else None
+                    came = _Came(asked.popleft(), kind, buffer[:length], buffer, digest)
                     storing.submit(self._take_in, came, origin, hold)
         finally:
             with self._lock:
@@ -455,7 +461,7 @@ class _Puller:
             data = mine.codec.decode(data, before, size=size)
         if len(data) != size:
             raise Damaged(f"chunk {chunk[:12]} came with {len(data)} bytes instead of {size}")
-        self._vault.put(chunk, data, hold)
+        self._vault.put(chunk, data, hold, digest=came.digest)
         if self._assembling is not None:
             self._assembling.write(chunk, data)
         with self._lock:

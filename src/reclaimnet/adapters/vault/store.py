@@ -352,11 +352,14 @@ class Vault:
 
     # --- chunks ----------------------------------------------------------------------------
 
-    def put(self, chunk: ChunkId, data: Bytes, hold: Hold | None = None) -> bool:
-        """Keep one chunk, if it is what its name says. Whether it was new."""
+    def put(
+        self, chunk: ChunkId, data: Bytes, hold: Hold | None = None, *, digest: str | None = None
+    ) -> bool:
+        """Keep one chunk, if it is what its name says. Whether it was new. `digest` is the hash of
+        the bytes where that is known already."""
         if len(data) > CHUNK_BYTES:
             raise Damaged(f"chunk {chunk[:12]} has {len(data)} bytes; none has over {CHUNK_BYTES}")
-        if blake3(data).hexdigest() != chunk:
+        if (digest or blake3(data).hexdigest()) != chunk:
             raise Damaged(f"chunk {chunk[:12]} is not what was saved; pull it again")
         return self._store(chunk, data, hold)
 

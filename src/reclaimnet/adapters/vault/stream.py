@@ -136,11 +136,16 @@ class Stream:
         self.receive_into(memoryview(payload))
         return bytes(payload)
 
-    def receive_into(self, view: memoryview) -> None:
+    def receive_into(
+        self, view: memoryview, see: Callable[[memoryview], object] | None = None
+    ) -> None:
+        """Who wants to `see` the bytes sees each piece when it has come, while they are at hand."""
         while view:
             piece = view[: self._piece_bytes()]
             view = view[len(piece) :]
             self._receive_piece(piece, more=len(view))
+            if see is not None:
+                see(piece)
             self._paces[0].spend(len(piece), self._stopped)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from tests.fake_gateway import TOKEN, FakeGateway, serving
 
 from reclaimnet import wire
 from reclaimnet.adapters.tls import ca
-from reclaimnet.apps import cli, cli_base, cli_tables, daemon, gateway_http
+from reclaimnet.apps import cli, cli_base, cli_jobs, cli_tables, daemon, gateway_http
 from reclaimnet.apps.agent_options import Options
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
@@ -831,6 +831,9 @@ def test_nothing_heavy_is_imported_for_help_and_ps(gateway: FakeGateway) -> None
         (("run", "--gpus", "abc", "--", "x"), "'abc' is not a valid whole number"),
         (("rehearse", "train", "--notice", "10000h"), "10000h is too long; at most 30d"),
         (("agent", "--token-file", "/nosuch"), "(No such file or directory); `rn invite` prints"),
+        (("lend", "--user", ""), "--user without a name lends to nobody"),
+        (("person", "add", "ada"), "there is no campus in"),
+        (("person", "list"), "there is no campus in"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(
@@ -857,6 +860,31 @@ def test_an_invitation_says_whom_it_is_good_for(home: Path, person: Person) -> N
     assert person.err == ""
     assert person.types("invite", "--node", "x y") == 2
     assert "cannot be a node's name" in person.err
+    assert person.types("invite", "--valid", "0s") == 2
+    assert "has to be valid for a while" in person.err
+
+
+def test_who_is_asked_for_where_no_campus_is_makes_none(home: Path, person: Person) -> None:
+    assert person.types("person", "add", "ada") == 2
+    assert not (home / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("train", "train"),
+        ("a b-c.d", "a b-c.d"),
+        ("../../esc", "j-1"),
+        ("/etc/cron.d", "j-1"),
+        ("..", "j-1"),
+        (".ssh", "j-1"),
+        ("~root", "j-1"),
+    ],
+)
+def test_output_goes_nowhere_that_only_the_jobs_submitter_chose(name: str, folder: str) -> None:
+    spec = JobSpec(name=name, user="eve", command=("x",))
+    record = JobRecord(id=JobId("j-1"), spec=spec, submitted_at=0)
+    assert str(cli_jobs.folder_named_after(record)) == folder
 
 
 def test_words_that_are_not_utf8_are_refused_with_a_sentence(gateway: FakeGateway) -> None:

@@ -255,17 +255,25 @@ def logs(follow: bool, job: str) -> int:
 def fetch(job: str, directory: Path | None) -> None:
     """Fetch what a completed job has left in $RN_OUTPUT_DIR.
 
-    Without a DIRECTORY it goes into one named after the job.
+    Without a DIRECTORY it goes into one named after the job, below this one.
     """
     from reclaimnet.apps import bundle
 
     gateway = Gateway(configured())
     record = gateway.find(job)
-    target = directory or Path(record.spec.name)
+    target = directory or folder_named_after(record)
     with progress() as tell:
         pieces = _counted(gateway.output(record.id), record, tell)
         count = bundle.unpack_output(pieces, target)
     say(f"{show_count(count, 'file')} of {record.spec.name} went into {target}/.")
+
+
+def folder_named_after(record: JobRecord) -> Path:
+    """In the current one: a name that would lead elsewhere, or hide there, was chosen by who
+    submitted the job and not by who fetches its output."""
+    name = record.spec.name
+    leads_away = "/" in name or name.startswith((".", "~"))
+    return Path(record.id if leads_away else name)
 
 
 def _counted(

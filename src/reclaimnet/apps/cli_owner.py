@@ -92,6 +92,8 @@ def lend(
     ):
         if said and unsaid:
             raise UsageError(f"--{option} and its opposite exclude each other; choose one")
+    if not all(user.strip() for user in users):
+        raise UsageError("--user without a name lends to nobody; say whom, or --any-user")
     if slurm_node is not None:
         app("borrow", "take_out")(slurm_node, config=configured(), tell=say)
     request = LendRequest(

@@ -17,7 +17,7 @@ _EXAMPLE: Final = (
 
 
 def _register() -> Any:
-    return app("register", "Register")(configured().state)
+    return app("register", "register_here")(configured().state)
 
 
 @cli.group(epilog=_EXAMPLE)

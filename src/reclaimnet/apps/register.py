@@ -212,6 +212,16 @@ def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
+def register_here(state: Path) -> Register:
+    """That of the campus which was made here, whether or not it runs. Raises if none was."""
+    if not (state / "ca").is_dir():
+        raise UsageError(
+            f"there is no campus in {state}: say this on the machine where `rn up` runs, as the "
+            "same user"
+        )
+    return Register(state)
+
+
 def invitation_for(state: Path, *, node: NodeId | None, valid: int) -> Invitation:
     """For another machine, to be used once. Raises if no campus runs here that others can reach."""
     try:
@@ -224,5 +234,7 @@ def invitation_for(state: Path, *, node: NodeId | None, valid: int) -> Invitatio
         ) from error
     if node is not None and not NODE_NAME.fullmatch(node):
         raise UsageError(f"{node!r} cannot be a node's name; {A_NAME}")
+    if valid <= 0:
+        raise UsageError("an invitation has to be valid for a while; say for example --valid 10m")
     secret = Register(state).invite(node=node, valid=valid)
     return Invitation(url=url, ca=ca.load_ca(state / "ca").pem.decode(), secret=secret)

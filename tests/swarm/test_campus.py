@@ -293,6 +293,30 @@ def test_a_destination_does_not_wait_for_a_source_that_died() -> None:
     assert world.store.records[J].holder not in (None, node)
 
 
+def test_a_destination_that_dies_is_not_waited_for_until_it_is_too_late() -> None:
+    world = campus(nodes=3, gpus=1)
+    Promises(world)
+    offered: list[NodeId] = []
+
+    def journal(now: int, node: NodeId, event: ev.Event, orders: Sequence[Order]) -> None:
+        if isinstance(event, ev.HandoverOffered):
+            offered.append(node)
+
+    world.journal = journal
+    # It is not ready at once, so that its node can die before.
+    world.submit(J, spec("a"), replace(WORK, steps=120, warm_start_time=3 * SECOND))
+    world.run(30 * SECOND)
+    node = holder(world)
+    world.reclaim(node, grace=11 * SECOND)
+    while not offered:
+        assert world.kernel.step(MINUTE)
+    world.crash_machine(offered[0])
+    world.run(45 * SECOND)
+    record = world.store.records[J]
+    assert record.holder not in (None, node, offered[0])
+    assert record.steps_lost == 0
+
+
 def test_who_fetches_hears_of_a_break_that_was_mended_before_anybody_looked() -> None:
     world = campus(nodes=2)
     heard: list[ev.Event] = []

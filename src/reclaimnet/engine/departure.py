@@ -45,8 +45,10 @@ SAVE_TRIES: Final = 6
 SAVE_AGAIN: Final = SECOND
 """Pause after the first save that failed, during which the job runs on; each is twice as long as
 the one before: a disk that is full may take a while to have room."""
-LOOK_AGAIN: Final = 4 * SECOND
-"""The destination's pulse is checked no more often than this; silence shows after several beats."""
+LOOK_AGAIN: Final = SECOND
+"""The destination's pulse is checked no more often than this."""
+TIMES_OVER: Final = 3
+"""Who has the time to give up so many silent nodes, one after the other, is in no hurry to."""
 
 
 class Departure:
@@ -530,13 +532,25 @@ class Departure:
     def _look_next(self, now: int) -> int:
         whom = self.destination or self._shelf
         soonest = now + LOOK_AGAIN
-        return max(self.attempt.around.silent_at(whom, now), soonest) if whom else soonest
+        around = self.attempt.around
+        return max(around.silent_at(whom, now, self._patience(now)), soonest) if whom else soonest
+
+    def _patience(self, now: int) -> int:
+        """With a silent destination: where the time is short, there is none to be sure of it."""
+        timing = self.attempt.around.timing
+        is_short = self.notice.deadline - now < TIMES_OVER * timing.given_up_after
+        return timing.doubted_after if is_short else timing.given_up_after
 
     def _check_pulse(self, now: int) -> list[Order]:
-        around = self.attempt.around
-        if self.destination is not None and not around.alive(self.destination, now):
-            return self._destination_lost("is silent", now)
-        if self.destination is None and self._shelf and not around.alive(self._shelf, now):
+        around, patience = self.attempt.around, self._patience(now)
+        if self.destination is not None and not around.alive(self.destination, now, patience):
+            # Should it live after all, it need not keep the place.
+            withdrawn = HandoverWithdrawn(job=self.attempt.job, source=self.attempt.node)
+            told = Tell(to=self.destination, event=withdrawn)
+            return [told, *self._destination_lost("is silent", now)]
+        if self.destination is not None:
+            return []
+        if self._shelf and not around.alive(self._shelf, now, patience):
             self._shelves_failed = (*self._shelves_failed, self._shelf)
             return self._shelve(now)
         return []

@@ -38,6 +38,11 @@ class Timing:
     def given_up_after(self) -> int:
         return self.lease + self.margin
 
+    @property
+    def doubted_after(self) -> int:
+        """Who is silent for so long may live, but is not to be relied on where time is short."""
+        return min(2 * self.beat + SECOND, self.given_up_after)
+
 
 MAX_FITS: Final = 16
 """Sets of links on which one search works out how a rhythm would fit."""
@@ -141,14 +146,17 @@ class Neighbourhood:
         heard = self._heard.get(node)
         return max(heard.at, since) if heard else since
 
-    def alive(self, node: NodeId, now: int) -> bool:
+    def alive(self, node: NodeId, now: int, patience: int | None = None) -> bool:
         heard = self._heard.get(node)
-        return heard is not None and now - heard.at < self._patience
+        if heard is None:
+            return False
+        return now - heard.at < (self._patience if patience is None else patience)
 
-    def silent_at(self, node: NodeId, now: int) -> int:
+    def silent_at(self, node: NodeId, now: int, patience: int | None = None) -> int:
         """The earliest moment at which it could have been silent for too long."""
         heard = self._heard.get(node)
-        return (min(heard.at, now) if heard else now) + self.timing.given_up_after
+        patience = self._patience if patience is None else patience
+        return (min(heard.at, now) if heard else now) + patience
 
     def measured(self, node: NodeId, *, rate_bps: int) -> None:
         """What a transfer from or to this node has reached."""

@@ -16,7 +16,7 @@ from reclaimnet.engine.neighbourhood import LIVELY, Neighbourhood
 from reclaimnet.engine.pen import Pen
 from reclaimnet.engine.provider import Provider
 from reclaimnet.engine.strays import LOOK_AGAIN, Strays
-from reclaimnet.engine.stumbles import SOON, rest_of
+from reclaimnet.engine.stumbles import SOON, rest_of, stumbles_of
 from reclaimnet.model.events import (
     CopyHeld,
     HandoverWithdrawn,
@@ -524,6 +524,15 @@ def test_a_job_that_ends_at_once_with_nothing_saved_rests_for_longer_each_time()
         rests.append(rest_of(record) // SECOND)
     assert rests == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60]
     assert rest_of(ended(record, began=5, now=5 + SOON)) == 0, "it did something"
+
+
+def test_a_job_that_saves_the_same_again_and_ends_at_once_rests_as_well() -> None:
+    saved = replace(RECORD.checkpoints[0], epoch=1, step=0)
+    record = replace(RECORD, epoch=2, checkpoints=(replace(saved, epoch=2), saved), stumbles=1)
+    assert stumbles_of(record, began=5, now=6) == 2
+    came_on = replace(record, checkpoints=(replace(saved, epoch=2, step=1), saved))
+    assert stumbles_of(came_on, began=5, now=6) == 0
+    assert stumbles_of(replace(record, checkpoints=record.checkpoints[:1]), began=5, now=6) == 0
 
 
 def test_a_job_that_rests_is_not_placed_before_and_its_user_is_told_until_when() -> None:

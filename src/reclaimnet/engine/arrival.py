@@ -241,5 +241,5 @@ def _loss(steps: int, *, begun: bool, saved: bool) -> str:
     if not begun:
         return "it has not run yet"
     if not saved:
-        return "it was never saved, so all it had done is lost"
+        return "nothing that was saved of it could be had, so all it had done is lost"
     return f"{show_count(steps, 'step')} lost" if steps else "nothing is lost"

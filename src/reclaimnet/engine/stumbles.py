@@ -1,4 +1,4 @@
-"""Stumbles: a job that ends as soon as it was started, with nothing saved, and is to be run again.
+"""Stumbles: a job that ends as soon as it was started, with nothing new saved, and is run again.
 
 It rests first, each time for longer: else it would come back at once, for ever."""
 
@@ -16,8 +16,13 @@ LONGEST_REST: Final = MINUTE
 
 def stumbles_of(record: JobRecord, *, began: int, now: int) -> int:
     """How often in a row it has stumbled by now, when its attempt that began then is over."""
-    saved = any(checkpoint.epoch == record.epoch for checkpoint in record.checkpoints)
-    return 0 if saved or now - began >= SOON else record.stumbles + 1
+    if now - began >= SOON:
+        return 0
+    # To save the same once more is not to have come on: a job could do nothing else, for ever.
+    before = [saved.step for saved in record.checkpoints if saved.epoch != record.epoch]
+    saved = [saved.step for saved in record.checkpoints if saved.epoch == record.epoch]
+    came_on = bool(saved) and max(saved) > max(before, default=-1)
+    return 0 if came_on else record.stumbles + 1
 
 
 def rest_of(record: JobRecord) -> int:

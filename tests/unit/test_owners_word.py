@@ -240,6 +240,16 @@ def test_who_has_spoken_to_an_agent_whose_folder_is_lost_may_lend_it_anew(lab: L
     assert lab.lent == [0, 1, 2]
 
 
+def test_of_several_notices_on_the_same_gpus_the_one_that_holds_is_changed(lab: Lab) -> None:
+    lab.ask(LendRequest())
+    lab.book.adopt(JobId("j"), (GPUS[0].id,), lab.clock.now())
+    for grace in (MINUTE, HOUR):
+        assert lab.ask(ReclaimRequest(grace=grace)).ok
+    assert lab.ask(ReclaimRequest(grace=2 * HOUR, change=True)).ok
+    graces = sorted(notice.grace for notice in lab.book.notices.values())
+    assert graces == [HOUR, 2 * HOUR]
+
+
 def test_gpus_that_are_gone_are_left_out(tmp_path: Path) -> None:
     Lab(tmp_path).ask(LendRequest(gpus=2, users=("ada",)))
     fewer = Lab(tmp_path, gpus=GPUS[1:])

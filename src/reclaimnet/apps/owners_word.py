@@ -158,9 +158,10 @@ class OwnersWord:
         ]
         if not running:
             raise NotFound(f"no notice is running on {self._node}, so none can be changed")
-        if len(running) > 1:
+        if len({frozenset(notice.gpus) for notice in running}) > 1 and not wanted:
             raise UsageError("several notices are running; say on which GPU, for example: --gpu 0")
-        return running[0].id
+        # Of several on the same GPUs, the one that holds.
+        return min(running, key=lambda notice: (notice.deadline, notice.id)).id
 
     def _gpu(self, word: str) -> GpuId:
         for gpu in self._gpus:

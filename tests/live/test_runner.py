@@ -20,6 +20,7 @@ from tests.vault_files import fill, small_disk
 
 from reclaimnet.adapters.linux import cgroup, minder
 from reclaimnet.adapters.linux.attempts import sdk_saves, signal_saves, watch
+from reclaimnet.adapters.linux.attempts.former import end_at_once
 from reclaimnet.adapters.linux.attempts.reports import (
     Exited,
     LogLines,
@@ -164,6 +165,16 @@ def test_a_signal_that_ended_the_job_is_named(plain, tmp_path):
     plain.start(script(tmp_path, "import os; os.kill(os.getpid(), 11)"))
     exited = plain.wait(Exited)
     assert (exited.code, exited.killed, exited.reason) == (139, False, "signal SIGSEGV")
+
+
+def test_an_owner_ends_all_guests_though_no_agent_answers(bench, tmp_path):
+    """As `rn reclaim --now` does: also one whose minder was stopped."""
+    bench.start(script(tmp_path, "import time; print('up', flush=True); time.sleep(600)"))
+    until(lambda: "up" in bench.log(), "it runs")
+    os.kill(bench.runner.minder_of(JOB, 1), signal.SIGSTOP)
+    assert end_at_once(bench.root) == 1
+    assert bench.wait(Exited).killed
+    assert end_at_once(bench.root) == 0, "there is nobody left"
 
 
 # --- saving and restoring ---------------------------------------------------------------------

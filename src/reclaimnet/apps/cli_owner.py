@@ -1,7 +1,6 @@
 """What owners type: lend, reclaim, nodes, top, agent."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,12 +22,12 @@ from reclaimnet.apps.cli_base import (
     say,
     width,
 )
-from reclaimnet.apps.client import Gateway, ask_local, local_agents, status_of
+from reclaimnet.apps.client import Gateway, ask_local, end_guests, local_agents, status_of
 from reclaimnet.apps.config import DEFAULT_GUEST_DISK, DEFAULT_VAULT_QUOTA, Config, did_you_mean
-from reclaimnet.errors import NotFound, ReclaimNetError, UsageError
+from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Hours, Maintenance
-from reclaimnet.model.units import SECOND, show_size
+from reclaimnet.model.units import SECOND, show_count, show_size
 
 GIVEN_BACK_POLL_S: Final = 0.5
 
@@ -339,8 +338,7 @@ def ask_node(request: Request, node: str | None, as_json: bool) -> int:
                 "machine with --node (`rn nodes` lists them)"
             )
         node = local[0]
-    ask: Callable[[Config, str, Request], Reply] = ask_local if node in local else _ask_far
-    reply = ask(config, node, request)
+    reply = (_ask_here if node in local else _ask_far)(config, node, request)
     if as_json:
         print_json(node=node, ok=reply.ok, text=reply.text)
     elif reply.ok:
@@ -348,6 +346,19 @@ def ask_node(request: Request, node: str | None, as_json: bool) -> int:
     if not reply.ok:
         raise ReclaimNetError(reply.text)
     return 0
+
+
+def _ask_here(config: Config, node: str, request: Request) -> Reply:
+    try:
+        return ask_local(config, node, request)
+    except Unavailable as error:
+        if not isinstance(request, ReclaimRequest) or request.gpus or request.grace != 0:
+            raise
+        ended = show_count(end_guests(config, node), "guest")
+        raise Unavailable(
+            f"{error}. Without it, {ended} ended just now; it lends again when it runs, so say "
+            "this once more then"
+        ) from error
 
 
 def _ask_far(config: Config, node: str, request: Request) -> Reply:

@@ -465,6 +465,13 @@ def ask_local(config: Config, node: str, request: Request) -> Reply:
         os.close(descriptor)
 
 
+def end_guests(config: Config, node: str) -> int:
+    """Without the agent, which does not answer: how many guests of the node were ended."""
+    from reclaimnet.adapters.linux.attempts.former import end_at_once
+
+    return end_at_once(config.agents / node / "run")
+
+
 def status_of(config: Config, node: str) -> Card:
     from reclaimnet import wire
 

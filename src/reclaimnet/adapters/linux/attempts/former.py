@@ -19,12 +19,13 @@ from reclaimnet.adapters.linux.attempts.reports import Exited, Found
 from reclaimnet.adapters.linux.boot import boot_id
 from reclaimnet.adapters.linux.page import open_page
 from reclaimnet.model.market import GpuId, JobId
-from reclaimnet.model.page import Word
+from reclaimnet.model.page import AT_ONCE, Word
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import Saving
 
 ADOPT_PATIENCE: Final = 2 * SECOND
 ADOPT_POLL: Final = 20 * MILLISECOND
+END_PATIENCE: Final = 5 * SECOND
 
 
 def left_in(places: Places) -> Iterator[tuple[Attempt, bool]]:
@@ -99,6 +100,32 @@ def find_minder(directory: Path) -> tuple[int, int, int] | None:
         os.close(pidfd)
         return None
     return who["pid"], pidfd, who["main"]
+
+
+def end_at_once(root: Path) -> int:
+    """End all attempts below a run directory, whoever watches over them: to their minders, the page
+    is enough. How many were ended when this returns."""
+    leaving: list[int] = []
+    try:
+        for file in sorted(root.glob(f"*/{DESCRIPTION}")):
+            words, alive = open_page(file.parent / "page"), find_minder(file.parent)
+            if alive is None:
+                continue
+            _, pidfd, _ = alive
+            leaving.append(pidfd)
+            if words is not None:
+                words[Word.END_AT] = AT_ONCE
+            for nudge in (signal.SIGUSR1, signal.SIGCONT):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, nudge)
+        give_up = time.monotonic() + END_PATIENCE / SECOND
+        return sum(
+            bool(select.select([pidfd], [], [], max(0.0, give_up - time.monotonic()))[0])
+            for pidfd in leaving
+        )
+    finally:
+        for pidfd in leaving:
+            os.close(pidfd)
 
 
 def found(attempt: Attempt, exited: Exited | None) -> Found:

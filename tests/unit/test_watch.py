@@ -88,8 +88,12 @@ def test_a_rehearsal_says_beforehand_what_it_will_do() -> None:
     job = replace(JOB, state=JobState.RUNNING)
     plan = rehearse.Plan(job=job, node=lab, gpus=("G0",), notice=20 * SECOND, elsewhere=("office",))
     text = "\n".join(rehearse.lines(plan))
-    for word in ("train", "lab", "office", "20s", "3.0 MiB", "lends the GPU again"):
+    for word in ("train", "lab", "office", "20s", "3.0 MiB"):
         assert word in text
+    assert text.endswith(
+        "lab lends the GPU again as soon as the job runs elsewhere or has ended, at the latest "
+        "1m00s after the notice has run out"
+    )
     never = replace(plan, job=replace(job, checkpoints=()))
     assert "IT STARTS ANEW" in "\n".join(rehearse.lines(never))
     alone = "\n".join(rehearse.lines(replace(plan, elsewhere=())))
@@ -101,7 +105,9 @@ def test_a_rehearsal_tells_what_it_cost() -> None:
         job="j",
         name="train",
         source="lab",
+        moved=True,
         destination="office",
+        state=JobState.RUNNING,
         steps_lost=0,
         downtime_s=0.5,
         took_s=3.0,
@@ -117,15 +123,24 @@ def test_a_rehearsal_tells_what_it_cost() -> None:
     assert "all it had done is lost, since it was never saved" in anew
     assert "no step lost" not in anew
     assert "later than the deadline" in rehearse.verdict(replace(outcome, took_s=21.0))
-    assert "no other place" in rehearse.verdict(replace(outcome, destination=None))
+    assert "no other place" in rehearse.verdict(replace(outcome, moved=False, destination=None))
 
 
 class Stage:
     """A campus on which the job moves at once, and an owner who may have the last word."""
 
-    def __init__(self, node: Node, refusals: int) -> None:
+    def __init__(
+        self,
+        node: Node,
+        refusals: int = 0,
+        seen: tuple[JobRecord, ...] = (
+            replace(JOB, state=JobState.COMPLETED, epoch=2, holder=OFFICE),
+        ),
+    ) -> None:
         self.node = node
         self.refusals = refusals
+        self.seen = list(seen)
+        """How the job is at one look after the other; it stays as it was at the last."""
         self.asked: list[Request] = []
 
     def ask(self, node: str, request: Request) -> Reply:
@@ -140,7 +155,7 @@ class Stage:
         return Reply(ok=True, text="lent")
 
     def job(self, job: str) -> JobRecord:
-        return replace(JOB, state=JobState.COMPLETED, epoch=2, holder=OFFICE)
+        return self.seen.pop(0) if len(self.seen) > 1 else self.seen[0]
 
     def nodes(self) -> list[Node]:
         return [self.node]
@@ -170,3 +185,130 @@ def test_after_a_rehearsal_the_same_is_lent_unless_the_owner_has_spoken(
         maintenance=(),
         as_of=77,
     )
+
+
+class Clock:
+    """Time passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+HERE = replace(
+    JOB, state=JobState.RUNNING, reason="", handover_to=None, leave_by=None, last_step_at=NOW
+)
+THERE = replace(HERE, epoch=2, holder=OFFICE, moves=1)
+STARTS = replace(THERE, state=JobState.CONFIGURING)
+ON = replace(THERE, epoch=3, holder=NodeId("attic"), moves=2, downtime=SECOND)
+WAITS = replace(HERE, state=JobState.PENDING, holder=None)
+
+
+def ended(record: JobRecord, state: JobState) -> JobRecord:
+    """Nobody holds a job that has ended."""
+    return replace(record, state=state, holder=None, ended_at=NOW)
+
+
+def rehearsed(monkeypatch: pytest.MonkeyPatch, *seen: JobRecord) -> tuple[rehearse.Outcome, Stage]:
+    monkeypatch.setattr(rehearse, "time", Clock())
+    lab = Node(card=Card(node=LAB, gpus=GPUS[:1]))
+    gpus = (GPUS[0].id,)
+    plan = rehearse.Plan(job=HERE, node=lab, gpus=gpus, notice=15 * SECOND, elsewhere=("office",))
+    stage = Stage(lab, seen=seen)
+    return rehearse.run(stage, plan, lambda record, share: None), stage
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        ((JOB, THERE, THERE), ""),
+        ((JOB, THERE, ended(THERE, JobState.COMPLETED)), "It has completed since."),
+        ((JOB, STARTS, ended(THERE, JobState.COMPLETED)), "It has completed since."),
+        ((JOB, THERE, ended(THERE, JobState.CANCELLED)), "It has been cancelled since."),
+        ((JOB, THERE, ON), "It has moved on since, which is counted, too."),
+        (
+            (JOB, THERE, ended(ON, JobState.COMPLETED)),
+            "It has moved on since, which is counted, too. It has completed since.",
+        ),
+    ],
+)
+def test_a_job_that_moved_has_moved_whatever_became_of_it_since(
+    monkeypatch: pytest.MonkeyPatch, seen: tuple[JobRecord, ...], said: str
+) -> None:
+    outcome, _ = rehearsed(monkeypatch, *seen)
+    assert (outcome.destination, outcome.steps_lost) == (OFFICE, 0)
+    verdict = rehearse.verdict(outcome)
+    assert verdict.startswith("train moved from lab to office: no step lost. ")
+    assert verdict.endswith(said)
+    assert rehearse.exit_code(outcome) == 0
+
+
+def test_a_job_that_fails_after_its_move_is_no_good_rehearsal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcome, _ = rehearsed(monkeypatch, JOB, THERE, ended(THERE, JobState.FAILED))
+    assert "moved from lab to office" in rehearse.verdict(outcome)
+    assert "It has failed since; `rn why j-abcdef` tells why." in rehearse.verdict(outcome)
+    assert rehearse.exit_code(outcome) == 75
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        (ended(HERE, JobState.COMPLETED), "has completed"),
+        (ended(HERE, JobState.CANCELLED), "has been cancelled"),
+        (ended(THERE, JobState.FAILED), "has failed"),
+    ],
+)
+def test_a_job_that_ended_before_it_ran_elsewhere_has_not_moved(
+    monkeypatch: pytest.MonkeyPatch, last: JobRecord, said: str
+) -> None:
+    outcome, _ = rehearsed(monkeypatch, JOB, last)
+    assert outcome.destination is None
+    assert rehearse.verdict(outcome) == f"train {said} before it was seen running elsewhere."
+    assert rehearse.exit_code(outcome) == 75
+
+
+def test_a_job_that_was_seen_nowhere_else_but_completed_there_has_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcome, _ = rehearsed(monkeypatch, JOB, ended(THERE, JobState.COMPLETED))
+    assert rehearse.verdict(outcome).startswith("train moved from lab: no step lost. ")
+    assert rehearse.exit_code(outcome) == 0
+
+
+def test_what_a_job_left_is_lent_again_even_if_it_found_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcome, stage = rehearsed(monkeypatch, JOB, WAITS)
+    assert "found no other place" in rehearse.verdict(outcome)
+    assert isinstance(stage.asked[-1], LendRequest)
+    assert outcome.lent_again
+    assert rehearse.exit_code(outcome) == 75
+
+
+def test_the_gpu_is_lent_again_before_the_standstill_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The owner's GPU does not lie idle while we wait for the job's next save."""
+    lent_at: list[float] = []
+    clock = Clock()
+
+    class Watched(Stage):
+        def ask(self, node: str, request: Request) -> Reply:
+            if isinstance(request, LendRequest):
+                lent_at.append(clock.now_s)
+            return super().ask(node, request)
+
+    monkeypatch.setattr(rehearse, "time", clock)
+    lab = Node(card=Card(node=LAB, gpus=GPUS[:1]))
+    gpus = (GPUS[0].id,)
+    plan = rehearse.Plan(job=HERE, node=lab, gpus=gpus, notice=15 * SECOND, elsewhere=("office",))
+    rehearse.run(Watched(lab, seen=(JOB, THERE)), plan, lambda record, share: None)
+    assert lent_at == [rehearse.POLL_S]
+    assert clock.now_s >= rehearse.COUNT_S

@@ -176,4 +176,4 @@ def rehearse(notice: int | None, yes: bool, as_json: bool, job: str) -> int:
             f"{outcome.source} was not lent again: its owner has spoken meanwhile, or it refused; "
             "`rn nodes` shows what it lends, `rn lend` changes it."
         )
-    return 0 if outcome.destination is not None and outcome.lent_again else 75
+    return rehearsal.exit_code(outcome)

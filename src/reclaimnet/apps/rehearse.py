@@ -26,6 +26,15 @@ LEND_PAUSE_S: Final = 1.0
 REFUSALS: Final = 5
 """So often the node may refuse to lend again once no notice runs."""
 
+RAN: Final = frozenset({JobState.RUNNING, JobState.COMPLETING, JobState.COMPLETED})
+"""In these a job runs, or has run, where it was last taken up. One that failed or was cancelled may
+never have got so far."""
+ENDS: Final = {
+    JobState.COMPLETED: "has completed",
+    JobState.FAILED: "has failed",
+    JobState.CANCELLED: "has been cancelled",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -42,8 +51,12 @@ class Outcome:
     job: str
     name: str
     source: str
+    moved: bool
+    """It ran again, whatever became of it then."""
     destination: str | None
-    """None if it found no other place."""
+    """Where it ran first; None if it did not move, or was over before anybody saw where."""
+    state: JobState
+    """When we last looked."""
     steps_lost: int
     downtime_s: float | None
     """How long it took no step; None if nobody has counted it yet."""
@@ -53,6 +66,8 @@ class Outcome:
     lent_again: bool
     all_lost: bool = False
     """It began again, and nobody had counted what it had done."""
+    moved_on: bool = False
+    """It has left its destination since; what that cost is in the numbers, too."""
 
 
 def plan(gateway: Gateway, word: str, notice: int | None) -> Plan:
@@ -99,7 +114,9 @@ def lines(plan: Plan) -> list[str]:
         f"leaves       {job.holder}, {show_count(len(plan.gpus), 'GPU')}, with {notice} notice",
         f"may go to    {places}",
         f"its state    {_state(job)}",
-        f"afterwards   {job.holder} lends the GPU again; that takes until the notice has run out",
+        f"afterwards   {job.holder} lends the GPU again as soon as the job runs elsewhere or has "
+        f"ended, at the latest {show_duration(round(AFTER_S * SECOND))} after the notice has run "
+        "out",
     ]
 
 
@@ -117,41 +134,47 @@ def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) 
     began = time.monotonic()
     request = ReclaimRequest(gpus=plan.gpus, grace=plan.notice, reason="a rehearsal")
     said_at = gateway.ask(card.node, request).said_at
-    patience = plan.notice / SECOND + AFTER_S
-    after: JobRecord = before
+    deadline = began + plan.notice / SECOND
+    seen = there = before
+    moved = False
     try:
-        while (spent := time.monotonic() - began) < patience:
-            after = gateway.job(before.id)
-            tell(after, min(1.0, spent * SECOND / max(1, plan.notice)))
-            again = after.state is JobState.RUNNING and after.epoch > before.epoch
-            if again or after.state.terminal:
+        while (now := time.monotonic()) < deadline + AFTER_S:
+            seen = gateway.job(before.id)
+            tell(seen, min(1.0, (now - began) * SECOND / max(1, plan.notice)))
+            if seen.holder is not None or seen.epoch > there.epoch:
+                # Whoever has ended has no holder any more.
+                there = seen
+            moved = seen.epoch > before.epoch and seen.state in RAN
+            if moved or seen.state.terminal:
                 break
             time.sleep(POLL_S)
         took = time.monotonic() - began
-        after = _counted(gateway, before, after)
     finally:
-        lent = _lend_again(gateway, plan, said_at, began + plan.notice / SECOND + AFTER_S)
+        # Before we wait for a count: the GPU is not to lie idle meanwhile.
+        lent = _lend_again(gateway, plan, said_at, max(time.monotonic(), deadline) + AFTER_S)
+    after = _counted(gateway, before, seen)
     still = after.downtime - before.downtime
     return Outcome(
         job=before.id,
         name=before.spec.name,
         source=str(card.node),
-        destination=_destination(before, after),
+        moved=moved,
+        destination=_destination(before, there) if moved else None,
+        state=after.state,
         steps_lost=after.steps_lost - before.steps_lost,
         downtime_s=round(still / SECOND, 3) if still else None,
         took_s=round(took, 2),
         notice_s=plan.notice / SECOND,
         lent_again=lent,
         all_lost=never_saved(after),
+        moved_on=moved and after.epoch > there.epoch,
     )
 
 
-def _destination(before: JobRecord, after: JobRecord) -> str | None:
+def _destination(before: JobRecord, there: JobRecord) -> str | None:
     """Of a gang: who is new in it."""
-    if after.epoch <= before.epoch:
-        return None
-    new = [seat for seat in after.seats if seat not in before.seats]
-    return ", ".join(new) or after.holder
+    new = [seat for seat in there.seats if seat not in before.seats]
+    return ", ".join(new) or there.holder
 
 
 def _counted(gateway: Gateway, before: JobRecord, after: JobRecord) -> JobRecord:
@@ -170,8 +193,8 @@ def _counted(gateway: Gateway, before: JobRecord, after: JobRecord) -> JobRecord
 
 
 def _lend_again(gateway: Gateway, plan: Plan, said_at: int, until: float) -> bool:
-    """Once the notice has run out, the GPUs that were lent before are lent again, on the same
-    terms; not if the owner has spoken meanwhile."""
+    """Once the notice is over, since the guest has left or it has run out, the GPUs that were lent
+    before are lent again, on the same terms; not if the owner has spoken meanwhile."""
     before = plan.node.card
     staying = {gpu.id for gpu in before.gpus} - set(plan.gpus)
     # All of it is said: an older agent knows no "as before".
@@ -204,7 +227,9 @@ def _lend_again(gateway: Gateway, plan: Plan, said_at: int, until: float) -> boo
 
 
 def verdict(outcome: Outcome) -> str:
-    if outcome.destination is None:
+    if not outcome.moved and outcome.state in ENDS:
+        return f"{outcome.name} {ENDS[outcome.state]} before it was seen running elsewhere."
+    if not outcome.moved:
         return (
             f"{outcome.name} found no other place in time; it goes on from its last checkpoint "
             "when there is one."
@@ -220,8 +245,23 @@ def verdict(outcome: Outcome) -> str:
         else "how long it took no step is not known"
     )
     late = "" if outcome.took_s <= outcome.notice_s else ", later than the deadline"
+    to = f" to {outcome.destination}" if outcome.destination is not None else ""
     return (
-        f"{outcome.name} moved from {outcome.source} to {outcome.destination}: {lost}. Its process "
+        f"{outcome.name} moved from {outcome.source}{to}: {lost}. Its process "
         f"was up there {show_duration(round(outcome.took_s * SECOND))} after the notice{late}; "
-        f"{still}."
+        f"{still}.{_since(outcome)}"
     )
+
+
+def _since(outcome: Outcome) -> str:
+    said = " It has moved on since, which is counted, too." if outcome.moved_on else ""
+    if outcome.state in ENDS:
+        said += f" It {ENDS[outcome.state]} since"
+        said += f"; `rn why {outcome.job}` tells why." if outcome.state is JobState.FAILED else "."
+    return said
+
+
+def exit_code(outcome: Outcome) -> int:
+    """A job that fails after its move may have failed because of it."""
+    good = outcome.moved and outcome.state is not JobState.FAILED and outcome.lent_again
+    return 0 if good else 75

@@ -8,7 +8,7 @@ from reclaimnet.sim.processes import Processes
 
 SEEDS = 60
 # Seeds that once broke a promise.
-KEPT: tuple[int, ...] = (115, 955, 5820, 12168, 14157, 22192, 23349, 40171, 40185)
+KEPT: tuple[int, ...] = (115, 955, 5820, 12168, 14157, 22192, 23349, 40171, 40185, 43219)
 
 
 @pytest.mark.parametrize("seed", [*KEPT, *range(SEEDS)])

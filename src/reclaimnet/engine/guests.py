@@ -266,12 +266,13 @@ class Guests:
 
     def stay(self, now: int) -> list[Order]:
         """The provider has withdrawn notices: those on whose GPUs none is left stay, and for the
-        others the most pressing of what is left holds."""
+        others the most pressing of what is left holds. Whose deadline has passed cannot stay: its
+        GPUs are taken, also if it is here because it never began."""
         orders: list[Order] = []
         for job in sorted(self.attempts):
             attempt = self.attempts[job]
             before = attempt.notice
-            if before is None or not before.withdrawable:
+            if before is None or not before.withdrawable or now >= before.deadline:
                 continue
             left = self._provider.notice_for(job)
             if left is None:
@@ -279,7 +280,7 @@ class Guests:
             else:
                 orders += attempt.leave(left, now, instead_of=before.id)
         for seat in self._seats():
-            if seat.notice is None:
+            if seat.notice is None or now >= seat.notice.deadline:
                 continue
             left = self._provider.notice_for(seat.job)
             if left is None:

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from tests.fake_gateway import TOKEN, FakeGateway, serving
 from reclaimnet import wire
 from reclaimnet.adapters.tls import ca
 from reclaimnet.apps import cli, cli_base, cli_tables, daemon, gateway_http
-from reclaimnet.apps.agent_options import Options
+from reclaimnet.apps.agent_options import Options, keep_start, start_again
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
 from reclaimnet.errors import BadConfig, Unavailable, UsageError
@@ -615,6 +616,7 @@ class FakeApp:
                     Options(
                         join="nats://x",
                         token="t0ken",
+                        token_file=Path("token"),
                         name="lab",
                         gpus=2,
                         lend=True,
@@ -671,9 +673,9 @@ def test_options_are_handed_over_and_the_exit_code_handed_back(
     app = FakeApp()
     monkeypatch.setitem(sys.modules, f"reclaimnet.apps.{module}", app)
     monkeypatch.setenv("RECLAIMNET_NATS__URL", "nats://x")
-    (home / "token").write_text("t0ken\n")
+    Path("token").write_text("t0ken\n")
     if module == "agent_start":
-        words = [*words, "--token-file", str(home / "token")]
+        words = [*words, "--token-file", "token"]
     assert person.types(*words) == 7
     assert app.called == [call]
 
@@ -693,11 +695,33 @@ def test_an_agent_in_the_background_gets_the_options_that_were_given(
     assert all(
         getattr(given, field.name) != getattr(Options(), field.name)
         for field in fields(Options)
-        if field.name not in ("join", "token", "name")
+        if field.name not in ("join", "token", "token_file", "name")
     )
     person.types("agent", *given.argv())
     ((_, (again,), _),) = app.called[1:]
     assert again == given
+
+
+def test_an_agent_is_started_again_by_a_command_that_says_all_it_needs(
+    home: Path, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = FakeApp()
+    monkeypatch.setitem(sys.modules, "reclaimnet.apps.agent_start", app)
+    (home / "lab 1.token").write_text("t0ken\n")
+    folder = home / "lab"
+    folder.mkdir()
+    assert start_again(folder, state=None) == "rn agent --name lab --detach", "nothing was kept"
+    words = "--name lab --gpus 2 --lend --notice 5s --sandbox open --grace 2m --guest-disk 2G"
+    person.types("agent", *words.split(), "--token-file", str(home / "lab 1.token"))
+    ((_, (given,), _),) = app.called
+    keep_start(folder, NodeId("lab"), given)
+    person.types(*shlex.split(start_again(folder, state=None))[1:])
+    ((_, (again,), keywords),) = app.called[1:]
+    assert keywords == {"detach": True}
+    assert again == replace(given, lend=False, notice=MINUTE), "what is lent is kept elsewhere"
+    (home / "lab 1.token").unlink()
+    keep_start(folder, NodeId("lab"), Options(gpus=2, lend=True))
+    assert start_again(folder, state=None) == "rn agent --name lab --gpus 2 --detach"
 
 
 # --- help, completion, lightness -----------------------------------------------------------

@@ -15,7 +15,7 @@ from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.linux import sandbox
 from reclaimnet.adapters.linux.sandbox import Sandbox
 from reclaimnet.apps import agent, daemon
-from reclaimnet.apps.agent_options import NO_SANDBOX, Options
+from reclaimnet.apps.agent_options import NO_SANDBOX, Options, keep_start
 from reclaimnet.apps.cli_base import waiting
 from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import Config, did_you_mean
@@ -88,6 +88,7 @@ def main(options: Options, *, config: Config, detach: bool) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # It warns of every TLS connection that ends.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
+    keep_start(folder, node, options)
     return asyncio.run(agent.run(settings))
 
 
@@ -194,6 +195,8 @@ def _detached(
             patience_s=READY_S,
             env=env,
         )
+    # The agent has no file with its invitation, and we know of one.
+    keep_start(folder, node, options)
     sys.stderr.write(f"The agent for {node} runs (pid {pid}); `rn down` ends it.\n")
     return 0
 

@@ -118,6 +118,37 @@ def test_bad_input_gets_one_sentence_and_changes_nothing(
     assert all(method == "GET" for method, *_ in gateway.asked)
 
 
+@pytest.mark.parametrize(
+    ("words", "whose"),
+    [
+        (["person", "add"], "a person's"),
+        (["person", "add", "ada", "--owns"], "a node's"),
+        (["agent", "--name"], "a node's"),
+        (["agent", "--name", "lab", "--zone"], "a zone's"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "shown"), [("x" * 300, f"'{'x' * 40}...' (300 characters)"), ("zoë", "'zoë'")]
+)
+def test_a_name_that_cannot_be_is_told_what_one_is(
+    home: Path, person: Person, words: list[str], whose: str, name: str, shown: str
+) -> None:
+    state = home / "state" / "reclaimnet"
+    state.mkdir(parents=True)
+    (state / "campus.json").write_text('{"nats_url": "nats://127.0.0.1:1", "nats_token": "t"}')
+    more = ["--gpus", "1"] if words[0] == "agent" else []
+    assert person.types(*words, name, *more) == 2
+    assert f"{shown} cannot be {whose} name; " in person.err
+    assert "1 to 63 characters" in person.err
+    assert "a-z, A-Z" in person.err
+    assert person.err.count("\n") == 1
+
+
+def test_nobody_is_called_like_the_campus(home: Path, person: Person) -> None:
+    assert person.types("person", "add", "campus") == 2
+    assert "jobs of the campus's own token go by it" in person.err
+
+
 def test_what_belongs_to_somebody_else_comes_with_advice(
     home: Path, person: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:

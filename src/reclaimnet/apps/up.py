@@ -44,10 +44,11 @@ from reclaimnet.apps.client import Gateway, connection_to
 from reclaimnet.apps.config import Config, remember_gateway
 from reclaimnet.apps.gateway_output import Fetcher
 from reclaimnet.apps.live.scratch import SCRATCH
+from reclaimnet.apps.names import NAME
 from reclaimnet.apps.notify import Notifier
 from reclaimnet.apps.own_command import rn
 from reclaimnet.apps.owners_word import FILE, has_lent
-from reclaimnet.apps.register import NODE_NAME, STANDING, Invitation, Register
+from reclaimnet.apps.register import STANDING, Invitation, Register
 from reclaimnet.engine.neighbourhood import LIVELY
 from reclaimnet.errors import BadConfig, Forbidden, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.market import NodeId
@@ -557,7 +558,7 @@ class _Porter:
         request = asked.certificate_request.encode()
         name = ca.requested_name(request)
         node = ca.node_of(name)
-        if node is None or not NODE_NAME.fullmatch(node):
+        if node is None or not NAME.fullmatch(node):
             raise Forbidden(f"only nodes are taken in here, not {name!r}")
         self._register.take_in(
             secret=asked.invitation, node=node, public_key=asked.public_key, lives=self._lives(node)

@@ -246,4 +246,4 @@ async def journal(state: State, request: Req) -> Stream:
 
 @get("/metrics", media_type="text/plain", include_in_schema=False)
 async def metrics(state: State) -> Response[bytes]:
-    return Response(state.desk.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(state.desk.metrics(), media_type="text/plain; version=0.0.4")

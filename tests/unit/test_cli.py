@@ -14,18 +14,20 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import msgspec
 import pytest
-from litestar import Litestar
 from tests.fake_gateway import TOKEN, FakeGateway, serving
 
 from reclaimnet import wire
+from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.tls import ca
-from reclaimnet.apps import cli, cli_base, cli_tables, daemon, gateway_http
+from reclaimnet.apps import cli, cli_base, cli_tables, daemon
 from reclaimnet.apps.agent_options import Options, keep_start, start_again
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
+from reclaimnet.apps.gateway import serve
 from reclaimnet.errors import BadConfig, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
@@ -164,10 +166,10 @@ def test_what_belongs_to_somebody_else_comes_with_advice(
 async def test_a_port_that_is_taken_is_told_with_the_option_that_mends_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(BadConfig, match=f"port {port}: .*rn up --gateway-port N"):
-            await gateway_http.run(
-                Litestar(), "127.0.0.1", port, asyncio.Event(), on_ready=lambda port: None
-            )
+        with pytest.raises(
+            BadConfig, match=rf"port {port}: .*; choose another: rn up --gateway-port N$"
+        ):
+            await serve("127.0.0.1", port, create_autospec(Campus), "token", asyncio.Event())
 
 
 def test_what_ended_at_once_is_told_in_its_own_words(tmp_path: Path) -> None:

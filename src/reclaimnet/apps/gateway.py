@@ -178,7 +178,16 @@ async def serve(
         watchers=watchers,
     )
     # First those who listen hang up by themselves; else each shutdown waits for them.
-    await run(app, host, port, stop, tls=tls, on_ready=on_ready, on_stop=view.close)
+    await run(
+        app,
+        host,
+        port,
+        stop,
+        other_port="rn up --gateway-port N",
+        tls=tls,
+        on_ready=on_ready,
+        on_stop=view.close,
+    )
 
 
 @get("/health", opt={"public": True}, security=[{}])

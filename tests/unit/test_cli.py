@@ -401,9 +401,10 @@ def test_logs_go_on_where_a_lost_connection_left_off(
     assert person.out == "one\ntwo\nthree\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("words", [["logs", "-f", "job-1"], ["run", "--no-ship", "--", "true"]])
-def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(
-    gateway: FakeGateway, words: list[str]
+def test_who_is_ended_leaves_the_job_and_says_how_to_come_back(
+    gateway: FakeGateway, words: list[str], number: signal.Signals
 ) -> None:
     if words[0] == "logs":
         gateway.jobs = [a_job("job-1")]
@@ -419,11 +420,11 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "step 1\n"
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             _, err = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "Come back with: rn logs -f job-1" in err
     assert "Traceback" not in err
     assert not any(path.endswith("/cancel") for _, path, *_ in gateway.asked)

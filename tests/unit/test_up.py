@@ -87,3 +87,13 @@ def test_up_names_those_that_lent_here_and_may_come_back(config: Config) -> None
     with running(config.agents / "lab"):
         assert up.lent_before(config) == ["far"]
         up.down(config=config)
+
+
+def test_down_ends_well_also_where_the_register_cannot_be_read(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = take_in(config, "lab")
+    (config.state / "register.json").write_text("{")
+    with running(lab):
+        assert up.down(config=config) == 0
+    assert "as before: rn agent --name lab --detach\n" in capsys.readouterr().err

@@ -173,13 +173,14 @@ def _start_again(config: Config, name: str) -> str:
 
 
 def is_put_out(config: Config, name: str) -> bool:
-    """Whether it was a node of the campus that is kept here, and is none any more."""
+    """Whether it was a node of the campus that is kept here, and is none any more, as far as is
+    known."""
     try:
         theirs = (config.agents / name / "tls" / "ca.crt").read_bytes()
         ours = ca.load_ca(config.state / "ca").pem
+        return theirs == ours and name not in Register(config.state).nodes()
     except (OSError, BadConfig):
         return False
-    return theirs == ours and name not in Register(config.state).nodes()
 
 
 def fates(jobs: list[JobRecord], *, ours: set[str], campus_ends: bool) -> list[str]:

@@ -29,15 +29,17 @@ MOMENTS = {
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_ctrl_c_leaves_nothing_behind(moment: str) -> None:
     # As a terminal does: to all that are in the foreground.
-    _end(moment, lambda demo: os.killpg(demo.pid, signal.SIGINT))
+    _end(moment, signal.SIGINT, lambda demo: os.killpg(demo.pid, signal.SIGINT))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_nor_does_one_who_ends_it_or_closes_its_terminal(number: signal.Signals) -> None:
-    _end("the jobs run", lambda demo: demo.send_signal(number))
+    _end("the jobs run", number, lambda demo: demo.send_signal(number))
 
 
-def _end(moment: str, how: Callable[["subprocess.Popen[str]"], None]) -> None:
+def _end(
+    moment: str, number: signal.Signals, how: Callable[["subprocess.Popen[str]"], None]
+) -> None:
     with tempfile.TemporaryDirectory(prefix="rn") as folder:
         home = Path(folder).resolve()
         with subprocess.Popen(
@@ -57,7 +59,7 @@ def _end(moment: str, how: Callable[["subprocess.Popen[str]"], None]) -> None:
                 _, said = demo.communicate(timeout=60)
             finally:
                 demo.kill()
-        assert demo.returncode == 130, said
+        assert demo.returncode == 128 + number, said
         assert "Traceback" not in said
         until(lambda: not _left_of(inside), f"nothing is left, not {_left_of(inside)}", wait_s=10)
 

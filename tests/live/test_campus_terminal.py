@@ -80,15 +80,18 @@ def test_down_names_the_jobs_it_stops_and_forgets_the_agents_it_ends(campus: Liv
     assert f"from their last checkpoint after the next `rn up`: train ({saved})." in ended
     assert f"since they were never saved: train ({plain})." in ended
     assert f"Go on waiting after the next `rn up`: train ({waiting})." in ended
-    assert "rn agent --name lab --detach; rn agent --name office --detach" in ended
+    lab, office = (f"rn agent --name {name} --gpus 1 --detach" for name in ("lab", "office"))
+    assert f"each as before: {lab}; {office}\n" in ended
     again = campus.rn("up", "--gateway-port", "0").stderr
-    assert "rn agent --name lab --detach" in again
+    assert f"before:   {lab}\n" in again
     # They said goodbye, so nobody misses them; their jobs wait for a place, and nothing was
     # started in the one that another gave back.
     assert campus.gateway.nodes() == []
     jobs = {job.id: (job.state, job.epoch) for job in campus.gateway.jobs(ended=False)}
     pending = JobState.PENDING
     assert jobs == {saved: (pending, 1), plain: (pending, 1), waiting: (pending, 0)}
+    campus.rn(*lab.split()[1:])
+    until(lambda: any(node.card.gpus for node in campus.gateway.nodes()), "as printed, it lends")
 
 
 def test_an_agents_door_is_open_before_the_campus_is_there(campus: LiveCampus) -> None:

@@ -266,7 +266,7 @@ async def test_logs_are_one_stream_with_marked_seams(running: Running) -> None:
     await running.campus.append_log(stored.id, 1, LAB, b"step 1\nstep", number=1)
     await running.campus.append_log(stored.id, 2, NodeId("office"), b"step 2\n", number=2)
     logs = await running.http.get(f"/api/v1/jobs/{stored.id}/logs")
-    assert logs.headers["content-type"].startswith("text/plain")
+    assert logs.headers["content-type"] == "text/plain; charset=utf-8"
     assert logs.text == "step 1\nstep\n--- attempt 2 on office ---\nstep 2\n"
 
     lines: list[str] = []
@@ -506,7 +506,9 @@ async def test_metrics_count_by_state_and_name_nobody(running: Running) -> None:
         Card(node=LAB, gpus=GPUS, vacant=(GPUS[0].id,), edge=(dropped,)),
     )
     await until_listed(running, LAB)
-    text = (await running.http.get("/api/v1/metrics")).text
+    metrics = await running.http.get("/api/v1/metrics")
+    assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    text = metrics.text
     labels = '{class="gone",direction="out",verdict="dropped"}'
     assert f"reclaimnet_edge_packets_total{labels} 3.0" in text
     assert f"reclaimnet_edge_bytes_total{labels} 180.0" in text

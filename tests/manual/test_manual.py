@@ -180,3 +180,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith(("http://", "https://")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_an_option_with_two_names_goes_by_the_first_in_all_that_is_read() -> None:
+    texts = {page: page.read_text() for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]}
+    for name, command in cli.commands.items():
+        for option in command.params:
+            for other in [word for word in option.opts if word.startswith("--")][1:]:
+                use = re.compile(rf"rn {name}\b[^`\n]* {other}(?![\w-])")
+                assert [page.name for page, text in texts.items() if use.search(text)] == [], other

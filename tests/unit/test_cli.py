@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -13,18 +14,20 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import msgspec
 import pytest
-from litestar import Litestar
 from tests.fake_gateway import TOKEN, FakeGateway, serving
 
 from reclaimnet import wire
+from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.tls import ca
-from reclaimnet.apps import cli, cli_base, cli_jobs, cli_tables, daemon, gateway_http
-from reclaimnet.apps.agent_options import Options
+from reclaimnet.apps import cli, cli_base, cli_jobs, cli_tables, daemon
+from reclaimnet.apps.agent_options import Options, keep_start, start_again
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
+from reclaimnet.apps.gateway import serve
 from reclaimnet.errors import BadConfig, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Card, Gpu, GpuId, JobId, NodeId
@@ -117,6 +120,38 @@ def test_bad_input_gets_one_sentence_and_changes_nothing(
     assert all(method == "GET" for method, *_ in gateway.asked)
 
 
+@pytest.mark.parametrize(
+    ("words", "whose"),
+    [
+        (["person", "add"], "a person's"),
+        (["person", "add", "ada", "--owns"], "a node's"),
+        (["agent", "--name"], "a node's"),
+        (["agent", "--name", "lab", "--zone"], "a zone's"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "shown"), [("x" * 300, f"'{'x' * 40}...' (300 characters)"), ("zoë", "'zoë'")]
+)
+def test_a_name_that_cannot_be_is_told_what_one_is(
+    home: Path, person: Person, words: list[str], whose: str, name: str, shown: str
+) -> None:
+    state = home / "state" / "reclaimnet"
+    (state / "ca").mkdir(parents=True)
+    (state / "campus.json").write_text('{"nats_url": "nats://127.0.0.1:1", "nats_token": "t"}')
+    more = ["--gpus", "1"] if words[0] == "agent" else []
+    assert person.types(*words, name, *more) == 2
+    assert f"{shown} cannot be {whose} name; " in person.err
+    assert "1 to 63 characters" in person.err
+    assert "a-z, A-Z" in person.err
+    assert person.err.count("\n") == 1
+
+
+def test_nobody_is_called_like_the_campus(home: Path, person: Person) -> None:
+    (home / "state" / "reclaimnet" / "ca").mkdir(parents=True)
+    assert person.types("person", "add", "campus") == 2
+    assert "jobs of the campus's own token go by it" in person.err
+
+
 def test_what_belongs_to_somebody_else_comes_with_advice(
     home: Path, person: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,10 +167,10 @@ def test_what_belongs_to_somebody_else_comes_with_advice(
 async def test_a_port_that_is_taken_is_told_with_the_option_that_mends_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(BadConfig, match=f"port {port}: .*rn up --gateway-port N"):
-            await gateway_http.run(
-                Litestar(), "127.0.0.1", port, asyncio.Event(), on_ready=lambda port: None
-            )
+        with pytest.raises(
+            BadConfig, match=rf"port {port}: .*; choose another: rn up --gateway-port N$"
+        ):
+            await serve("127.0.0.1", port, create_autospec(Campus), "token", asyncio.Event())
 
 
 def test_what_ended_at_once_is_told_in_its_own_words(tmp_path: Path) -> None:
@@ -367,9 +402,10 @@ def test_logs_go_on_where_a_lost_connection_left_off(
     assert person.out == "one\ntwo\nthree\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("words", [["logs", "-f", "job-1"], ["run", "--no-ship", "--", "true"]])
-def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(
-    gateway: FakeGateway, words: list[str]
+def test_who_is_ended_leaves_the_job_and_says_how_to_come_back(
+    gateway: FakeGateway, words: list[str], number: signal.Signals
 ) -> None:
     if words[0] == "logs":
         gateway.jobs = [a_job("job-1")]
@@ -385,11 +421,11 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "step 1\n"
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             _, err = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "Come back with: rn logs -f job-1" in err
     assert "Traceback" not in err
     assert not any(path.endswith("/cancel") for _, path, *_ in gateway.asked)
@@ -615,6 +651,7 @@ class FakeApp:
                     Options(
                         join="nats://x",
                         token="t0ken",
+                        token_file=Path("token"),
                         name="lab",
                         gpus=2,
                         lend=True,
@@ -671,9 +708,9 @@ def test_options_are_handed_over_and_the_exit_code_handed_back(
     app = FakeApp()
     monkeypatch.setitem(sys.modules, f"reclaimnet.apps.{module}", app)
     monkeypatch.setenv("RECLAIMNET_NATS__URL", "nats://x")
-    (home / "token").write_text("t0ken\n")
+    Path("token").write_text("t0ken\n")
     if module == "agent_start":
-        words = [*words, "--token-file", str(home / "token")]
+        words = [*words, "--token-file", "token"]
     assert person.types(*words) == 7
     assert app.called == [call]
 
@@ -693,11 +730,33 @@ def test_an_agent_in_the_background_gets_the_options_that_were_given(
     assert all(
         getattr(given, field.name) != getattr(Options(), field.name)
         for field in fields(Options)
-        if field.name not in ("join", "token", "name")
+        if field.name not in ("join", "token", "token_file", "name")
     )
     person.types("agent", *given.argv())
     ((_, (again,), _),) = app.called[1:]
     assert again == given
+
+
+def test_an_agent_is_started_again_by_a_command_that_says_all_it_needs(
+    home: Path, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = FakeApp()
+    monkeypatch.setitem(sys.modules, "reclaimnet.apps.agent_start", app)
+    (home / "lab 1.token").write_text("t0ken\n")
+    folder = home / "lab"
+    folder.mkdir()
+    assert start_again(folder, state=None) == "rn agent --name lab --detach", "nothing was kept"
+    words = "--name lab --gpus 2 --lend --notice 5s --sandbox open --grace 2m --guest-disk 2G"
+    person.types("agent", *words.split(), "--token-file", str(home / "lab 1.token"))
+    ((_, (given,), _),) = app.called
+    keep_start(folder, NodeId("lab"), given)
+    person.types(*shlex.split(start_again(folder, state=None))[1:])
+    ((_, (again,), keywords),) = app.called[1:]
+    assert keywords == {"detach": True}
+    assert again == replace(given, lend=False, notice=MINUTE), "what is lent is kept elsewhere"
+    (home / "lab 1.token").unlink()
+    keep_start(folder, NodeId("lab"), Options(gpus=2, lend=True))
+    assert start_again(folder, state=None) == "rn agent --name lab --gpus 2 --detach"
 
 
 # --- help, completion, lightness -----------------------------------------------------------

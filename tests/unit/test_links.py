@@ -1,5 +1,6 @@
 """Whose traffic leaves a machine: what its interface counts, and what of it is ours."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from reclaimnet.adapters.linux.counters import Uplink
@@ -59,3 +60,9 @@ def test_what_is_neither_training_nor_migration_is_everybody_elses() -> None:
     ]
     assert links.data(cards)["uplinks"][0]["background"] == 200_000
     assert not any("office out" in line for line in links.lines(cards, now=0))
+
+
+def test_one_transfer_is_told_as_one() -> None:
+    seen = LinkSeen(link="lab up", rate=1_000_000, reached=250_000, sending=1)
+    assert "  1 transfer at 2 Mbit/s" in links.picture(seen)[0]
+    assert "  2 transfers at 2 Mbit/s" in links.picture(replace(seen, sending=2))[0]

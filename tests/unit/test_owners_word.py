@@ -12,7 +12,7 @@ from reclaimnet.errors import UsageError
 from reclaimnet.model import events as ev
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, WithdrawRequest
 from reclaimnet.model.hours import parse_hours
-from reclaimnet.model.market import Cause, Gpu, GpuId, JobId, Maintenance, NodeId, Terms
+from reclaimnet.model.market import Cause, Gpu, GpuId, JobId, Maintenance, NodeId, Offer, Terms
 from reclaimnet.model.orders import Answer
 from reclaimnet.model.units import DAY, HOUR, MINUTE, SECOND
 
@@ -100,6 +100,37 @@ def test_how_many_means_those_that_are_lent_first(lab: Lab) -> None:
     assert lab.lent == [1]
     lab.ask(LendRequest(gpus=2))
     assert lab.lent == [0, 1]
+
+
+def test_who_takes_back_what_is_back_learns_what_others_still_fetch_and_how_that_ends() -> None:
+    book = Provider(NodeId("lab"))
+
+    def reclaim(now: int, grace: int | None = None) -> Answer:
+        answer, _ = book.reclaim(ev.ReclaimAsked(request="r", grace=grace), now)
+        book.expire(now)
+        return answer
+
+    nothing = "lab lends nothing, so there is nothing to take back."
+    assert reclaim(0, grace=0) == Answer(request="r", ok=False, text=nothing)
+    offer = Offer(provider="ada", gpus=GPUS, terms=Terms(notice=MINUTE))
+    book.lend(ev.LendAsked(request="r", offer=offer), 0)
+    assert reclaim(0).text == "3 GPUs of lab are yours now."
+    still = (
+        "lab lends nothing, so there is nothing to take back. For 50s other machines may still "
+        "fetch the checkpoints that it keeps; `rn reclaim --now` ends that, too."
+    )
+    assert reclaim(10 * SECOND) == Answer(request="r", ok=False, text=still)
+    sooner = (
+        "No GPU of lab was lent any more. Other machines may fetch the checkpoints that it keeps "
+        "for another 5s, and then no more."
+    )
+    assert reclaim(10 * SECOND, grace=5 * SECOND) == Answer(request="r", ok=True, text=sooner)
+    ended = (
+        "No GPU of lab was lent any more. Other machines could still fetch the checkpoints that it "
+        "keeps, and from now on cannot."
+    )
+    assert reclaim(11 * SECOND, grace=0) == Answer(request="r", ok=True, text=ended)
+    assert reclaim(11 * SECOND, grace=0) == Answer(request="r", ok=False, text=nothing)
 
 
 def test_none_cannot_be_lent_and_the_way_to_do_so_is_named(lab: Lab) -> None:

@@ -15,13 +15,14 @@ from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.linux import sandbox
 from reclaimnet.adapters.linux.sandbox import Sandbox
 from reclaimnet.apps import agent, daemon
-from reclaimnet.apps.agent_options import NO_SANDBOX, Options
+from reclaimnet.apps.agent_options import NO_SANDBOX, Options, keep_start
 from reclaimnet.apps.cli_base import waiting
 from reclaimnet.apps.client import ask_local
 from reclaimnet.apps.config import Config, did_you_mean
+from reclaimnet.apps.names import NAME, cannot_be
 from reclaimnet.apps.own_command import rn
 from reclaimnet.apps.owners_word import FILE, is_taken_back
-from reclaimnet.apps.register import A_NAME, NODE_NAME, read_invitation
+from reclaimnet.apps.register import read_invitation
 from reclaimnet.engine.body import WHOLE
 from reclaimnet.errors import BadConfig, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, StatusRequest
@@ -88,13 +89,14 @@ def main(options: Options, *, config: Config, detach: bool) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # It warns of every TLS connection that ends.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
+    keep_start(folder, node, options)
     return asyncio.run(agent.run(settings))
 
 
 def _node_of(name: str | None) -> NodeId:
     node = NodeId(name or socket.gethostname().partition(".")[0])
-    if not NODE_NAME.fullmatch(node):
-        raise UsageError(f"{node!r} cannot be a node's name; {A_NAME}: give one with --name")
+    if not NAME.fullmatch(node):
+        raise UsageError(f"{cannot_be(node, 'a node')}: give one with --name, as lab-pc-7")
     return node
 
 
@@ -147,8 +149,8 @@ def _uplink(node: NodeId, uplink: str | None, plan: Topology | None) -> int | No
 
 def _zone_of(node: NodeId, name: str | None, plan: Topology | None) -> str:
     zone = name if name is not None else plan.zone(node) if plan is not None else WHOLE
-    if not NODE_NAME.fullmatch(zone):
-        raise UsageError(f"{zone!r} cannot be a zone's name; use letters, digits, dots and dashes")
+    if not NAME.fullmatch(zone):
+        raise UsageError(cannot_be(zone, "a zone"))
     return zone
 
 
@@ -194,6 +196,8 @@ def _detached(
             patience_s=READY_S,
             env=env,
         )
+    # The agent has no file with its invitation, and we know of one.
+    keep_start(folder, node, options)
     sys.stderr.write(f"The agent for {node} runs (pid {pid}); `rn down` ends it.\n")
     return 0
 

@@ -28,22 +28,27 @@ from reclaimnet.apps import (  # noqa: F401
 from reclaimnet.apps.cli_base import cli, complain, sentence
 from reclaimnet.errors import ReclaimNetError
 
-EXIT_INTERRUPTED: Final = 130
+SIGNALLED: Final = 128
+"""And the signal's number: how shells tell of a command that a signal has ended."""
+EXIT_INTERRUPTED: Final = SIGNALLED + signal.SIGINT
 EXIT_BUG: Final = 70
 EXIT_IO: Final = 74
 
 
 def main() -> NoReturn:
     """The entry point: every failure becomes one sentence and an exit code."""
+    told: list[int] = []
+
+    def end_as_by_hand(number: int, _frame: FrameType | None) -> NoReturn:
+        """Whoever ends us or closes the terminal leaves as little behind as Ctrl-C does."""
+        told.append(number)
+        raise KeyboardInterrupt
+
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # Not under nohup.
-            signal.signal(number, _end_as_by_hand)
-    sys.exit(run_command(sys.argv[1:]))
-
-
-def _end_as_by_hand(_number: int, _frame: FrameType | None) -> NoReturn:
-    """Whoever ends us or closes the terminal leaves as little behind as Ctrl-C does."""
-    raise KeyboardInterrupt
+            signal.signal(number, end_as_by_hand)
+    code = run_command(sys.argv[1:])
+    sys.exit(SIGNALLED + told[0] if told and code == EXIT_INTERRUPTED else code)
 
 
 def run_command(arguments: list[str]) -> int:

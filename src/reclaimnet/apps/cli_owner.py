@@ -272,6 +272,7 @@ def agent(
     options = Options(
         join=join or config.nats_url,
         token=token,
+        token_file=token_file,
         name=name,
         gpus=gpus,
         lend=lending,

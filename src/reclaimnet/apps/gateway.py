@@ -178,7 +178,16 @@ async def serve(
         watchers=watchers,
     )
     # First those who listen hang up by themselves; else each shutdown waits for them.
-    await run(app, host, port, stop, tls=tls, on_ready=on_ready, on_stop=view.close)
+    await run(
+        app,
+        host,
+        port,
+        stop,
+        other_port="rn up --gateway-port N",
+        tls=tls,
+        on_ready=on_ready,
+        on_stop=view.close,
+    )
 
 
 @get("/health", opt={"public": True}, security=[{}])
@@ -246,4 +255,4 @@ async def journal(state: State, request: Req) -> Stream:
 
 @get("/metrics", media_type="text/plain", include_in_schema=False)
 async def metrics(state: State) -> Response[bytes]:
-    return Response(state.desk.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(state.desk.metrics(), media_type="text/plain; version=0.0.4")

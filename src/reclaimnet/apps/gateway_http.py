@@ -99,12 +99,14 @@ async def run(
     port: int,
     stop: asyncio.Event,
     *,
+    other_port: str,
     tls: Credentials | None = None,
     on_ready: Callable[[int], None],
     on_stop: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve the application until `stop` is set."""
-    with _listening(host, port) as listener:
+    """Serve the application until `stop` is set. `other_port` is the command that chooses another,
+    should this one be taken."""
+    with _listening(host, port, other_port) as listener:
         config = uvicorn.Config(
             app,
             lifespan="on",
@@ -151,7 +153,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def _listening(host: str, port: int, other_port: str) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named because asyncio turns Nagle's algorithm off only where it sees TCP;
     # without that every short answer waits 40 ms for the client's acknowledgement.
@@ -162,8 +164,8 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind((host, port))
         except OSError as error:
             raise BadConfig(
-                f"the gateway cannot listen on {host} port {port}: {error.strerror}; "
-                "choose another port (rn up --gateway-port N; for a journal rn replay --port N)"
+                f"nothing can listen on {host} port {port}: {error.strerror}; "
+                f"choose another: {other_port}"
             ) from error
         listener.listen(BACKLOG)
         yield listener

@@ -88,7 +88,7 @@ def _read(path: Path, _changed_at: int) -> _File:
     if path.suffix == ".js":
         kind = "text/javascript"
     return _File(
-        media_type=f"{kind}; charset=utf-8" if kind.startswith("text/") else kind,
+        media_type=kind,  # The framework adds the charset to text.
         plain=plain,
         packed=gzip.compress(plain, 6) if len(plain) > WORTH_PACKING else None,
         tag=f'"{blake3.blake3(plain).hexdigest(12)}"',

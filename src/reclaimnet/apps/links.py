@@ -123,7 +123,7 @@ def picture(one: LinkSeen, *, width: int = WIDTH) -> list[str]:
     if one.carries is not None:
         head += f"  carries {one.carries * 8 / 1e6:.0f} Mbit/s"
     if one.sending:
-        head += f"  {one.sending} transfers at {one.reached * 8 / 1e6:.0f} Mbit/s"
+        head += f"  {show_count(one.sending, 'transfer')} at {one.reached * 8 / 1e6:.0f} Mbit/s"
     if one.shed:
         head += f"  {one.shed} given up"
     if not one.round:

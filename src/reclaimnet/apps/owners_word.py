@@ -294,3 +294,14 @@ def is_taken_back(file: Path) -> bool:
     except (OSError, ValueError):
         return True
     return state.get("offer") is None and state.get("said_at", AT_SOME_TIME) != NEVER
+
+
+def has_lent(file: Path) -> bool:
+    """Whether the owner has ever lent something, as far as is known."""
+    try:
+        state = _read(file)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return any(state.get(name) is not None for name in ("offer", "said"))

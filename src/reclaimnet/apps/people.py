@@ -7,7 +7,6 @@ fair. What it runs, what it was told, what it wrote and why it moved is for its 
 import dataclasses
 import hashlib
 import hmac
-import re
 import secrets
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,11 +14,11 @@ from typing import Final
 
 import msgspec
 
+from reclaimnet.apps.names import NAME, cannot_be
 from reclaimnet.errors import Forbidden, UsageError
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.work import JobRecord
 
-PERSON_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 NOBODY: Final = "campus"
 """Whose jobs are that were submitted with the campus's own token, which has no name."""
 
@@ -41,8 +40,12 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
 
 def new_token(name: str) -> tuple[str, str]:
     """A token for the person, and what is kept of it."""
-    if not PERSON_NAME.fullmatch(name) or name == NOBODY:
-        raise UsageError(f"{name!r} cannot be a person's name; use letters, digits, and any of ._-")
+    if not NAME.fullmatch(name):
+        raise UsageError(cannot_be(name, "a person"))
+    if name == NOBODY:
+        raise UsageError(
+            f"{name!r} cannot be a person's name: jobs of the campus's own token go by it"
+        )
     secret = secrets.token_urlsafe(24)
     return f"{name}.{secret}", _digest(secret)
 

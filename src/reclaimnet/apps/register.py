@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import json
 import os
-import re
 import secrets
 import socket
 import time
@@ -24,13 +23,12 @@ import msgspec
 
 from reclaimnet.adapters.nats.access import Access, check_public_key
 from reclaimnet.adapters.tls import ca
+from reclaimnet.apps.names import NAME, cannot_be
 from reclaimnet.apps.people import Person, Role, new_token
 from reclaimnet.errors import BadConfig, Forbidden, NotFound, UsageError
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.units import DAY
 
-NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-A_NAME: Final = "use letters, digits, dots, dashes and underscores, for example lab-pc-7"
 MAX_NODES: Final = 10_000
 MAX_INVITATIONS: Final = 1000
 MAX_PEOPLE: Final = 10_000
@@ -163,9 +161,9 @@ class Register:
     def add_person(self, name: str, *, role: Role, owns: tuple[str, ...]) -> str:
         """The person's token, which is told only now: its hash is what is kept."""
         token, digest = new_token(name)
-        wrong = [node for node in owns if not NODE_NAME.fullmatch(node)]
+        wrong = [node for node in owns if not NAME.fullmatch(node)]
         if wrong:
-            raise UsageError(f"{wrong[0]!r} cannot be the name of a node; `rn nodes` lists them")
+            raise UsageError(f"{cannot_be(wrong[0], 'a node')} (`rn nodes` lists them)")
         with self._changing() as book:
             if name in book.people:
                 raise UsageError(
@@ -232,8 +230,8 @@ def invitation_for(state: Path, *, node: NodeId | None, valid: int) -> Invitatio
         raise UsageError(
             "no campus runs here: invite from the machine where `rn up` runs, as the same user"
         ) from error
-    if node is not None and not NODE_NAME.fullmatch(node):
-        raise UsageError(f"{node!r} cannot be a node's name; {A_NAME}")
+    if node is not None and not NAME.fullmatch(node):
+        raise UsageError(cannot_be(node, "a node"))
     if valid <= 0:
         raise UsageError("an invitation has to be valid for a while; say for example --valid 10m")
     secret = Register(state).invite(node=node, valid=valid)

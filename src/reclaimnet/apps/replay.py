@@ -326,6 +326,7 @@ def main(*, path: Path, port: int, token: str, say: Callable[[str], None]) -> in
             "127.0.0.1",
             port,
             stop,
+            other_port="rn replay --port N",
             on_ready=lambda port: say(f"http://127.0.0.1:{port}/#token={token}"),
         )
 

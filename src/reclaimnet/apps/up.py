@@ -38,16 +38,19 @@ from reclaimnet.adapters.nats.witness import Witness
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps import daemon, gateway, gateway_page
+from reclaimnet.apps.agent_options import start_again
 from reclaimnet.apps.cli_base import waiting
 from reclaimnet.apps.client import Gateway, connection_to
 from reclaimnet.apps.config import Config, remember_gateway
 from reclaimnet.apps.gateway_output import Fetcher
 from reclaimnet.apps.live.scratch import SCRATCH
+from reclaimnet.apps.names import NAME
 from reclaimnet.apps.notify import Notifier
 from reclaimnet.apps.own_command import rn
-from reclaimnet.apps.register import NODE_NAME, STANDING, Invitation, Register
+from reclaimnet.apps.owners_word import FILE, has_lent
+from reclaimnet.apps.register import STANDING, Invitation, Register
 from reclaimnet.engine.neighbourhood import LIVELY
-from reclaimnet.errors import Forbidden, ReclaimNetError, Unavailable, UsageError
+from reclaimnet.errors import BadConfig, Forbidden, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.units import GIB
 from reclaimnet.model.work import JobRecord
@@ -110,14 +113,13 @@ def up(
             env=dict(os.environ),
         )
     left = _left(config)
-    lenders = sorted(file.parent.name for file in config.agents.glob("*/provider.json"))
-    again = [name for name in lenders if name not in _agents_here(config)]
+    again = [_start_again(config, name) for name in lent_before(config)]
     link = page_link(left["gateway_url"], _secret(config.state / "gateway-token"))
     sys.stderr.write(
         f"The campus is up at {left['gateway_url']}; `rn down` ends it.\n"
         f"See it in a browser:   {link}\n"
         f"Lend this machine:     rn agent --detach && rn lend\n"
-        + "".join(f"It lent here before:   rn agent --name {name} --detach\n" for name in again)
+        + "".join(f"It lent here before:   {start}\n" for start in again)
         + (
             "Lend another machine:  start the campus with `rn up --listen ADDRESS` instead\n"
             if listen in LOOPBACK
@@ -148,13 +150,37 @@ def down(
     sys.stderr.write(f"Ended {', '.join(ended)}.\n" if ended else "Nothing was running here.\n")
     for line in told:
         sys.stderr.write(f"{line}\n")
-    if ours:
+    welcome = [name for name in ours if not is_put_out(config, name)]
+    if welcome:
         sys.stderr.write(
             "Agents are not started by `rn up`; start them again, each as before: "
-            + "; ".join(f"rn agent --name {name} --detach" for name in ours)
+            + "; ".join(_start_again(config, name) for name in welcome)
             + "\n"
         )
     return 0
+
+
+def lent_before(config: Config) -> list[str]:
+    """The agents that have lent something here, do not run now, and may come back."""
+    names = [file.parent.name for file in config.agents.glob(f"*/{FILE}") if has_lent(file)]
+    running = _agents_here(config)
+    return sorted(name for name in names if name not in running and not is_put_out(config, name))
+
+
+def _start_again(config: Config, name: str) -> str:
+    told = config.origins.get("state") == "flag"
+    return start_again(config.agents / name, state=config.state if told else None)
+
+
+def is_put_out(config: Config, name: str) -> bool:
+    """Whether it was a node of the campus that is kept here, and is none any more, as far as is
+    known."""
+    try:
+        theirs = (config.agents / name / "tls" / "ca.crt").read_bytes()
+        ours = ca.load_ca(config.state / "ca").pem
+        return theirs == ours and name not in Register(config.state).nodes()
+    except (OSError, BadConfig):
+        return False
 
 
 def fates(jobs: list[JobRecord], *, ours: set[str], campus_ends: bool) -> list[str]:
@@ -533,7 +559,7 @@ class _Porter:
         request = asked.certificate_request.encode()
         name = ca.requested_name(request)
         node = ca.node_of(name)
-        if node is None or not NODE_NAME.fullmatch(node):
+        if node is None or not NAME.fullmatch(node):
             raise Forbidden(f"only nodes are taken in here, not {name!r}")
         self._register.take_in(
             secret=asked.invitation, node=node, public_key=asked.public_key, lives=self._lives(node)

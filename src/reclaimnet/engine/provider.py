@@ -255,14 +255,19 @@ class Provider:
         until = self.served_until
         if self.standing is not None and event.replaces is None:
             return self._reclaim_standing(self.standing, event, now)
+        copies = "the checkpoints that it keeps"
         if until is None or event.grace is None or event.replaces is not None:
             text = f"{self.node} lends nothing, so there is nothing to take back."
+            if until is not None and until > now:
+                text += f" For {show_duration(until - now)} other machines may still fetch {copies}"
+                text += "; `rn reclaim --now` ends that, too."
             return Answer(request=event.request, ok=False, text=text)
         self.served_until = min(until, now + max(event.grace, 0))
-        text = f"{self.node} lends nothing; nobody fetches copies from it after " + (
-            f"another {show_duration(self.served_until - now)}."
-            if self.served_until > now
-            else "this."
+        left = self.served_until - now
+        text = f"No GPU of {self.node} was lent any more. Other machines " + (
+            f"may fetch {copies} for another {show_duration(left)}, and then no more."
+            if left > 0
+            else f"could still fetch {copies}, and from now on cannot."
         )
         return Answer(request=event.request, ok=True, text=text)
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from reclaimnet.engine.arrival import told_loss
 from reclaimnet.engine.attempt import Attempt
 from reclaimnet.engine.booking import BOOKED_PATIENCE, OFFERED_PATIENCE, Booking
 from reclaimnet.engine.copies import COPY_TRIES, Copies
@@ -548,6 +549,24 @@ def test_a_job_that_rests_is_not_placed_before_and_its_user_is_told_until_when()
     healthy = replace(record, id=JobId("k"), stumbles=0)
     again = Dispatcher(node=HERE, suite=Suite(), around=around, now=0)
     assert [o for o in again.record_seen(healthy, 0) if isinstance(o, Tell)]
+
+
+# --- what a start costs -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"begun": False, "saved": False, "had": False}, "it has not run yet"),
+        ({"begun": True, "saved": False, "had": False}, "it was never saved"),
+        ({"begun": True, "saved": True, "had": False}, "none of its checkpoints could be had"),
+        ({"begun": True, "saved": True, "had": True}, "3 steps lost"),
+    ],
+)
+def test_what_was_saved_and_cannot_be_had_is_not_called_unsaved(
+    fields: dict[str, bool], told: str
+) -> None:
+    assert told_loss(3, **fields).startswith(told)
 
 
 # --- the provider -------------------------------------------------------------------------

@@ -194,7 +194,7 @@ class Arrival:
             steps_lost = record.steps_lost + lost
             orders += attempt.change(checkpoints=kept, step=step, steps_lost=steps_lost)
         chosen = f"step {step}" if checkpoint else "the beginning"
-        why = _loss(lost, begun=epoch > 1, saved=checkpoint is not None)
+        why = told_loss(lost, begun=epoch > 1, saved=bool(record.checkpoints), had=bool(checkpoint))
         orders.append(attempt.explain("from where does it go on?", chosen, why))
         orders.append(
             Start(
@@ -237,9 +237,10 @@ class Arrival:
         return []
 
 
-def _loss(steps: int, *, begun: bool, saved: bool) -> str:
+def told_loss(steps: int, *, begun: bool, saved: bool, had: bool) -> str:
     if not begun:
         return "it has not run yet"
-    if not saved:
-        return "nothing that was saved of it could be had, so all it had done is lost"
+    if not had:
+        why = "none of its checkpoints could be had" if saved else "it was never saved"
+        return f"{why}, so all it had done is lost"
     return f"{show_count(steps, 'step')} lost" if steps else "nothing is lost"

@@ -9,6 +9,7 @@ import getpass
 import json
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -287,21 +288,22 @@ def _read(file: Path) -> dict[str, Any]:
 
 def is_taken_back(file: Path) -> bool:
     """Whether the owner has said last that nothing is lent, as far as is known."""
-    try:
-        state = _read(file)
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError):
-        return True
-    return state.get("offer") is None and state.get("said_at", AT_SOME_TIME) != NEVER
+    return _says(
+        file,
+        lambda state: state.get("offer") is None and state.get("said_at", AT_SOME_TIME) != NEVER,
+    )
 
 
 def has_lent(file: Path) -> bool:
     """Whether the owner has ever lent something, as far as is known."""
+    return _says(file, lambda state: any(state.get(name) is not None for name in ("offer", "said")))
+
+
+def _says(file: Path, this: Callable[[dict[str, Any]], bool]) -> bool:
+    """Of a word that cannot be read, the more careful is believed; where none is, nothing."""
     try:
-        state = _read(file)
+        return this(_read(file))
     except FileNotFoundError:
         return False
     except (OSError, ValueError):
         return True
-    return any(state.get(name) is not None for name in ("offer", "said"))

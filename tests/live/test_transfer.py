@@ -20,7 +20,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests import vault_files
+from OpenSSL import SSL
+from tests import plain_tls, vault_files
 
 from reclaimnet import wire
 from reclaimnet.adapters.tls import ca
@@ -58,7 +59,7 @@ class Campus:
             self.folder / f"node-{node}", certificate=certificate, key=key, authority=authority.pem
         )
 
-    def client(self, node: str = "puller") -> ssl.SSLContext:
+    def client(self, node: str = "puller") -> SSL.Context:
         return ca.client_context(self.credentials(node))
 
     def vault(self, name: str, quota_bytes: int = GIB) -> Vault:
@@ -501,13 +502,12 @@ def test_another_campus_is_refused(campus: Campus) -> None:
     with pytest.raises(Forbidden, match="certif"):
         pull(target, manifest=manifest, job=JOB, sources=[server.address], context=own)
     # Even one that believes us is not believed.
-    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    trusting.check_hostname = False
-    trusting.verify_mode = ssl.CERT_NONE
-    for chain in (True, False):
-        if chain:
+    for certified in (True, False):
+        trusting = SSL.Context(SSL.TLS_METHOD)
+        if certified:
             folder = campus.folder / "node-stranger"
-            trusting.load_cert_chain(folder / "node.crt", folder / "node.key")
+            trusting.use_certificate_file(str(folder / "node.crt"))
+            trusting.use_privatekey_file(str(folder / "node.key"))
         with pytest.raises((Forbidden, Unavailable)):
             pull(target, manifest=manifest, job=JOB, sources=[server.address], context=trusting)
     assert target.usage().used_bytes == 0
@@ -521,7 +521,7 @@ def test_only_who_may_read_a_job_gets_its_chunks(campus: Campus) -> None:
     server = campus.serve(source, may_read=lambda peer, job: (peer, job) == ("node:friend", "mine"))
     friend, stranger = campus.client("friend"), campus.client("stranger")
 
-    def attempt(manifest: ManifestId, job: str, context: ssl.SSLContext) -> None:
+    def attempt(manifest: ManifestId, job: str, context: SSL.Context) -> None:
         pull(target, manifest=manifest, job=JobId(job), sources=[server.address], context=context)
 
     with pytest.raises(Forbidden, match="may not read"):
@@ -566,7 +566,7 @@ def raw_connection(campus: Campus, server: ChunkServer) -> ssl.SSLSocket:
     connection = socket.create_connection(
         (server.address.host, server.address.port), timeout=PATIENCE_S
     )
-    return campus.client("rude").wrap_socket(connection)
+    return plain_tls.context(campus.credentials("rude")).wrap_socket(connection)
 
 
 @pytest.mark.parametrize(
@@ -608,7 +608,7 @@ def test_a_chunk_outside_the_checkpoint_cannot_be_asked_for(campus: Campus) -> N
 @contextmanager
 def lying_server(campus: Campus, answer: bytes) -> Iterator[Address]:
     """Certified by the campus, but not what it should be."""
-    context = ca.server_context(campus.credentials("liar"))
+    context = plain_tls.context(campus.credentials("liar"), server=True)
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

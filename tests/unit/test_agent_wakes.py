@@ -1,11 +1,11 @@
 """An agent that starts takes up what the one before it has left, as if it had never been gone."""
 
 import asyncio
-import ssl
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
+from OpenSSL import SSL
 
 from reclaimnet.adapters.linux.attempts import reports as rn
 from reclaimnet.adapters.vault.store import Vault
@@ -140,7 +140,7 @@ async def test_a_job_that_ends_while_it_is_found_has_ended(
             mind=mind,
             campus=campus,  # type: ignore[arg-type]
             vault=vault,
-            client=ssl.create_default_context(),
+            client=SSL.Context(SSL.TLS_METHOD),
             clock=clock,
         )
         try:

@@ -4,14 +4,20 @@ import socket
 import ssl
 import stat
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
+from OpenSSL import SSL
+from tests import plain_tls
 
 from reclaimnet.adapters.tls import ca
+from reclaimnet.adapters.vault.pace import Pace
+from reclaimnet.adapters.vault.stream import Distrust, Stream
 from reclaimnet.errors import BadConfig, Forbidden
 from reclaimnet.model.market import NodeId
 
@@ -26,40 +32,72 @@ def certified(
     )
 
 
-def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str, str]:
-    """The version, and the common name the server sees; raises what either end raises."""
-    near, far = socket.socketpair()
+@contextmanager
+def serving(context: SSL.Context) -> Iterator[tuple[socket.socket, Callable[[], str]]]:
+    """A socket to a server that shakes hands, and what tells whom the server saw: it raises what
+    the server raised."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
     seen: list[str] = []
     failures: list[OSError] = []
 
     def serve() -> None:
         try:
-            with server.wrap_socket(far, server_side=True) as tls:
-                seen.append(str(tls.getpeercert()["subject"][0][0][1]))
-                tls.sendall(b"!")
+            with closing(stream(far, context, server_side=True)) as tls:
+                tls.handshake()
+                seen.append(tls.peer)
+                tls.send(1)
         except OSError as error:
             failures.append(error)
-            far.close()
+
+    def saw() -> str:
+        thread.join()
+        if failures:
+            raise failures[0]
+        return seen[0]
 
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        with client.wrap_socket(near) as tls:
-            version = tls.version()
-            tls.recv(1)
+        yield near, saw
     finally:
         near.close()
         thread.join()
-    if failures:
-        raise failures[0]
-    return str(version), seen[0]
+
+
+def stream(connection: socket.socket, context: SSL.Context, *, server_side: bool) -> Stream:
+    return Stream(connection, context, server_side=server_side, stopped=lambda: False, pace=Pace())
+
+
+def shake_hands(server: SSL.Context, client: SSL.Context) -> str:
+    """The common name the server sees; raises what either end raises, the client first."""
+    with serving(server) as (near, saw):
+        with closing(stream(near, client, server_side=False)) as tls:
+            tls.handshake()
+            tls.receive_header({1: 0})
+        return saw()
+
+
+def knock(server: SSL.Context, client: ssl.SSLContext) -> tuple[str, str]:
+    """The same with another TLS library at the client's end; with the version, too."""
+    with serving(server) as (near, saw):
+        try:
+            with client.wrap_socket(near) as tls:
+                version = tls.version()
+                tls.recv(1)
+        except OSError:
+            saw()  # The server knows better why.
+            raise
+        return str(version), saw()
 
 
 def test_nodes_of_one_campus_know_each_other(tmp_path: Path) -> None:
     authority = ca.make_ca(tmp_path / "ca")
     server = ca.server_context(certified(tmp_path, authority, "node:a"))
-    client = ca.client_context(certified(tmp_path, authority, ca.node_name(NodeId("b"))))
-    assert shake_hands(server, client) == ("TLSv1.3", "node:b")
+    other = certified(tmp_path, authority, ca.node_name(NodeId("b")))
+    assert shake_hands(server, ca.client_context(other)) == "node:b"
+    assert knock(server, plain_tls.context(other)) == ("TLSv1.3", "node:b")
     assert ca.node_of("node:b") == "b"
     assert ca.node_of("user:b") is None
 
@@ -68,24 +106,21 @@ def test_strangers_are_refused_on_both_sides(tmp_path: Path) -> None:
     ours, theirs = ca.make_ca(tmp_path / "ours"), ca.make_ca(tmp_path / "theirs")
     honest = certified(tmp_path, ours, "node:honest")
     stranger = certified(tmp_path, theirs, "node:stranger", believes=ours)
-    with pytest.raises(OSError, match=r"(?i)unknown.ca|verify failed"):
+    with pytest.raises(Distrust, match=r"(?i)unknown.ca|verify failed"):
         shake_hands(ca.server_context(honest), ca.client_context(stranger))
-    with pytest.raises(ssl.SSLCertVerificationError):
+    with pytest.raises(Distrust, match="verify failed"):
         shake_hands(ca.server_context(stranger), ca.client_context(honest))
 
 
 def test_nobody_gets_in_without_a_certificate_or_with_old_tls(tmp_path: Path) -> None:
     authority = ca.make_ca(tmp_path / "ca")
     kept = certified(tmp_path, authority, "node:a")
-    anonymous = ssl.create_default_context(cafile=kept.authority)
-    anonymous.check_hostname = False
     with pytest.raises(OSError, match=r"(?i)certificate"):
-        shake_hands(ca.server_context(kept), anonymous)
-    old = ca.client_context(kept)
-    old.minimum_version = ssl.TLSVersion.TLSv1_2
+        knock(ca.server_context(kept), plain_tls.context())
+    old = plain_tls.context(kept)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(OSError, match=r"(?i)version|protocol"):
-        shake_hands(ca.server_context(kept), old)
+        knock(ca.server_context(kept), old)
 
 
 def test_a_leaf_cannot_certify_others(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """What a completed job left for its user: fetched from whoever holds it, sent on as a tar."""
 
 import asyncio
-import ssl
 import tarfile
 from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final
+
+from OpenSSL import SSL
 
 from reclaimnet.adapters.vault.pulling import pull
 from reclaimnet.adapters.vault.store import Vault
@@ -23,7 +24,7 @@ class Fetcher:
     """`vault` is only a place to pass through: what was sent is forgotten again."""
 
     vault: Vault
-    context: ssl.SSLContext
+    context: SSL.Context
 
 
 class Outputs:

@@ -11,13 +11,14 @@ import secrets
 import shutil
 import signal
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from OpenSSL import SSL
 
 from reclaimnet.adapters.linux.attempts.reports import Exited
 from reclaimnet.adapters.linux.runner import Runner
@@ -520,7 +521,7 @@ def _number(path: Path) -> int:
         return 0
 
 
-def _own_context(config: Config, authority: ca.Authority) -> ssl.SSLContext:
+def _own_context(config: Config, authority: ca.Authority) -> SSL.Context:
     key = ca.new_key()
     credentials = ca.keep(
         config.state / "gateway-tls",

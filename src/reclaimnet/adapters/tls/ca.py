@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from OpenSSL import SSL
 
 from reclaimnet.errors import BadConfig, Forbidden
 from reclaimnet.model.market import NodeId
@@ -30,6 +31,8 @@ GATEWAY: Final = "gateway"
 NODE_PREFIX: Final = "node:"
 _CERTIFICATE: Final = "ca.crt"
 _KEY: Final = "ca.key"
+_PARTIAL_WRITE: Final = 1
+"""SSL_MODE_ENABLE_PARTIAL_WRITE, which pyOpenSSL sets and has no name for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,23 +195,21 @@ def keep(
     return kept
 
 
-def server_context(credentials: Credentials) -> ssl.SSLContext:
+def server_context(credentials: Credentials) -> SSL.Context:
     """Accepts only TLS 1.3 clients that the same authority has certified."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # Each connection is one long transfer, so tickets would be written and never used.
-    context.num_tickets = 0
-    return _mutual(context, credentials)
+    context = _mutual(credentials)
+    # Each connection is one long transfer: no session is ever resumed.
+    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+    return context
 
 
-def client_context(credentials: Credentials) -> ssl.SSLContext:
+def client_context(credentials: Credentials) -> SSL.Context:
     """Talks only to TLS 1.3 servers that the same authority has certified.
 
     Who the server is, its common name says; the address it happens to have proves nothing here,
     since lent machines change theirs.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    return _mutual(context, credentials)
+    return _mutual(credentials)
 
 
 def server_known_by(authority: str) -> ssl.SSLContext:
@@ -228,13 +229,18 @@ def write_private(path: Path, data: bytes) -> None:
     _write(path, data, mode=0o600)
 
 
-def _mutual(context: ssl.SSLContext, credentials: Credentials) -> ssl.SSLContext:
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_REQUIRED
+def _mutual(credentials: Credentials) -> SSL.Context:
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.set_min_proto_version(SSL.TLS1_3_VERSION)
+    context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT)
+    # What is given to it is encrypted in one go, not a record at a time.
+    context.clear_mode(_PARTIAL_WRITE)
     try:
-        context.load_cert_chain(credentials.certificate, credentials.key)
-        context.load_verify_locations(credentials.authority)
-    except (OSError, ssl.SSLError) as error:
+        context.use_certificate_chain_file(str(credentials.certificate))
+        context.use_privatekey_file(str(credentials.key))
+        context.check_privatekey()
+        context.load_verify_locations(str(credentials.authority))
+    except SSL.Error as error:
         raise BadConfig(
             f"the credentials in {credentials.key.parent} cannot be used ({error}); "
             "have the node certified again"

@@ -4,7 +4,6 @@ import errno
 import os
 import select
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from reclaimnet.adapters.vault.stream import POLL_S
+from reclaimnet.adapters.vault.stream import POLL_S, Distrust
 from reclaimnet.errors import Forbidden, NotFound, ReclaimNetError, Unavailable, VaultFull
 from reclaimnet.model.market import Address
 
@@ -74,15 +73,12 @@ class Origin:
         except ReclaimNetError as error:
             self.give_up(error)
             raise Broken from error
-        except ssl.SSLError as error:
-            if isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in (error.reason or ""):
-                refusal = Forbidden(
-                    f"{self._name} and this node do not trust each other's "
-                    f"certificates ({error.reason}); have both certified by one campus"
-                )
-                self.give_up(refusal)
-            else:
-                self._broke_off(error)
+        except Distrust as error:
+            refusal = Forbidden(
+                f"{self._name} and this node do not trust each other's "
+                f"certificates ({error}); have both certified by one campus"
+            )
+            self.give_up(refusal)
             raise Broken from error
         except OSError as error:
             self._broke_off(error)

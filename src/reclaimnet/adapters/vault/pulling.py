@@ -1,7 +1,6 @@
 """Pulling: what a vault misses of a checkpoint, from as many sources at once as there are."""
 
 import queue
-import ssl
 import threading
 import time
 from collections import deque
@@ -12,6 +11,7 @@ from typing import Final
 
 import msgspec
 from blake3 import blake3
+from OpenSSL import SSL
 
 from reclaimnet.adapters.vault.assembly import Assembly
 from reclaimnet.adapters.vault.delta import Codec
@@ -75,7 +75,7 @@ def pull(
     manifest: ManifestId,
     job: JobId,
     sources: Sequence[Address],
-    context: ssl.SSLContext,
+    context: SSL.Context,
     connections: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     stop: threading.Event | None = None,
@@ -181,7 +181,7 @@ class _Puller:
         identity: ManifestId,
         job: JobId,
         sources: tuple[Address, ...],
-        context: ssl.SSLContext,
+        context: SSL.Context,
         on_progress: Callable[[int, int], None] | None,
         stop: threading.Event,
         pace: Pace,

@@ -1,13 +1,13 @@
 """Serving: a vault's checkpoints over TLS, to those who may read them and while they may."""
 
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Final
 
 import msgspec
+from OpenSSL import SSL
 
 from reclaimnet.adapters.vault.chunk_sender import ChunkSender
 from reclaimnet.adapters.vault.manifests import chunk_sizes
@@ -50,7 +50,7 @@ class ChunkServer:
     def __init__(
         self,
         vault: Vault,
-        context: ssl.SSLContext,
+        context: SSL.Context,
         host: str = "127.0.0.1",
         port: int = 0,
         *,

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 STATE_MIB: Final = GIB // MIB
 QUICK_STATE_MIB: Final = 128
-ROUNDS: Final = 3
+ROUNDS: Final = 5
 QUICK_ROUNDS: Final = 1
 PATIENCE_S: Final = 180.0
 POLL_S: Final = 0.05
@@ -133,7 +133,7 @@ class Network:
 
 LOOPBACK: Final = Network(
     name="loopback",
-    line="one TLS 1.3 connection between two processes that do nothing else",
+    line="one TLS 1.3 connection of Python's own between two processes that do nothing else",
     on=lambda machine, command: command,
     host=lambda machine: "127.0.0.1",
 )

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final, cast
+
+from OpenSSL import SSL
 
 from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.nats.records import Refused
@@ -38,7 +39,7 @@ async def alone(
             mind=mind,
             campus=cast(Campus, campus),
             vault=vault,
-            client=ssl.create_default_context(),
+            client=SSL.Context(SSL.TLS_METHOD),
             clock=clock,
             memory=memory,
         )

@@ -1,11 +1,12 @@
 """What a node fetches from others, and lays out for a guest that waits for it."""
 
 import contextlib
-import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+
+from OpenSSL import SSL
 
 from reclaimnet.adapters.vault.pulling import PullResult, pull
 from reclaimnet.adapters.vault.store import Vault
@@ -28,7 +29,7 @@ class Fetching:
         self,
         *,
         vault: Vault,
-        context: ssl.SSLContext,
+        context: SSL.Context,
         cards: Mapping[NodeId, Card],
         processes: Processes,
         errands: Errands,

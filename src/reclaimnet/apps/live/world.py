@@ -6,12 +6,13 @@ Everything here runs on one event loop; what takes long runs in threads and retu
 import asyncio
 import contextlib
 import itertools
-import ssl
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, assert_never
+
+from OpenSSL import SSL
 
 from reclaimnet import journal
 from reclaimnet.adapters.linux.attempts import reports as rn
@@ -64,7 +65,7 @@ class LiveWorld:
         mind: Node,
         campus: Campus,
         vault: Vault,
-        client: ssl.SSLContext,
+        client: SSL.Context,
         clock: Clock,
         guard: Guarded | None = None,
         memory: Path | None = None,

@@ -52,8 +52,9 @@ from reclaimnet.wire import decode_json
 CONNECTIONS: Final = 2
 """At the most, one for each source. Each has a thread that receives: more of them would only wait
 for each other."""
-STORERS: Final = 2
-"""Threads that unpack and store what came: while one waits for the disk, the other gets ready."""
+STORERS: Final = 3
+"""Threads that unpack and store what came: two wait for the disk, in the vault's file or the
+image's, and one gets ready."""
 SPARE: Final = 8
 """Chunks that may have come and wait to be stored: a disk does not take them evenly."""
 WINDOW: Final = 8

@@ -6,6 +6,7 @@ a fifth to a half of what it takes for a dataclass.
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -13,8 +14,14 @@ import msgspec
 T = TypeVar("T")
 
 if TYPE_CHECKING:
+    from dataclasses import dataclass as said
     from dataclasses import dataclass as value
 else:
+
+    def said(*, frozen: bool, **_: Any) -> Callable[[type[T]], type[T]]:
+        """As `value`, for events and orders: written down, they begin with their kind."""
+        assert frozen, "what was said stays said"
+        return partial(_as_struct, kind_field="kind")
 
     def value(*, frozen: bool, **_: Any) -> Callable[[type[T]], type[T]]:
         """As `dataclass`, whose functions (`replace`, `fields`) know values, too."""
@@ -34,7 +41,7 @@ def fields_of(value: Any) -> dict[str, Any]:
     return msgspec.structs.asdict(value)
 
 
-def _as_struct(kind: type[Any]) -> type[Any]:
+def _as_struct(kind: type[Any], *, kind_field: str | None = None) -> type[Any]:
     # What dataclasses know of a kind, without the methods that they would make for it.
     dataclasses.dataclass(init=False, repr=False, eq=False, match_args=False, kw_only=True)(kind)
     if isinstance(kind, type(msgspec.Struct)):
@@ -52,6 +59,8 @@ def _as_struct(kind: type[Any]) -> type[Any]:
         ],
         namespace={name: held for name, held in vars(kind).items() if name not in made_anew},
         module=kind.__module__,
+        tag=kind_field is not None,
+        tag_field=kind_field,
         frozen=True,
         kw_only=True,
         # What is frozen holds only what was there before it, so that none is part of a cycle.
@@ -59,4 +68,4 @@ def _as_struct(kind: type[Any]) -> type[Any]:
     )
 
 
-__all__ = ["but", "fields_of", "value"]
+__all__ = ["but", "fields_of", "said", "value"]

@@ -5,7 +5,7 @@ replayed.
 """
 
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -94,39 +94,37 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     node: NodeId
     job: JobId | None
     event: Event
-    orders: Sequence[Order]
+    orders: list[Order]
+    """Those about the job that are worth an entry."""
 
 
 def entries(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> list[Entry]:
-    """None, one, or one for each job."""
-    about = _by_job(event, orders)
-    if not about:
-        return []
-    return [Entry(now, node, job, event, ordered) for job, ordered in about.items()]
-
-
-def told(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> Iterator[dict[str, Any]]:
-    """The same as whoever reads a journal finds them."""
-    return map(msgspec.to_builtins, entries(now, node, event, orders))
-
-
-def _by_job(event: Event, orders: Sequence[Order]) -> dict[JobId | None, list[Order]]:
-    """Whom it touched, and what was ordered about each that is worth an entry; empty if nothing
-    is."""
+    """None, one, or one for each job that it touched."""
     kind = type(event)
     subject = _JOB_OF[kind](event)
-    jobs: dict[JobId | None, list[Order]] = {} if kind in _NO_NEWS else {subject: []}
+    found: dict[JobId | None, Entry] = {}
+    if kind not in _NO_NEWS:
+        found[subject] = Entry(now, node, subject, event, [])
     for order in orders:
         said = order.event if type(order) is Tell else order
-        if type(said) not in _ROUTINE:
-            jobs.setdefault(_JOB_OF[type(said)](said) or subject, []).append(order)
-    if jobs and type(event) is ev.Written and _is_upkeep(event, jobs):
-        return {}
-    return jobs
+        if type(said) in _ROUTINE:
+            continue
+        job = _JOB_OF[type(said)](said) or subject
+        if job not in found:
+            found[job] = Entry(now, node, job, event, [])
+        found[job].orders.append(order)
+    if found and type(event) is ev.Written and _is_upkeep(event, found.values()):
+        return []
+    return list(found.values())
 
 
-def _is_upkeep(written: ev.Written, jobs: Mapping[JobId | None, Sequence[Order]]) -> bool:
+def told(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> list[dict[str, Any]]:
+    """The same as whoever reads a journal finds them."""
+    return [msgspec.to_builtins(entry) for entry in entries(now, node, event, orders)]
+
+
+def _is_upkeep(written: ev.Written, found: Iterable[Entry]) -> bool:
     """Whether a job goes on and the vault now keeps what its record names: that record is in the
     entry in which it was ordered to be written, and there is one for every save."""
-    kinds = {type(order) for about in jobs.values() for order in about}
+    kinds = {type(order) for entry in found for order in entry.orders}
     return kinds == {od.Forget} and not written.record.state.terminal

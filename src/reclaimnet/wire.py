@@ -1,7 +1,7 @@
 """The one format for events and orders: on the wire between nodes, and in journals and traces."""
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -11,7 +11,7 @@ from reclaimnet.model import asking, events, orders
 from reclaimnet.model.asking import Reply, Request
 from reclaimnet.model.events import Event, Told
 from reclaimnet.model.market import Card, NodeId
-from reclaimnet.model.orders import Order, Tell
+from reclaimnet.model.orders import Order
 from reclaimnet.model.rhythm import IterationSeen, RhythmGone, RhythmSeen
 from reclaimnet.model.work import JobRecord, Manifest
 
@@ -28,22 +28,13 @@ _ORDERS: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(orders.
 _REQUESTS: Final[Kinds] = {kind.__name__: kind for kind in typing.get_args(asking.Request)}
 T = typing.TypeVar("T")
 _encoder: Final = msgspec.json.Encoder(order="deterministic")
-_KIND_FIRST: Final = b'{"kind":"'
-_HEADS: Final = {
-    kind: _KIND_FIRST + name.encode() + b'"' for name, kind in (_EVENTS | _ORDERS).items()
-}
-"""What comes before a kind's fields."""
-_COMMA: Final = ord(",")
-_EVENTS_BY_NAME: Final[dict[bytes, "msgspec.json.Decoder[Any]"]] = {
-    name.encode(): msgspec.json.Decoder(kind) for name, kind in _EVENTS.items()
-}
 _CARD: Final = msgspec.json.Decoder(Card)
 _RECORD: Final = msgspec.json.Decoder(JobRecord)
 _MANIFEST: Final = msgspec.json.Decoder(Manifest)
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
-    return {"kind": type(event).__name__, **msgspec.to_builtins(event)}
+    return typing.cast(dict[str, Any], msgspec.to_builtins(event))
 
 
 def event_from_dict(fields: Mapping[str, Any]) -> Event:
@@ -51,51 +42,19 @@ def event_from_dict(fields: Mapping[str, Any]) -> Event:
 
 
 def order_to_dict(order: Order) -> dict[str, Any]:
-    if isinstance(order, Tell):
-        return {"kind": "Tell", "to": order.to, "event": event_to_dict(order.event)}
-    return {"kind": type(order).__name__, **msgspec.to_builtins(order)}
+    return typing.cast(dict[str, Any], msgspec.to_builtins(order))
 
 
 def order_from_dict(fields: Mapping[str, Any]) -> Order:
-    if fields.get("kind") == "Tell":
-        to, event = fields.get("to"), fields.get("event")
-        if not isinstance(to, str) or not isinstance(event, dict):
-            raise Damaged("Tell is malformed: it says what to whom")
-        return Tell(to=NodeId(to), event=_told_from_dict(event))
     return typing.cast(Order, _from_dict(fields, _ORDERS))
 
 
 def encode_event(event: Event) -> bytes:
-    """The kind comes first, so that a reader knows what to expect before it reads on."""
-    page = bytearray()
-    add(page, event)
-    return bytes(page)
-
-
-def add(page: bytearray, said: Event | Order) -> None:
-    """Likewise, to the end of what is there; Tell, too, has the kind of what it tells."""
-    if type(said) is Tell:
-        page += b'{"kind":"Tell","to":' + _encoder.encode(said.to) + b',"event":'
-        add(page, said.event)
-        page += b"}"
-        return
-    page += _HEADS[type(said)]
-    begin = len(page)
-    _encoder.encode_into(said, page, begin)
-    # The kind has opened the object already.
-    if len(page) == begin + len(b"{}"):
-        del page[begin]
-    else:
-        page[begin] = _COMMA
+    return _encoder.encode(event)
 
 
 def decode_event(data: bytes) -> Event:
     """Raises Damaged for anything that is not exactly one of our events."""
-    if data.startswith(_KIND_FIRST):
-        name = data[len(_KIND_FIRST) : data.find(b'"', len(_KIND_FIRST))]
-        kind = _EVENTS_BY_NAME.get(name)
-        if kind is not None:
-            return typing.cast(Event, _decode(data, kind))
     return event_from_dict(_decode_object(data))
 
 
@@ -205,6 +164,11 @@ def encode_json(value: object) -> bytes:
     return _encoder.encode(value)
 
 
+def encode_lines(values: Sequence[object]) -> bytes:
+    """One a line."""
+    return _encoder.encode_lines(values)
+
+
 def decode_json(data: bytes, kind: type[T]) -> T:
     """Anything of ours that has no function of its own here. Raises Damaged, also for bytes that
     are no text, of which the decoder speaks by another error than of all else."""
@@ -232,7 +196,7 @@ def _from_dict(fields: Mapping[str, Any], kinds: Kinds) -> object:
     kind = kinds.get(str(fields.get("kind")))
     if kind is None:
         raise Damaged(f"unknown kind {fields.get('kind')!r}: is the sender newer than this node?")
-    return _convert({key: value for key, value in fields.items() if key != "kind"}, kind)
+    return _convert(fields, kind)
 
 
 def _convert(fields: Mapping[str, Any], kind: type[T]) -> T:

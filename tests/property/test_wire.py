@@ -62,16 +62,15 @@ def test_an_order_in_a_journal_reads_as_it_was_given(order: orders.Order) -> Non
 
 @pytest.mark.parametrize("kind", [*typing.get_args(events.Event), *typing.get_args(orders.Order)])
 @given(st.data())
-def test_what_is_added_to_a_page_is_what_there_was_and_what_was_said(kind, data) -> None:
+def test_what_is_written_down_begins_with_its_kind(kind, data) -> None:
     said = data.draw(st.from_type(kind))
     to_dict = wire.order_to_dict if kind in typing.get_args(orders.Order) else wire.event_to_dict
-    page = bytearray(b"so far:")
     try:
-        wire.add(page, said)
+        written = wire.encode_json(said)
     except OverflowError:
         return
-    assert page.startswith(f'so far:{{"kind":"{kind.__name__}"'.encode())
-    assert json.loads(page[len(b"so far:") :]) == json.loads(wire.encode_json(to_dict(said)))
+    assert written.startswith(f'{{"kind":"{kind.__name__}"'.encode())
+    assert json.loads(written) == json.loads(wire.encode_json(to_dict(said)))
 
 
 def test_what_is_not_said_is_left_out_and_what_an_older_owner_says_counts() -> None:

@@ -7,6 +7,7 @@ import pytest
 from reclaimnet import journal
 from reclaimnet.model.events import (
     BeatAcked,
+    CopyAsked,
     Event,
     ReclaimAsked,
     RecordSeen,
@@ -15,8 +16,9 @@ from reclaimnet.model.events import (
     Written,
 )
 from reclaimnet.model.market import JobId, NodeId
-from reclaimnet.model.orders import Answer, Explain, Forget, HoldLease, Order, Read
+from reclaimnet.model.orders import Answer, Explain, Forget, HoldLease, Order, Read, Tell
 from reclaimnet.model.work import Decision, JobRecord, JobSpec, JobState, ManifestId, Writer
+from reclaimnet.wire import encode_json, encode_lines
 
 LAB = NodeId("lab")
 A, B = JobId("a"), JobId("b")
@@ -29,12 +31,12 @@ def explain(job: JobId) -> Explain:
 def test_what_touches_two_jobs_is_told_of_both() -> None:
     answer = Answer(request="1", ok=True, text="yes")
     written = journal.entries(5, LAB, ReclaimAsked(request="1"), [answer, explain(A), explain(B)])
-    assert [(entry["job"], len(entry["orders"])) for entry in written] == [
+    assert [(entry.job, len(entry.orders)) for entry in written] == [
         (None, 1),
         (A, 1),
         (B, 1),
     ]
-    assert {entry["event"]["kind"] for entry in written} == {"ReclaimAsked"}
+    assert {type(entry.event) for entry in written} == {ReclaimAsked}
 
 
 def test_routine_is_no_news() -> None:
@@ -44,7 +46,7 @@ def test_routine_is_no_news() -> None:
 
 
 def test_a_decision_is_news_whatever_prompted_it() -> None:
-    [entry] = journal.entries(5, LAB, Woke(), [explain(A)])
+    [entry] = journal.told(5, LAB, Woke(), [explain(A)])
     assert (entry["at"], entry["node"], entry["job"]) == (5, LAB, A)
     assert entry["orders"][0]["decision"]["chosen"] == "there"
 
@@ -70,20 +72,27 @@ def test_a_vault_that_keeps_what_a_written_record_names_is_no_news(
     assert len(journal.entries(5, LAB, seen, orders)) == 1
 
 
-def test_lines_of_a_file_are_the_same_entries() -> None:
+def test_lines_of_a_file_are_what_live_nodes_tell() -> None:
     answer = Answer(request="1", ok=True, text="yes")
-    told: list[tuple[Event, list[Order]]] = [
+    asked = Tell(to=LAB, event=CopyAsked(job=A, manifest=ManifestId("m"), source=LAB))
+    moments: list[tuple[Event, list[Order]]] = [
         (ReclaimAsked(request="1"), [answer, explain(A), explain(B), explain(A)]),
         (ReclaimAsked(request='"2"'), []),
-        (Woke(), [Read(job=A), explain(A)]),
+        (Woke(), [Read(job=A), explain(A), asked]),
         (Woke(), [Read(job=A)]),
     ]
-    page = bytearray()
-    for event, orders in told:
-        journal.add_lines(page, 5, LAB, event, orders)
-    assert [json.loads(line) for line in page.splitlines()] == [
-        json.loads(json.dumps(entry))
-        for event, orders in told
-        for entry in journal.entries(5, LAB, event, orders)
+    written = [e for moment in moments for e in journal.entries(5, LAB, *moment)]
+    lines = encode_lines(written).splitlines()
+    assert [json.loads(line) for line in lines] == [
+        json.loads(encode_json(entry))
+        for moment in moments
+        for entry in journal.told(5, LAB, *moment)
     ]
-    assert len(page.splitlines()) == 5
+    assert len(lines) == 5
+    assert lines[-1] == (
+        b'{"at":5,"node":"lab","job":"a","event":{"kind":"Woke"},"orders":['
+        b'{"kind":"Explain","job":"a","decision":{"question":"where to?","chosen":"there",'
+        b'"reasons":[],"refused":[]}},'
+        b'{"kind":"Tell","to":"lab","event":'
+        b'{"kind":"CopyAsked","job":"a","manifest":"m","source":"lab"}}]}'
+    )

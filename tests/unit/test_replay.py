@@ -34,7 +34,7 @@ SPEC = JobSpec(name="train", user="ada", command=("x",))
 def told(
     at_s: float, node: NodeId, event: ev.Event, *ordered: orders.Order
 ) -> list[dict[str, Any]]:
-    entries = journal.entries(round(at_s * SECOND), node, event, ordered)
+    entries = journal.told(round(at_s * SECOND), node, event, ordered)
     return [json.loads(json.dumps(entry)) for entry in entries]
 
 

@@ -20,7 +20,7 @@ from reclaimnet.engine.body import Body
 from reclaimnet.engine.node import Node
 from reclaimnet.engine.provider import Provider
 from reclaimnet.errors import BadConfig
-from reclaimnet.journal import entries
+from reclaimnet.journal import told as as_told
 from reclaimnet.model.events import (
     BeatAcked,
     BytesSent,
@@ -478,7 +478,7 @@ def test_a_journal_is_replayed_with_the_same_loans_and_jobs(tmp_path: Path) -> N
     with path.open("w") as file:
 
         def write(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> None:
-            for entry in entries(now, node, event, orders):
+            for entry in as_told(now, node, event, orders):
                 file.write(json.dumps(entry) + "\n")
 
         run(scenario, Suite(), journal=write)
@@ -504,7 +504,7 @@ def test_a_journal_in_a_file_has_all_that_was_told_also_of_a_run_that_failed() -
         told: list[Any] = []
 
         def note(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> None:
-            told.extend(entries(now, node, event, orders))
+            told.extend(as_told(now, node, event, orders))
             journal.note(now, node, event, orders)
             if len(told) >= most:
                 raise ZeroDivisionError

@@ -20,7 +20,7 @@ from reclaimnet.apps.gateway_samples import Samples
 from reclaimnet.errors import Unavailable
 from reclaimnet.model.market import Card, JobId, NodeId, Outlook
 from reclaimnet.model.units import DAY, SECOND
-from reclaimnet.model.values import value
+from reclaimnet.model.values import fields_of, value
 from reclaimnet.model.work import JobRecord, JobState, loss_of
 from reclaimnet.wire import decode_record, encode_json
 
@@ -437,7 +437,7 @@ def _record_change(record: JobRecord) -> Change:
 
 
 def job_seen(record: JobRecord) -> JobSeen:
-    return JobSeen(**vars(record), lost=loss_of(record))
+    return JobSeen(**fields_of(record), lost=loss_of(record))
 
 
 def _chain_change(seen: ChainSeen) -> Change:

@@ -15,7 +15,7 @@ from rich.table import Table
 from reclaimnet.apps import printing
 from reclaimnet.apps.sim_plots import plots
 from reclaimnet.errors import BadConfig
-from reclaimnet.journal import add_lines
+from reclaimnet.journal import entries
 from reclaimnet.model.events import Event
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.orders import Order
@@ -29,6 +29,7 @@ from reclaimnet.sim.run import run
 from reclaimnet.sim.scenario import Scenario, played_out
 from reclaimnet.sim.toml import read_scenario
 from reclaimnet.sim.traces import Which, helios, philly, spot
+from reclaimnet.wire import encode_lines
 
 PRESET: Final = "campus54"
 OUT: Final = Path("out")
@@ -92,7 +93,7 @@ def main(
 
 class JournalFile:
     """Works out, encodes and writes many entries at a time: one by one, each would find the
-    processor's caches full of the simulation, which costs half as much again."""
+    processor's caches full of the simulation, which costs twice as much."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -111,10 +112,7 @@ class JournalFile:
             self._write()
 
     def _write(self) -> None:
-        page = bytearray()
-        for noted in self._noted:
-            add_lines(page, *noted)
-        self._file.write(page)
+        self._file.write(encode_lines([e for noted in self._noted for e in entries(*noted)]))
         self._noted.clear()
 
 

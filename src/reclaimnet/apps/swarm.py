@@ -8,10 +8,12 @@ from pathlib import Path
 from subprocess import run as run_process
 from typing import Any
 
+import msgspec
+
 from reclaimnet.apps.cli_story import Passage, render, tell
 from reclaimnet.apps.client import Entry
 from reclaimnet.apps.workers import workers
-from reclaimnet.journal import entries
+from reclaimnet.journal import told
 from reclaimnet.model.events import Event
 from reclaimnet.model.market import NodeId
 from reclaimnet.model.orders import Order
@@ -27,15 +29,9 @@ def story(seed: int, *, width: int) -> tuple[Outcome, list[str]]:
     heard: dict[str, list[Entry]] = {}
 
     def note(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> None:
-        for entry in entries(now, node, event, orders):
+        for entry in told(now, node, event, orders):
             if entry["job"] is not None:
-                told = Entry(
-                    at=entry["at"],
-                    node=entry["node"],
-                    event=entry["event"],
-                    orders=tuple(entry["orders"]),
-                )
-                heard.setdefault(entry["job"], []).append(told)
+                heard.setdefault(entry["job"], []).append(msgspec.convert(entry, Entry))
 
     outcome = play(
         seed,

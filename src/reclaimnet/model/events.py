@@ -5,7 +5,7 @@ from reclaimnet.model.moving import Pace, Transfer, TransferId
 from reclaimnet.model.pressure import Pressure
 from reclaimnet.model.probing import Probe, ProbeId, Ticket
 from reclaimnet.model.rhythm import IterationSeen, RhythmGone, RhythmSeen
-from reclaimnet.model.values import value
+from reclaimnet.model.values import said
 from reclaimnet.model.work import (
     Checkpoint,
     JobRecord,
@@ -19,7 +19,7 @@ from reclaimnet.model.work import (
 # --- the provider speaks -------------------------------------------------------------------
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class LendAsked:
     """The provider lends, or changes what is lent. `request` is echoed in the answer."""
 
@@ -27,7 +27,7 @@ class LendAsked:
     offer: Offer
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class ReclaimAsked:
     """GPUs are to be given back: by the provider, or by whoever else may end the loan."""
 
@@ -42,7 +42,7 @@ class ReclaimAsked:
     """A notice that runs already and gets this deadline instead, be it later or earlier."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class WithdrawAsked:
     """The provider takes a notice back: the loan goes on."""
 
@@ -54,12 +54,12 @@ class WithdrawAsked:
 # --- probing -------------------------------------------------------------------------------
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class ProbeArrived:
     probe: Probe
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class ProbeAnswered:
     """Either a ticket, or the reasons why not."""
 
@@ -73,7 +73,7 @@ class ProbeAnswered:
     """Who may have room instead, by what the refusing node has heard."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class VacancyTold:
     """A node says what is vacant there now, to who dispatches in its zone."""
 
@@ -83,21 +83,21 @@ class VacancyTold:
     """By the node's clock, as in its cards."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class JobMissed:
     """Who dispatches hears a node that holds a job by its record, and nothing of the job."""
 
     job: JobId
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class WorkForwarded:
     """A dispatcher without room sends a job to the one of a zone that has plenty."""
 
     record: JobRecord
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class TicketRedeemed:
     """The asker holds the node to its promise: take this job."""
 
@@ -109,7 +109,7 @@ class TicketRedeemed:
     """Of a gang: all its tickets by rank, this one among them."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class TicketReturned:
     """The asker does not need the promise any more."""
 
@@ -119,7 +119,7 @@ class TicketReturned:
 # --- gangs ---------------------------------------------------------------------------------
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class SeatTaken:
     """Who leads a gang holds a node to its promise: keep this place, and fetch its state."""
 
@@ -129,7 +129,7 @@ class SeatTaken:
     lead: NodeId
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class SeatTold:
     """A member tells who leads all there is to say of its place: at intervals, and when something
     has changed. Lost ones do no harm, since the next says the same."""
@@ -162,7 +162,7 @@ class SeatTold:
     output: Shard | None = None
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class SeatGranted:
     """Who leads a gang answers a member, or tells it what has changed: all that it should do."""
 
@@ -190,7 +190,7 @@ class SeatGranted:
 # --- moving --------------------------------------------------------------------------------
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class HandoverOffered:
     """The source has stopped at its last checkpoint: the destination may take the job over."""
 
@@ -199,7 +199,7 @@ class HandoverOffered:
     source: NodeId
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class HandoverDone:
     """The destination holds the next epoch and has the job's state."""
 
@@ -208,14 +208,14 @@ class HandoverDone:
     node: NodeId
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class HandoverFailed:
     job: JobId
     node: NodeId
     reason: str
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class HandoverWithdrawn:
     """The source does not need the destination any more, and gives its place back."""
 
@@ -223,7 +223,7 @@ class HandoverWithdrawn:
     source: NodeId
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class CopyAsked:
     """A node is asked to keep a copy of a checkpoint, for a job that may come to it one day."""
 
@@ -232,7 +232,7 @@ class CopyAsked:
     source: NodeId
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class CopyHeld:
     job: JobId
     manifest: ManifestId
@@ -243,7 +243,7 @@ class CopyHeld:
     """How much of it the node did not have yet; None if unknown."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class CopyRefused:
     job: JobId
     manifest: ManifestId
@@ -254,7 +254,7 @@ class CopyRefused:
 # --- records -------------------------------------------------------------------------------
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Written:
     """A compare-and-set succeeded; the record carries its new revision."""
 
@@ -262,7 +262,7 @@ class Written:
     writer: Writer
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class WriteRefused:
     """Someone else wrote first; `current` is what is stored now (None: no such job)."""
 
@@ -271,7 +271,7 @@ class WriteRefused:
     writer: Writer
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class WriteFailed:
     """The store did not answer, so nobody knows whether the write happened."""
 
@@ -280,7 +280,7 @@ class WriteFailed:
     writer: Writer
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class RecordSeen:
     """A record as it is stored now: read on demand, or because it changed."""
 
@@ -288,7 +288,7 @@ class RecordSeen:
     record: JobRecord | None
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class CancelAsked:
     job: JobId
 
@@ -296,7 +296,7 @@ class CancelAsked:
 # --- the running process -------------------------------------------------------------------
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class ProcessStarted:
     """The job's process runs, from the given step on."""
 
@@ -304,7 +304,7 @@ class ProcessStarted:
     epoch: int
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class StepDone:
     """The newest step the process has reported. Reports are sampled, not one for each step."""
 
@@ -314,7 +314,7 @@ class StepDone:
     at: int
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class SnapshotTaken:
     """The job's state is in this node's vault. If `final`, the process waits since then."""
 
@@ -328,14 +328,14 @@ class SnapshotTaken:
     """How long the process stood still for it."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class SaveFailed:
     job: JobId
     epoch: int
     reason: str
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class ProcessExited:
     """No process of the attempt is left. `killed` if the minder ended it on our word."""
 
@@ -349,7 +349,7 @@ class ProcessExited:
     output_bytes: int = 0
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class ProcessFound:
     """After a restart of the agent: this attempt's process is still there."""
 
@@ -359,7 +359,7 @@ class ProcessFound:
     """Since when the airlock holds it; None if it does not."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class CopiesFound:
     """After a restart of the agent: the vault holds checkpoints of these jobs."""
 
@@ -369,7 +369,7 @@ class CopiesFound:
 # --- transfers -----------------------------------------------------------------------------
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Pulled:
     """Every chunk of the checkpoint is here, verified and on disk."""
 
@@ -383,7 +383,7 @@ class Pulled:
     """What the way from the source carried; 0 if too little moved to tell."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class PullFailed:
     job: JobId
     manifest: ManifestId
@@ -395,7 +395,7 @@ class PullFailed:
 # --- what leaves this node, and who conducts its way ---------------------------------------
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class BytesSent:
     """A transfer from this node has begun, or has come so far."""
 
@@ -411,14 +411,14 @@ class BytesSent:
     """Another look of the same moment follows; conductors are told of all of them together."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class SendingEnded:
     """Nobody fetches it any more: it is there, or was broken off."""
 
     transfer: TransferId
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class TransfersTold:
     """All that a node sends through a stretch of the network at this moment; told to who conducts
     it, again and again, so that a message that is lost does no harm."""
@@ -430,7 +430,7 @@ class TransfersTold:
     transfers: tuple[Transfer, ...]
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class PacesTold:
     """How fast each of a node's transfers may go through a stretch, says who conducts it."""
 
@@ -443,7 +443,7 @@ class PacesTold:
 # --- who talks when ------------------------------------------------------------------------
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Iterated:
     """A process here began its next iteration. Reports are sampled, not one for each."""
 
@@ -456,7 +456,7 @@ class Iterated:
     """Later than that if it was made to wait."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class TrafficSampled:
     """What a job has sent, as its byte counter was read again and again. Times are the node's."""
 
@@ -466,7 +466,7 @@ class TrafficSampled:
     counts: tuple[int, ...]
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class RotationTold:
     """Iterations of a job here are to begin at anchor + k · period, says who conducts its links."""
 
@@ -487,7 +487,7 @@ class RotationTold:
     """Where its packets meet others', those of lower levels are served first."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class LinkCrowded:
     """Not all that talk on the links of a job here fit there, says who conducts them, and it would
     pay for all if this one went on elsewhere."""
@@ -500,7 +500,7 @@ class LinkCrowded:
     reason: str = ""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class ClockAsked:
     """Who conducts wants to know the time here."""
 
@@ -509,7 +509,7 @@ class ClockAsked:
     """By the clock of the asker; echoed."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class ClockTold:
     node: NodeId
     asked: int
@@ -520,21 +520,21 @@ class ClockTold:
 # --- the node itself -----------------------------------------------------------------------
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class PressureRead:
     """The node's memory was looked at."""
 
     reading: Pressure
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class BeatHeard:
     """Another node's card arrived."""
 
     card: Card
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class BeatChecked:
     """What the store holds as the node's newest card at this moment; None if nothing."""
 
@@ -542,26 +542,26 @@ class BeatChecked:
     card: Card | None
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class BeatAcked:
     """Our own card was stored; the lease runs from the moment it was sent."""
 
     sent_at: int
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class RoleWon:
     """This node now does something for others: dispatch the queue of a zone, conduct a stretch."""
 
     role: str
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class RoleLost:
     role: str
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Woke:
     """Time has passed: the moment `next_wake` asked for has come."""
 

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NewType
 
-from reclaimnet.model.copying import copier
 from reclaimnet.model.units import DAY, MINUTE
-from reclaimnet.model.values import value
+from reclaimnet.model.values import but, value
 
 NodeId = NewType("NodeId", str)
 GpuId = NewType("GpuId", str)
@@ -414,7 +413,4 @@ class Card:
 
     def but(self, **changes: Any) -> "Card":
         """Every beat is another one."""
-        return _but(self, changes)
-
-
-_but: Final = copier(Card)
+        return but(self, **changes)

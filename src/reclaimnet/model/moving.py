@@ -1,12 +1,11 @@
 """Moving: the bytes of migrations on their way, the links they share, and how fast each may go."""
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, NewType
 
-from reclaimnet.model.copying import copier
 from reclaimnet.model.market import JobId
-from reclaimnet.model.values import value
+from reclaimnet.model.values import but, value
 from reclaimnet.model.work import Decision
 
 LinkId = NewType("LinkId", str)
@@ -64,10 +63,7 @@ class Transfer:
 
     def but(self, **changes: Any) -> "Transfer":
         """Every look at it, and every word of it, is another value."""
-        return _but(self, changes)
-
-
-_but: Final = copier(Transfer)
+        return but(self, **changes)
 
 
 @value(frozen=True, slots=True, kw_only=True)
@@ -78,7 +74,7 @@ class Pace:
     rate: int
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PacePlan:
     """Rates that hold until `until`, or until something changes."""
 

@@ -4,11 +4,11 @@ from reclaimnet.model.events import Told
 from reclaimnet.model.market import Card, GpuId, JobId, NodeId, Notice
 from reclaimnet.model.moving import TransferId
 from reclaimnet.model.rhythm import ExplainLink
-from reclaimnet.model.values import value
+from reclaimnet.model.values import said
 from reclaimnet.model.work import Decision, JobRecord, JobSpec, ManifestId, Team, Writer
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Tell:
     """Deliver an event to another node, at most once."""
 
@@ -16,7 +16,7 @@ class Tell:
     event: Told
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Answer the person who asked."""
 
@@ -25,7 +25,7 @@ class Answer:
     text: str
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Write:
     """Compare-and-set: store the record if the stored revision is the record's.
 
@@ -36,28 +36,28 @@ class Write:
     writer: Writer
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Read:
     """Answered by RecordSeen."""
 
     job: JobId
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Beat:
     """Publish the card. Answered by BeatAcked if it was stored."""
 
     card: Card
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Check:
     """Read a node's newest card from the store itself. Answered by BeatChecked, or not at all."""
 
     node: NodeId
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class HoldLease:
     """These jobs' processes on this node, the ones to come included, may make progress until then,
     and stand still afterwards."""
@@ -66,7 +66,7 @@ class HoldLease:
     jobs: tuple[JobId, ...]
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class WarmUp:
     """Start the job's process ahead of its state: it loads, then waits for `Start`."""
 
@@ -76,7 +76,7 @@ class WarmUp:
     gpus: tuple[GpuId, ...]
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Start:
     """Run the job, from the checkpoint if there is one. Answered by ProcessStarted, by
     PullFailed if the checkpoint turns out damaged, or by ProcessExited if it could not be."""
@@ -91,7 +91,7 @@ class Start:
     """Of a gang's member: the others."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Save:
     """Ask the process for its state. If `final`, it waits afterwards, until `Resume` or `End`.
 
@@ -106,7 +106,7 @@ class Save:
     it has passed already."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Resume:
     """Let a process that waits after a final save go on."""
 
@@ -114,7 +114,7 @@ class Resume:
     epoch: int
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Suspend:
     """Every process of the attempt stands still, whoever is alive and whatever lease it has, until
     `Unsuspend`. If `push_out`, its memory is moved to swap meanwhile."""
@@ -124,13 +124,13 @@ class Suspend:
     push_out: bool = False
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Unsuspend:
     job: JobId
     epoch: int
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Warn:
     """Tell the process that it has to leave, or (None) that it need not."""
 
@@ -139,7 +139,7 @@ class Warn:
     notice: Notice | None
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Limit:
     """The process ends at `at`, whoever is alive then; None lifts the limit."""
 
@@ -148,7 +148,7 @@ class Limit:
     at: int | None
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class End:
     """End every process of the attempt now and free its memory. Answered by ProcessExited."""
 
@@ -156,7 +156,7 @@ class End:
     epoch: int
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Pull:
     """Fetch what is missing of a checkpoint from any of the sources.
 
@@ -169,7 +169,7 @@ class Pull:
     deadline: int | None = None
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class SetPace:
     """Hold a transfer from this node to a rate in bytes a second, from now on."""
 
@@ -178,7 +178,7 @@ class SetPace:
     rate: int
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Listen:
     """Read the byte counter of what the job sends, for so long. Answered by TrafficSampled, or not
     at all where it cannot be read."""
@@ -188,7 +188,7 @@ class Listen:
     lasts: int
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Rotate:
     """Let the job's iterations begin at anchor + k · period; each waits at most `bound` for that.
     A period of 0: whenever they like."""
@@ -205,7 +205,7 @@ class Rotate:
     """Mark its packets so that those of lower levels are served first; 0: not at all."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Forget:
     """Drop the job's checkpoints from this node's vault, except the ones to keep."""
 
@@ -213,7 +213,7 @@ class Forget:
     keep: tuple[ManifestId, ...] = ()
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class Explain:
     """Write a decision into the journal."""
 

@@ -10,6 +10,7 @@ from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.moving import LinkId
 from reclaimnet.model.talk import Burst as Burst
 from reclaimnet.model.talk import Talk, check_bursts
+from reclaimnet.model.values import said
 from reclaimnet.model.work import Decision
 
 LEVELS: Final = 7
@@ -151,7 +152,7 @@ class Clock:
 # --- what the conductor hears --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class RhythmSeen:
     """A job's rhythm is known, or is another one than before."""
 
@@ -168,7 +169,7 @@ class RhythmSeen:
     which the lowest rank tells, and one shift."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class RhythmGone:
     """The job has ended, has moved away, or talks without any rhythm now."""
 
@@ -177,7 +178,7 @@ class RhythmGone:
     """Where it was; None if whoever says so is believed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class IterationSeen:
     """An iteration began. Times are the node's."""
 
@@ -248,7 +249,7 @@ class Unleash:
     level: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@said(frozen=True, slots=True, kw_only=True)
 class ExplainLink:
     """Write a decision about links into the journal."""
 

@@ -1,14 +1,12 @@
 """Work: jobs, their records, and the checkpoints that let them go on elsewhere."""
 
-from dataclasses import field
 from enum import StrEnum
 from typing import Any, Final, NewType
 
-from reclaimnet.model.copying import copier
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.talk import Talk
 from reclaimnet.model.units import DAY, MINUTE, show_count
-from reclaimnet.model.values import value
+from reclaimnet.model.values import but, value
 
 ManifestId = NewType("ManifestId", str)
 ChunkId = NewType("ChunkId", str)
@@ -283,10 +281,7 @@ class JobRecord:
 
     def but(self, **changes: Any) -> "JobRecord":
         """Records change all the time."""
-        return _but(self, changes)
-
-
-_but: Final = copier(JobRecord)
+        return but(self, **changes)
 
 
 def never_saved(record: JobRecord) -> bool:
@@ -357,5 +352,5 @@ class Decision:
     question: str
     chosen: str
     reasons: tuple[str, ...] = ()
-    refused: tuple[str, ...] = field(default=())
+    refused: tuple[str, ...] = ()
     """What was considered and turned down, each with its reason."""

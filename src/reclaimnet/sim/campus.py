@@ -7,12 +7,12 @@ desktop pools), and follows working hours. None of it is known to any contender 
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from reclaimnet.errors import BadConfig
-from reclaimnet.model.market import JobId, NodeId, Terms
+from reclaimnet.model.market import JobId, NodeId, Terms, weekday
 from reclaimnet.model.units import DAY, GIB, HOUR, MINUTE, SECOND
 from reclaimnet.sim.scenario import Happening, Kind, Scenario, SimJob, SimNode, in_rank
 
@@ -96,9 +96,9 @@ def campus(
     build, live, work = (random.Random(f"{seed}-{part}") for part in ("build", "live", "work"))
     nodes = tuple(_machine(index, build, habits) for index in range(machines))
     happenings: list[Happening] = []
-    ages = _by_age(habits, until)
+    rates = _Rates(habits, until)
     for node in nodes:
-        happenings += _life(node, live, habits, ages, until)
+        happenings += _life(node, live, habits, rates, until)
     happenings = list(in_rank(happenings))
     return Scenario(
         name=name,
@@ -136,7 +136,7 @@ def _machine(index: int, rng: random.Random, habits: Habits) -> SimNode:
 
 
 def _life(
-    node: SimNode, rng: random.Random, habits: Habits, ages: Sequence[float], until: int
+    node: SimNode, rng: random.Random, habits: Habits, rates: "_Rates", until: int
 ) -> list[Happening]:
     """Loans of one machine, one after the other."""
     level = habits.reclaim_per_h * math.exp(rng.gauss(0, habits.level_spread))
@@ -145,7 +145,7 @@ def _life(
     lent_at = MONDAY + round(rng.random() * 2 * HOUR)
     while lent_at < end:
         found.append(Happening(at=lent_at, node=node.id, kind=Kind.LEND))
-        asked_at = _loan_ends(lent_at, rng, habits, ages, level, end)
+        asked_at = _loan_ends(lent_at, rng, rates, level, end)
         crash_at = lent_at + round(rng.expovariate(habits.crash_per_h) * HOUR)
         if crash_at < min(asked_at, end):
             found.append(
@@ -166,29 +166,33 @@ def _life(
     return found
 
 
-def _by_age(habits: Habits, until: int) -> list[float]:
-    """The factor of the rate for each TICK of a loan's age: the same for all loans."""
-    shape, scale = habits.age_shape, habits.age_scale
-    return [weibull_hazard(age, shape=shape, scale=scale) for age in range(0, until, TICK)]
+class _Rates:
+    """The factors of the rate at which loans end: the same for all of them."""
+
+    def __init__(self, habits: Habits, until: int) -> None:
+        shape, scale = habits.age_shape, habits.age_scale
+        self.by_age = [
+            weibull_hazard(age, shape=shape, scale=scale) for age in range(0, until, TICK)
+        ]
+        """For each TICK of a loan's age."""
+        self.by_hour = [
+            factor * (habits.weekend if weekday(day * DAY) >= 5 else 1.0)
+            for day in range(7)
+            for factor in habits.by_hour
+        ]
+        """For each hour of a week that begins as the epoch does."""
 
 
-def _loan_ends(
-    start: int,
-    rng: random.Random,
-    habits: Habits,
-    ages: Sequence[float],
-    level: float,
-    end: int,
-) -> int:
+def _loan_ends(start: int, rng: random.Random, rates: _Rates, level: float, end: int) -> int:
     """When the integral of the rate reaches an exponential draw."""
     left = rng.expovariate(1.0)
-    for at, age in zip(range(start, end, TICK), ages, strict=False):
-        weekend = habits.weekend if (at // DAY + 3) % 7 >= 5 else 1.0
-        hour = habits.by_hour[at % DAY // HOUR] * weekend
-        rate = level * hour * age / HOUR
-        if left <= rate * TICK:
+    by_hour, week = rates.by_hour, len(rates.by_hour)
+    for at, age in zip(range(start, end, TICK), rates.by_age, strict=False):
+        rate = level * by_hour[at // HOUR % week] * age / HOUR
+        share = rate * TICK
+        if left <= share:
             return at + round(left / rate)
-        left -= rate * TICK
+        left -= share
     return end
 
 

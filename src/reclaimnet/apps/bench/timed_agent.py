@@ -75,7 +75,7 @@ class TimedAgent:
         now = self._clock.now()
         orders = self.mind.handle(event, now)
         self._handled(self.mind, event)
-        for entry in journal.entries(now, self.mind.body.node, event, orders):
+        for entry in journal.told(now, self.mind.body.node, event, orders):
             self.campus.journal(entry)
         for order in orders:
             self._carry_out(order)

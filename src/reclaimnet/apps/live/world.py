@@ -160,7 +160,7 @@ class LiveWorld:
         stops = list(itertools.takewhile(lambda order: isinstance(order, od.Suspend), orders))
         for order in stops:
             self._carry_out(order)
-        for entry in journal.entries(now, self.node, event, orders):
+        for entry in journal.told(now, self.node, event, orders):
             self._campus.journal(entry)
         if isinstance(event, (ev.LendAsked, ev.ReclaimAsked, ev.WithdrawAsked, ev.Woke)):
             self.after_owner_event()

@@ -8,7 +8,7 @@ from typing import Final
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.neighbourhood import Timing
 from reclaimnet.model.market import JobId, NodeId, Offer
-from reclaimnet.model.units import HOUR, MINUTE, SECOND
+from reclaimnet.model.units import DAY, HOUR, MINUTE, SECOND
 from reclaimnet.model.work import JobSpec
 from reclaimnet.policy.suite import Suite
 from reclaimnet.sim.ledger import Account
@@ -16,8 +16,9 @@ from reclaimnet.sim.process import Work
 from reclaimnet.sim.scenario import Happening, Kind, Scenario, SimJob
 from reclaimnet.sim.world import Journal, SimWorld
 
-CALM: Final = Timing(beat=6 * HOUR, longest_wait=15 * MINUTE, shelf_check=6 * HOUR)
-"""In a quiet world beats between these are known to arrive, and vacancies are always told."""
+CALM: Final = Timing(beat=6 * HOUR, longest_wait=15 * MINUTE, shelf_check=DAY)
+"""In a quiet world beats between these are known to arrive, and vacancies are always told. Copies of
+jobs that have ended may lie there for a day: shelves are not short of room."""
 SHELF_BYTES: Final = 1 << 40
 SLICES: Final = 100
 """How often a run says how far it has come."""

@@ -17,8 +17,8 @@ from reclaimnet.sim.scenario import Happening, Kind, Scenario, SimJob
 from reclaimnet.sim.world import Journal, SimWorld
 
 CALM: Final = Timing(beat=6 * HOUR, longest_wait=15 * MINUTE, shelf_check=DAY)
-"""In a quiet world beats between these are known to arrive, and vacancies are always told. Copies of
-jobs that have ended may lie there for a day: shelves are not short of room."""
+"""In a quiet world beats between these are known to arrive, and vacancies are always told. Copies
+of jobs that have ended may lie there for a day: shelves are not short of room."""
 SHELF_BYTES: Final = 1 << 40
 SLICES: Final = 100
 """How often a run says how far it has come."""

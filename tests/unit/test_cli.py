@@ -641,7 +641,8 @@ class FakeApp:
                 },
             ),
         ),
-        (["down"], "up", ("down", (), {})),
+        (["down"], "up", ("down", (), {"now": False})),
+        (["down", "--now"], "up", ("down", (), {"now": True})),
         (
             ["agent", "--name", "lab", "--gpus", "2", "--lend", "--notice", "20s", "--detach"],
             "agent_start",

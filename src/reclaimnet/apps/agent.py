@@ -54,8 +54,8 @@ from reclaimnet.policy.topology import Topology
 
 ASSUMED_UPLINK: Final = 125_000_000
 """Bytes a second: a gigabit, until somebody says or transfers show what it is."""
-LEAVE_AT_MOST: Final = 30 * SECOND
-"""How long Ctrl-C waits for guests to leave."""
+LEAVE_AT_MOST: Final = 20 * SECOND
+"""How long Ctrl-C and `rn down` wait for guests to be saved and to leave."""
 SAFETY: Final = SECOND
 """Before a batch system's own deadline: it kills without asking."""
 PART_S: Final = 2.0
@@ -346,26 +346,32 @@ class Agent:
     # --- the end ---------------------------------------------------------------------------
 
     async def leave(self, grace: int | None) -> None:
-        """In peace: guests get their notice, or so long, and are gone before we are."""
+        """In peace: guests are saved and gone before we are. With a grace they run on for as long
+        as it allows, since the machine goes then; without one, nobody waits but for us."""
         if self._world is None:
             return
         world, mind = self._running()
+        mind.provider.closed = True
         guests = mind.guests.processes()
         if not guests or mind.provider.offer is None:
             return
-        if grace is None:
-            grace = min(mind.provider.offer.terms.notice, LEAVE_AT_MOST)
+        asked = ev.ReclaimAsked(
+            request=self._word.mint(),
+            grace=LEAVE_AT_MOST if grace is None else grace,
+            cause=Cause.STOP if grace is None else Cause.RECLAIM,
+            reason="the agent is stopping",
+        )
         _log.info(
             "%d jobs have %s to leave; press Ctrl-C again to end them at once",
             len(guests),
-            show_duration(grace),
+            show_duration(asked.grace or 0),
         )
-        asked = ev.ReclaimAsked(
-            request=self._word.mint(), grace=grace, reason="the agent is stopping"
-        )
-        self._word.part(mind.provider)
+        if asked.cause is Cause.RECLAIM:
+            self._word.part(mind.provider)
         await world.ask(asked)
         await world.empty()
+        # The notice is over with the last guest; the next agent is not to find it running.
+        world.deliver(ev.Woke())
 
     async def leave_allocation(self, allocation: Allocation, told: signal.Signals) -> None:
         if self._world is None:

@@ -58,24 +58,24 @@ def see_log(attempt: Attempt, tell: Tell, *, all_of_it: bool) -> None:
     except OSError:
         return
     try:
-        behind = os.fstat(fd).st_size - attempt.words[Word.LOG_READ]
+        behind = os.fstat(fd).st_size - attempt.log_read
         if behind > LOG_BACKLOG:
             skipped = behind - LOG_BYTES
-            attempt.words[Word.LOG_READ] += skipped
+            attempt.log_read += skipped
             tell(log_lines(attempt, f"\n[{skipped} bytes of log skipped]\n".encode()))
         # All that is there is no more than the backlog by now.
         for _ in range(LOG_BACKLOG // LOG_BYTES if all_of_it else 1):
-            text = os.pread(fd, LOG_BYTES, attempt.words[Word.LOG_READ])
+            text = os.pread(fd, LOG_BYTES, attempt.log_read)
             if not text:
                 return
-            attempt.words[Word.LOG_READ] += len(text)
+            attempt.log_read += len(text)
             tell(log_lines(attempt, text))
     finally:
         os.close(fd)
 
 
 def log_lines(attempt: Attempt, text: bytes) -> LogLines:
-    return LogLines(job=attempt.job, epoch=attempt.epoch, text=text)
+    return LogLines(job=attempt.job, epoch=attempt.epoch, text=text, upto=attempt.log_read)
 
 
 def _see_main(attempt: Attempt, tell: Tell) -> None:

@@ -46,9 +46,9 @@ from reclaimnet.model.asking import (
     Request,
     StatusRequest,
 )
-from reclaimnet.model.market import Address, Cause, Gpu, NodeId
+from reclaimnet.model.market import Address, Cause, Gpu, NodeId, Progress
 from reclaimnet.model.units import SECOND, show_duration
-from reclaimnet.model.work import Saving
+from reclaimnet.model.work import Saving, caught_up
 from reclaimnet.policy.suite import SUITES
 from reclaimnet.policy.topology import Topology
 
@@ -260,6 +260,7 @@ class Agent:
                 )
             )
             body = await _body(settings, server.address, room=vault.room(), guard=guard)
+            told = await _told_last(campus, settings.node)
             mind = Node(body, SUITES[settings.suite])
             world = LiveWorld(
                 node=settings.node,
@@ -277,10 +278,10 @@ class Agent:
             stack.push_async_callback(world.flush)
             gate.serving, self._world, self._mind = world.serving, world, mind
             gate.serves = lambda: mind.provider.serves(self._clock.now())
-            await self._wake_up(campus, vault)
+            await self._wake_up(campus, vault, told)
             await self._serve(campus)
 
-    async def _wake_up(self, campus: Campus, vault: Vault) -> None:
+    async def _wake_up(self, campus: Campus, vault: Vault, told: Sequence[Progress]) -> None:
         world, _ = self._running()
         await take_up(
             self.settings.node,
@@ -289,6 +290,7 @@ class Agent:
             clock=self._clock,
             campus=campus,
             vault=vault,
+            told=told,
         )
         self._guests_known.set()
         if self.settings.lend is not None and self._word.said_at == NEVER:
@@ -410,14 +412,31 @@ class Agent:
         return self._world, self._mind
 
 
+async def _told_last(campus: Campus, me: NodeId) -> Sequence[Progress]:
+    """How far the jobs of the agent before us had come by its last beat, until our first one takes
+    its place; nothing if the store does not say."""
+    with contextlib.suppress(Unavailable):
+        card = await campus.read_card(me)
+        return card.jobs if card is not None else ()
+    return ()
+
+
 async def take_up(
-    me: NodeId, *, world: LiveWorld, word: OwnersWord, clock: Clock, campus: Campus, vault: Vault
+    me: NodeId,
+    *,
+    world: LiveWorld,
+    word: OwnersWord,
+    clock: Clock,
+    campus: Campus,
+    vault: Vault,
+    told: Sequence[Progress] = (),
 ) -> None:
-    """What the agent before us left: the owner's word, and its guests."""
+    """What the agent before us left: the owner's word, and its guests, which had come as far as it
+    `told` last."""
     theirs = await campus.records.find(
         lambda r: me in (r.holder, *r.seats) or bool(vault.manifests(r.id))
     )
-    records = {record.id: record for record in theirs}
+    records = {record.id: caught_up(record, told) for record in theirs}
 
     def tell(found: Sequence[Found]) -> None:
         # In one go: GPUs under notice whose guests are not known yet would be the owner's at once,

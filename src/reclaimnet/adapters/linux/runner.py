@@ -519,6 +519,9 @@ class Runner:
                 let_go(attempt)
         else:
             attempt.over = attempt.gone = True
+            if same_boot:
+                # Else nobody knows when that was, by the clock of now.
+                watch.see_step(attempt, self._on)
             watch.see_log(attempt, self._on, all_of_it=True)
             unseen = attempt.words[Word.SAVE_COUNT] != attempt.words[Word.SAVE_SEEN]
             if unseen and attempt.images.exists():

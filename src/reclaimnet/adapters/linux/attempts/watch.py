@@ -36,10 +36,7 @@ def look(attempt: Attempt, tell: Tell, now: int) -> None:
         attempt.ready = PageState(state)
         loaded = state == PageState.LOADED
         tell(Ready(job=attempt.job, epoch=attempt.epoch, loaded=loaded))
-    step_at = words[Word.STEP_AT]
-    if step_at != attempt.step_at and not attempt.warm:
-        attempt.step_at = step_at
-        tell(Stepped(job=attempt.job, epoch=attempt.epoch, step=words[Word.STEP], at=step_at))
+    see_step(attempt, tell)
     if words[Word.ITERATION] != attempt.iteration and not attempt.warm:
         _see_iteration(attempt, tell)
     sdk_saves.look(attempt, tell, now)
@@ -50,6 +47,14 @@ def look(attempt: Attempt, tell: Tell, now: int) -> None:
         # A guest of the same user may have stopped its minder.
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(attempt.pidfd, signal.SIGCONT)
+
+
+def see_step(attempt: Attempt, tell: Tell) -> None:
+    words = attempt.words
+    step_at = words[Word.STEP_AT]
+    if step_at != attempt.step_at and not attempt.warm:
+        attempt.step_at = step_at
+        tell(Stepped(job=attempt.job, epoch=attempt.epoch, step=words[Word.STEP], at=step_at))
 
 
 def see_log(attempt: Attempt, tell: Tell, *, all_of_it: bool) -> None:

@@ -46,7 +46,7 @@ from reclaimnet.model.asking import (
     Request,
     StatusRequest,
 )
-from reclaimnet.model.market import Address, Cause, Gpu, NodeId, Progress
+from reclaimnet.model.market import Address, Cause, Gpu, JobId, NodeId, Progress
 from reclaimnet.model.units import SECOND, show_duration
 from reclaimnet.model.work import Saving, caught_up
 from reclaimnet.policy.suite import SUITES
@@ -248,14 +248,14 @@ class Agent:
             guard = _guard(settings)
             if guard is not None:
                 stack.callback(guard.close)
-            gate = _Gate()
+            gate = _Gate(awake=self._guests_known.is_set)
             server = stack.enter_context(
                 ChunkServer(
                     vault,
                     ca.server_context(credentials),
                     host=settings.host,
                     may_read=gate.may_read,
-                    may_go_on=gate.may_go_on,
+                    objection=gate.objection,
                     listener=guard.listen() if guard is not None else None,
                 )
             )
@@ -508,18 +508,17 @@ async def _body(settings: Settings, address: Address, *, room: int, guard: Guard
 class _Gate:
     """Lets the chunk server start before there is a world to ask."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, awake: Callable[[], bool]) -> None:
+        self._awake = awake
         self.serving: Serving | None = None
         self.serves: Callable[[], bool] = lambda: False
 
-    def may_read(self, common_name: str, job: Any) -> bool:
-        return (
-            self.serving is not None
-            and self.may_go_on(common_name)
-            and self.serving.may_read(common_name, job)
-        )
+    def may_read(self, common_name: str, job: JobId) -> bool:
+        return self.serving is not None and self.serving.may_read(common_name, job)
 
-    def may_go_on(self, common_name: str) -> bool:
+    def objection(self, common_name: str) -> str:
         """No other node is served after the owner's deadline: the uplink is its owner's. The
         gateway may still fetch what a job has left, for the user who asks for it."""
-        return self.serves() or common_name == ca.GATEWAY
+        if self.serves() or (common_name == ca.GATEWAY and self.serving is not None):
+            return ""
+        return "its owner's deadline has passed" if self._awake() else "its agent is just starting"

@@ -7,7 +7,7 @@ import click
 
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.cli_base import (
-    DURATION,
+    LASTS,
     agreed,
     app,
     asks,
@@ -104,7 +104,7 @@ def down(now: bool, yes: bool) -> Any:
 
 @command("rn invite > lab1.token\nrn invite --node lab1 --valid 10m > lab1.token")
 @click.option("--node", metavar="NODE", help="Only for the machine of that name.")
-@click.option("--valid", type=DURATION, default="1h", show_default=True)
+@click.option("--valid", type=LASTS, default="1h", show_default=True)
 def invite(node: str | None, valid: int) -> None:
     """Invite one machine to the campus that runs here.
 

@@ -25,6 +25,7 @@ from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.tls import ca
 from reclaimnet.apps import cli, cli_base, cli_jobs, cli_tables, daemon
 from reclaimnet.apps.agent_options import Options, keep_start, start_again
+from reclaimnet.apps.cli_base import LOOK_ONLY
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
 from reclaimnet.apps.gateway import serve
@@ -963,3 +964,22 @@ def test_output_goes_nowhere_that_only_the_jobs_submitter_chose(name: str, folde
 def test_words_that_are_not_utf8_are_refused_with_a_sentence(gateway: FakeGateway) -> None:
     with pytest.raises(UsageError, match="not UTF-8"):
         Gateway(load(env=dict(os.environ))).submit({"command": ["printf", "caf\udce9"]})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("sim", "nonexistent.toml"), "'nonexistent.toml' does not exist"),
+        (("sim", "--reclaims", "never"), "'never' is not one of"),
+        (("bench", "lost"), "there is no bench lost; did you mean loss?"),
+    ],
+)
+def test_what_is_mistyped_is_told_without_what_the_command_needs(
+    home: Path, person: Person, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.setenv(LOOK_ONLY, "1")
+    assert person.types(*words) != 0
+    assert said in person.err
+    for right in (("sim", "--quick"), ("bench", "loss")):
+        assert person.types(*right) == 0, "it looks right, and is not run"
+        assert person.out == ""

@@ -255,8 +255,15 @@ def cli(ctx: click.Context, gateway: str | None, state: str | None) -> None:
         ctx.color = False
 
 
+LOOK_ONLY: Final = "RN_LOOK_ONLY"
+"""In the environment: only look whether a command can be what somebody means. `./rn` does so before
+it fetches packages for it."""
+
+
 def app(module: str, function: str) -> Callable[..., Any]:
     """What a command hands over to: imported only now, since it may be heavy."""
+    if os.environ.get(LOOK_ONLY):
+        raise click.exceptions.Exit(0)
     try:
         found = importlib.import_module(f"reclaimnet.apps.{module}")
     except ModuleNotFoundError as error:

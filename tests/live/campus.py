@@ -417,7 +417,7 @@ class LiveCampus:
                 live.kill()
             _end_orphans(live.folder / "run")
         with contextlib.redirect_stderr(io.StringIO()):
-            up.down(config=self.config)
+            up.down(config=self.config, now=True)
 
 
 def _end_orphans(run: Path) -> None:

@@ -35,6 +35,40 @@ def test_a_node_that_is_cut_off_stops_by_itself_and_is_fenced_when_it_comes_back
             wire.close()
 
 
+def test_output_that_waits_in_an_agent_that_is_killed_is_sent_by_the_next(tmp_path: Path) -> None:
+    prints = """
+import os, time
+ledger = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+number = 0
+while not os.path.exists(os.environ["LEDGER"] + ".enough"):
+    number += 1
+    print("line", number, flush=True)
+    os.write(ledger, f"1 {number} -\\n".encode())
+    time.sleep(0.02)
+"""
+    with live_campus(tmp_path, PATIENT) as campus:
+        campus.start()
+        wire = Wire(campus.nats_url)
+        try:
+            agent = campus.add("a", through=wire)
+            job = campus.submit(["-c", prints], saving="none")
+            until(lambda: "line 3\n" in campus.log(job), "its output comes")
+            wire.cut(silently=True)
+            campus.await_steps(100, epoch=1)
+            agent.kill()
+            wire.mend()
+            agent.restart()
+            campus.enough()
+            until(lambda: campus.job(job).state.terminal, "it is over")
+            printed = [line for line in campus.log(job).splitlines() if line.startswith("line ")]
+            lines = [f"line {number}" for number in range(1, campus.last_step(1) + 1)]
+            # What the campus took before it fell silent without our hearing of it is there twice.
+            assert list(dict.fromkeys(printed)) == lines
+            assert campus.job(job).epoch == 1
+        finally:
+            wire.close()
+
+
 def test_an_agent_paused_past_its_lease_does_not_let_its_guest_go_on(tmp_path: Path) -> None:
     with live_campus(tmp_path) as campus:
         campus.start("a")

@@ -68,6 +68,24 @@ def test_agents_are_exchanged_one_after_the_other_under_a_running_job(tmp_path: 
         assert {entry.epoch for entry in campus.counted()} == {1}
 
 
+def test_steps_that_are_lost_with_an_agent_and_its_guests_are_counted(tmp_path: Path) -> None:
+    with live_campus(tmp_path, PATIENT) as campus:
+        campus.start("a")
+        job = campus.train(save_every=200)
+        campus.await_saved(job, step=200)
+        campus.await_steps(50, epoch=1)
+        campus["a"].kill()
+        campus["a"].kill_guests()
+        campus["a"].restart()
+        record = campus.await_running(job, epoch=2)
+        campus.await_steps(1, epoch=2)
+        first = next(entry for entry in campus.ledger() if entry.epoch == 2)
+        again = campus.last_step(1) - first.step + 1
+        # The last one may have been in the ledger before it was done.
+        assert record.steps_lost in (again, again - 1)
+        campus.counted()
+
+
 # --- what a backup is not --------------------------------------------------------------------
 
 

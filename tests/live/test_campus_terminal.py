@@ -77,7 +77,7 @@ def test_down_names_the_jobs_it_stops_and_forgets_the_agents_it_ends(campus: Liv
     until(lambda: campus.job(saved).newest is not None, "it is saved")
     ended = campus.rn("down").stderr
     assert "Ended agent lab, agent office, the campus." in ended
-    assert f"from their last checkpoint after the next `rn up`: train ({saved})." in ended
+    assert f"Saved, and go on after the next `rn up`: train ({saved})." in ended
     assert f"since they were never saved: train ({plain})." in ended
     assert f"Go on waiting after the next `rn up`: train ({waiting})." in ended
     lab, office = (f"rn agent --name {name} --gpus 1 --detach" for name in ("lab", "office"))
@@ -92,6 +92,40 @@ def test_down_names_the_jobs_it_stops_and_forgets_the_agents_it_ends(campus: Liv
     assert jobs == {saved: (pending, 1), plain: (pending, 1), waiting: (pending, 0)}
     campus.rn(*lab.split()[1:])
     until(lambda: any(node.card.gpus for node in campus.gateway.nodes()), "as printed, it lends")
+
+
+def test_down_has_jobs_saved_and_they_go_on_without_a_step_lost(campus: LiveCampus) -> None:
+    campus.rn("up", "--gateway-port", "0")
+    for name in ("lab", "office"):
+        campus.rn("agent", "--name", name, "--gpus", "1", "--lend", "--detach")
+    job = campus.train(save_every=0)
+    campus.await_running(job)
+    campus.await_steps(20, epoch=1)
+    ended = campus.rn("down").stderr
+    assert "Asking 1 job here for a last save, for up to 20 s (Ctrl-C ends the wait).\n" in ended
+    assert "Ended agent lab, agent office, the campus." in ended
+    assert f"Saved, and go on after the next `rn up`: train ({job}).\n" in ended
+    stopped_at = campus.last_step(1)
+    campus.rn("up", "--gateway-port", "0")
+    for name in ("lab", "office"):
+        campus.rn("agent", "--name", name, "--gpus", "1", "--detach")
+    record = campus.await_running(job, epoch=2)
+    campus.await_steps(3, epoch=record.epoch)
+    assert record.steps_lost == 0
+    first = next(entry for entry in campus.ledger() if entry.epoch == record.epoch)
+    assert (record.epoch, first.step) == (2, stopped_at + 1)
+    campus.counted()
+
+
+def test_down_now_asks_for_no_save(campus: LiveCampus) -> None:
+    campus.rn("up", "--gateway-port", "0")
+    campus.rn("agent", "--name", "lab", "--gpus", "1", "--lend", "--detach")
+    job = campus.train()
+    before = campus.await_saved(job, step=10)
+    ended = campus.rn("down", "--now").stderr
+    assert "last save" not in ended
+    assert f"Go on from their last checkpoint after the next `rn up`: train ({job})." in ended
+    assert before.newest is not None
 
 
 def test_an_agents_door_is_open_before_the_campus_is_there(campus: LiveCampus) -> None:

@@ -175,6 +175,8 @@ def test_an_agent_that_died_while_a_job_was_stopped_leaves_it_to_the_next(nodes,
     node.runner.save(JOB, 1, final=True)
     node.first(Snapshot)
     node.runner.close()
+    # Nobody has stored what it said so far: the next one hears it again.
+    node.reports.clear()
     node.runner = Runner(node.folder / "run", node.reports.append)
     node.runner.hold_lease(FOREVER, [JOB])
     (found,) = node.runner.adopt()

@@ -787,6 +787,36 @@ def test_a_checkpoint_that_was_left_meanwhile_is_found(root, tmp_path):
         bench.close()
 
 
+def test_what_was_printed_is_reported_again_until_it_is_stored(root, tmp_path):
+    text = """
+        import os, time
+        print("one", flush=True)
+        while not os.path.exists(os.environ["RN_RUN_DIR"] + "/more"):
+            time.sleep(0.005)
+        print("two", flush=True)
+        time.sleep(1000)
+    """
+
+    def heard(bench, last):
+        until(lambda: bench.log().endswith(last), "its output")
+        return bench.log()
+
+    first = Bench(root, cgroups=False)
+    first.start(script(tmp_path, text, saving=Saving.NONE))
+    assert heard(first, "one\n") == "one\n"
+    first.runner.close()
+    second = Bench(root, cgroups=False)
+    second.runner.adopt()
+    assert heard(second, "one\n") == "one\n", "nobody has said that it is stored"
+    second.runner.log_stored(JOB, 1, second.all(LogLines)[-1].upto)
+    second.runner.close()
+    (root / f"{JOB}.1" / "more").touch()
+    third = Bench(root, cgroups=False)
+    third.runner.adopt()
+    assert heard(third, "two\n") == "two\n"
+    third.close()
+
+
 def test_one_root_has_one_runner(plain):
     with pytest.raises(Unavailable, match="another agent"):
         Runner(plain.root, print)

@@ -70,7 +70,7 @@ class Campus:
         vault: Vault,
         *,
         may_read: MayRead = lambda peer, job: True,
-        may_go_on: Callable[[str], bool] = lambda peer: True,
+        objection: Callable[[str], str] = lambda peer: "",
         pace: Pace | None = None,
         max_connections: int = 8,
     ) -> ChunkServer:
@@ -79,7 +79,7 @@ class Campus:
                 vault,
                 ca.server_context(self.credentials("server")),
                 may_read=may_read,
-                may_go_on=may_go_on,
+                objection=objection,
                 pace=pace,
                 max_connections=max_connections,
             )
@@ -540,16 +540,31 @@ def test_what_was_begun_ends_when_the_source_may_not_go_on(campus: Campus) -> No
     source, target = campus.vault("source"), campus.vault("target")
     path = campus.image(chunks=6)
     manifest = save(source, path)
-    allowed = iter((True, True))
-    closing = campus.serve(source, may_go_on=lambda peer: next(allowed, False))
+    # It opens the checkpoint, and gets two chunks of it.
+    allowed = iter(("", "", ""))
+    closing = campus.serve(source, objection=lambda peer: next(allowed, "its time is over"))
     context = campus.client()
-    with pytest.raises(Unavailable, match="broke off"):
+    with pytest.raises((Unavailable, Forbidden), match=r"broke off|its time is over"):
         pull(target, manifest=manifest, job=JOB, sources=[closing.address], context=context)
     assert target.manifests(JOB) == []
     assert target.usage().chunks <= 2
     other = campus.serve(source)
     pull(target, manifest=manifest, job=JOB, sources=[other.address], context=context)
     assert same(target, manifest, path, campus.folder / "there")
+
+
+def test_who_comes_too_late_is_told_so_and_not_that_it_may_not_read(campus: Campus) -> None:
+    source, target = campus.vault("source"), campus.vault("target")
+    manifest = save(source, campus.image(chunks=1))
+    server = campus.serve(source, objection=lambda peer: "its owner's deadline has passed")
+    with pytest.raises(Forbidden, match=r"from this machine now: its owner's deadline has passed"):
+        pull(
+            target,
+            manifest=manifest,
+            job=JOB,
+            sources=[server.address],
+            context=campus.client(),
+        )
 
 
 def test_no_room_is_said_before_anything_moves(campus: Campus) -> None:

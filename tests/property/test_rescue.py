@@ -84,6 +84,7 @@ plights = st.builds(
     loading=st.integers(0, 90 * SECOND),
     safe_elsewhere=st.booleans(),
     turn=st.integers(900, 3000).map(lambda s: s * SECOND),
+    hurries=st.booleans(),
 )
 
 
@@ -96,6 +97,7 @@ def test_a_plan_leaves_in_time_or_gives_up_only_what_is_safe_elsewhere(plight: P
         assert needed > plight.deadline - plight.now
         return
     assert plan.stop_at >= plight.now
+    assert plan.stop_at == plight.now or not plight.hurries
     if needed <= plight.deadline - plight.now:
         assert plan.stop_at + needed <= plight.deadline or plan.stop_at == plight.now
     assert plan.decision.reasons

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from reclaimnet.engine.body import Body
+from reclaimnet.engine.neighbourhood import LIVELY
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import JobId, Maintenance, NodeId
 from reclaimnet.model.orders import Explain, Order, Pull
@@ -79,6 +80,28 @@ def test_a_pulled_plug_costs_only_what_was_done_since_the_last_copy() -> None:
     record = world.store.records[J]
     assert record.state == JobState.COMPLETED
     assert 0 < record.steps_lost <= 45
+
+
+@pytest.mark.parametrize("back_after", [None, SECOND, 8 * SECOND])
+def test_steps_that_are_lost_with_a_machine_are_counted(back_after: int | None) -> None:
+    """All that it told of before its end, whether it is given up or back before it is missed."""
+    world = campus()
+    Promises(world)
+    world.submit(J, spec("train"), Work(steps=200))
+    world.run(MINUTE)
+    before, node = world.store.records[J], holder(world)
+    assert before.newest is not None
+    done = world.machines[node].processes[J, 1].step(world.now)
+    told = done - before.newest.step - LIVELY.beat // SECOND - 1
+    assert told > 10
+    world.crash_machine(node)
+    if back_after is not None:
+        world.run(world.now + back_after)
+        world.start_agent(node)
+    world.run(world.now + 40 * SECOND)
+    record = world.store.records[J]
+    assert (record.state, record.epoch) == (JobState.RUNNING, 2)
+    assert told <= record.steps_lost <= done - before.newest.step
 
 
 def test_reclaim_now_ends_the_guest_at_once() -> None:

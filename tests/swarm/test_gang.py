@@ -5,7 +5,7 @@ import random
 import pytest
 
 from reclaimnet.model import events as ev
-from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.market import Cause, JobId, NodeId
 from reclaimnet.model.units import HOUR, MILLISECOND, MINUTE, SECOND
 from reclaimnet.model.work import JobState, Saving
 from reclaimnet.sim.faults import Faults
@@ -126,6 +126,29 @@ def test_a_reclaim_of_who_leads_is_no_different() -> None:
     run_until_over(world, 5 * MINUTE)
     completed(world)
     assert world.store.records[G].steps_lost == 0
+
+
+def test_when_all_agents_are_stopped_all_is_saved_at_once_and_goes_on_from_there() -> None:
+    world = campus(nodes=3, gpus=2)
+    Promises(world)
+    world.submit(G, gang("ada", 3), WORK)
+    world.submit(H, spec("single"), WORK)
+    world.run(20 * SECOND)
+    for node, machine in world.machines.items():
+        machine.mind.provider.closed = True
+        world.reclaim(node, grace=20 * SECOND, cause=Cause.STOP)
+    world.run(world.now + 8 * SECOND)
+    for job in (G, H):
+        record = world.store.records[job]
+        assert (record.state, record.holder) == (JobState.PENDING, None)
+        assert record.newest is not None
+        assert record.newest.step == record.step > 0
+    for node, machine in world.machines.items():
+        machine.mind.provider.closed = False
+        world.lend(node, offer(node, 2))
+    run_until_over(world, 5 * MINUTE)
+    completed(world)
+    assert [world.store.records[job].steps_lost for job in (G, H)] == [0, 0]
 
 
 @pytest.mark.parametrize("rank", [0, 2])

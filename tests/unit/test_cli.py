@@ -25,6 +25,7 @@ from reclaimnet.adapters.nats.campus import Campus
 from reclaimnet.adapters.tls import ca
 from reclaimnet.apps import cli, cli_base, cli_jobs, cli_tables, daemon
 from reclaimnet.apps.agent_options import Options, keep_start, start_again
+from reclaimnet.apps.cli_base import LOOK_ONLY
 from reclaimnet.apps.client import Gateway
 from reclaimnet.apps.config import load
 from reclaimnet.apps.gateway import serve
@@ -641,7 +642,8 @@ class FakeApp:
                 },
             ),
         ),
-        (["down"], "up", ("down", (), {})),
+        (["down"], "up", ("down", (), {"now": False})),
+        (["down", "--now"], "up", ("down", (), {"now": True})),
         (
             ["agent", "--name", "lab", "--gpus", "2", "--lend", "--notice", "20s", "--detach"],
             "agent_start",
@@ -889,6 +891,19 @@ def test_nothing_heavy_is_imported_for_help_and_ps(gateway: FakeGateway) -> None
         (("run", "--memory", "99999999T", "--", "x"), "99999999T is too much; at most 1024.0 TiB"),
         (("run", "--gpus", "abc", "--", "x"), "'abc' is not a valid whole number"),
         (("rehearse", "train", "--notice", "10000h"), "10000h is too long; at most 30d"),
+        (("lend", "--notice", "1000000d"), "1000000d is too long; at most 30d"),
+        (("lend", "--notice", "9" * 400), "9 is too long; at most 30d"),
+        (("reclaim", "--notice", "31d"), "31d is too long; at most 30d"),
+        (("agent", "--notice", "1000000d"), "1000000d is too long; at most 30d"),
+        (("agent", "--grace", "1000000d"), "1000000d is too long; at most 30d"),
+        (("agent", "--vault-quota", "1"), "1 is too little; at least 16.0 MiB"),
+        (("agent", "--vault-quota", "9999999T"), "9999999T is too much; at most 1024.0 TiB"),
+        (("agent", "--guest-disk", "4k"), "4k is too little; at least 16.0 MiB"),
+        (("invite", "--valid", "1000000d"), "1000000d is too long; at most 366d"),
+        (("watch", "--every", "2d"), "2d is too long; at most 1d"),
+        (("borrow", "slurm", "--time", "1000000d"), "1000000d is too long; at most 366d"),
+        (("guard", "terms", "--for", "1000000d"), "1000000d is too long; at most 366d"),
+        (("guard", "deadline", "g", "1000000d"), "1000000d is too long; at most 366d"),
         (("agent", "--token-file", "/nosuch"), "(No such file or directory); `rn invite` prints"),
         (("lend", "--user", ""), "--user without a name lends to nobody"),
         (("person", "add", "ada"), "there is no campus in"),
@@ -949,3 +964,22 @@ def test_output_goes_nowhere_that_only_the_jobs_submitter_chose(name: str, folde
 def test_words_that_are_not_utf8_are_refused_with_a_sentence(gateway: FakeGateway) -> None:
     with pytest.raises(UsageError, match="not UTF-8"):
         Gateway(load(env=dict(os.environ))).submit({"command": ["printf", "caf\udce9"]})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("sim", "nonexistent.toml"), "'nonexistent.toml' does not exist"),
+        (("sim", "--reclaims", "never"), "'never' is not one of"),
+        (("bench", "lost"), "there is no bench lost; did you mean loss?"),
+    ],
+)
+def test_what_is_mistyped_is_told_without_what_the_command_needs(
+    home: Path, person: Person, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.setenv(LOOK_ONLY, "1")
+    assert person.types(*words) != 0
+    assert said in person.err
+    for right in (("sim", "--quick"), ("bench", "loss")):
+        assert person.types(*right) == 0, "it looks right, and is not run"
+        assert person.out == ""

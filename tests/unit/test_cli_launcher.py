@@ -35,7 +35,10 @@ case "$1" in
             rn=${0%/*}/rn
             printf '#!/bin/sh\\nexec "%s" "$0" "$@"\\n' "$0" > "$rn"; chmod +x "$rn" ;;
         esac ;;
-    */rn) shift; echo "rn $*"; if [ "$1" = agent ]; then cat "$FAKE/until"; fi ;;
+    */rn)
+        shift
+        if [ -n "${RN_LOOK_ONLY:-}" ]; then [ ! -e "$FAKE/mistyped" ]; exit; fi
+        echo "rn $*"; if [ "$1" = agent ]; then cat "$FAKE/until"; fi ;;
 esac
 """
 
@@ -155,6 +158,19 @@ def test_help_brings_no_extras(checkout: Checkout) -> None:
     assert checkout.extras == [""]
     checkout.rn("chain", "run", "--", "python", "--help")
     assert checkout.extras == ["", "[learn,sim]"]
+
+
+def test_what_was_mistyped_brings_no_extras(checkout: Checkout) -> None:
+    checkout.rn("ps")
+    mistyped = checkout.fake / "mistyped"
+    mistyped.touch()
+    assert checkout.rn("sim", "nonexistent.toml") == (1, "", "")
+    assert checkout.rn("bench", "lost") == (1, "", "")
+    assert checkout.extras == [""]
+    mistyped.unlink()
+    code, out, _ = checkout.rn("sim", "two-labs.toml")
+    assert (code, out) == (0, "rn sim two-labs.toml\n")
+    assert checkout.extras == ["", "[sim]"]
 
 
 def test_it_can_be_called_through_a_link_from_anywhere(checkout: Checkout) -> None:

@@ -305,10 +305,7 @@ def test_a_job_goes_on_after_a_last_state_that_could_not_be_kept(why: str) -> No
     attempt = Attempt(node=HERE, record=record, gpus=(), source=None, suite=Suite(), around=around)
     attempt.adopt(0)
     if why == "reclaim":
-        notice = Notice(
-            id=NoticeId("n"), gpus=(), given_at=0, deadline=MINUTE, cause=Cause.RECLAIM, reason=""
-        )
-        asked = attempt.leave(notice, 0)
+        asked = attempt.leave(notice(MINUTE), 0)
         for _ in range(30):
             asked += attempt.woke(attempt.next_wake() or 0)
     else:
@@ -319,7 +316,12 @@ def test_a_job_goes_on_after_a_last_state_that_could_not_be_kept(why: str) -> No
 
 
 def leaving(
-    *, grace: int, size: int = 1 << 20, copying: bool = False, saving: Saving = Saving.SDK
+    *,
+    grace: int,
+    size: int = 1 << 20,
+    copying: bool = False,
+    saving: Saving = Saving.SDK,
+    cause: Cause = Cause.RECLAIM,
 ) -> Attempt:
     """A job whose last copy is elsewhere, or on its way there, under notice, with nowhere to go."""
     record = replace(RECORD, checkpoints=(replace(NEW, size=size),), save_pause=SECOND)
@@ -329,11 +331,12 @@ def leaving(
     )
     attempt.adopt(0)
     attempt.copies.pending = NEW.manifest if copying else None
-    notice = Notice(
-        id=NoticeId("n"), gpus=(), given_at=0, deadline=grace, cause=Cause.RECLAIM, reason=""
-    )
-    attempt.leave(notice, 0)
+    attempt.leave(notice(grace, cause), 0)
     return attempt
+
+
+def notice(grace: int, cause: Cause = Cause.RECLAIM) -> Notice:
+    return Notice(id=NoticeId("n"), gpus=(), given_at=0, deadline=grace, cause=cause, reason="")
 
 
 def next_save(attempt: Attempt, until: int) -> int | None:
@@ -422,6 +425,48 @@ def test_a_state_that_arrives_after_its_job_was_told_to_go_on_is_not_its_last() 
     assert attempt.record.newest is not None
     assert attempt.record.newest.manifest == taken.manifest
     assert next_save(attempt, grace) is not None
+
+
+# --- an agent that is stopped ---------------------------------------------------------------
+
+
+def stopped(**fields: object) -> tuple[Attempt, list[Order]]:
+    """A job whose agent is stopped, and what is done at once; nobody else can take it."""
+    record = replace(RECORD, save_pause=SECOND, **fields)
+    attempt = Attempt(
+        node=HERE, record=record, gpus=(), source=None, suite=Suite(), around=neighbourhood()
+    )
+    attempt.adopt(0)
+    return attempt, attempt.leave(notice(20 * SECOND, Cause.STOP), 0)
+
+
+@pytest.mark.parametrize("size", [1 << 20, 1 << 40])
+def test_who_stops_an_agent_does_not_wait_for_jobs_to_run_on(size: int) -> None:
+    """And a state that could not be sent in time is worth its save: it is found here again."""
+    attempt, orders = stopped(checkpoints=(replace(NEW, size=size),))
+    assert Save(job=JOB, epoch=1, final=True) in orders
+    taken = SnapshotTaken(
+        job=JOB, epoch=1, manifest=ManifestId("m"), step=3, size=1, final=True, pause=SECOND
+    )
+    assert End(job=JOB, epoch=1) in attempt.snapshot_taken(taken, SECOND)
+
+
+def test_a_stopping_agent_does_not_wait_for_those_that_have_nothing_to_save() -> None:
+    cannot = replace(RECORD.spec, saving=Saving.NONE)
+    for fields in ({"checkpoints": (), "step": 0}, {"spec": cannot, "step": 9}):
+        _, orders = stopped(**fields)
+        assert End(job=JOB, epoch=1) in orders
+        assert not [order for order in orders if isinstance(order, Save)]
+
+
+def test_a_stopping_agent_does_not_wait_for_one_that_cannot_be_saved() -> None:
+    attempt, _ = stopped(checkpoints=(), step=9)
+    now, orders = 0, attempt.save_failed(DISK_FULL, 0)
+    while End(job=JOB, epoch=1) not in orders:
+        found = next_save(attempt, 20 * SECOND)
+        assert found is not None, "it is asked again, or ends"
+        now, orders = found, attempt.save_failed(DISK_FULL, found)
+    assert now < 20 * SECOND
 
 
 def later(attempt: Attempt, deadline: int, now: int) -> list[Order]:

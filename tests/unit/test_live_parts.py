@@ -229,6 +229,30 @@ async def test_a_member_of_a_gang_is_gone_when_all_that_it_printed_is_stored() -
     assert seen == [alive, b"last words", gone]
 
 
+async def test_a_log_has_come_as_far_as_the_campus_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if some of it was refused for too long: the next agent would try that again, but not
+    what came after it."""
+    monkeypatch.setattr(logging_out, "SEND_PATIENCE_S", 0)
+    told = Seen()
+    campus = FakeCampus(Seen(), refusals=1)
+    logs = Logs(
+        NodeId("n1"),
+        campus,  # type: ignore[arg-type]
+        stored=lambda *place: told.append(place),
+    )
+    sending = asyncio.create_task(logs.send())
+    try:
+        logs.add(JOB, 1, b"refused", 7)
+        logs.add(JOB, 1, b"not from its log")
+        await logs.sent()
+        assert told == []
+        logs.add(JOB, 1, b"taken", 12)
+        await logs.sent()
+        assert told == [(JOB, 1, 12)]
+    finally:
+        sending.cancel()
+
+
 async def test_nobody_else_waits_for_the_last_words_of_a_job() -> None:
     """Not who runs on, nor a job of another node that this one writes about."""
     seen = Seen()

@@ -224,6 +224,17 @@ def test_an_agent_that_ends_leaves_the_loan_to_the_next(lab: Lab) -> None:
     assert lab.lent == [1, 2], "the owner had asked the first one back"
 
 
+def test_an_agent_that_is_stopped_leaves_the_loan_to_the_next_at_any_moment(lab: Lab) -> None:
+    """Also if it has ended before its notice has."""
+    lab.ask(LendRequest())
+    lab.book.adopt(JobId("j"), (GPUS[0].id,), lab.clock.now())
+    lab._deliver(ev.ReclaimAsked(request="q", grace=MINUTE, cause=Cause.STOP))
+    assert json.loads(lab.file.read_text())["notices"]
+    lab.start()
+    lab.book.expire(lab.clock.now())
+    assert lab.lent == [0, 1, 2]
+
+
 def test_the_owner_has_the_last_word_while_the_agent_ends(lab: Lab) -> None:
     lab.ask(LendRequest())
     lab.word.part(lab.book)

@@ -4,6 +4,7 @@ import contextlib
 import shlex
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from reclaimnet.adapters.tls import ca
 from reclaimnet.apps import up
 from reclaimnet.apps.config import Config, load
 from reclaimnet.apps.register import Register
-from reclaimnet.model.market import NodeId
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.work import Checkpoint, JobRecord, JobSpec, ManifestId
 
 LENT = '{"offer": null, "said": {"provider": "ada", "gpus": []}, "said_at": 7, "notices": []}'
+LAB = NodeId("lab")
 NEVER_LENT = '{"offer": null, "said": null, "said_at": 0, "notices": []}'
 
 
@@ -43,9 +46,13 @@ def take_in(config: Config, name: str, *, word: str = LENT) -> Path:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[None]:
-    """A process that is taken for the folder's agent."""
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as agent:
+def running(folder: Path, first: str = "") -> Iterator[None]:
+    """A process that is taken for the folder's agent; it does something `first`."""
+    argv = ["sh", "-c", f"{first} echo ready; while :; do read line || exit; done"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as agent:
+        assert agent.stdout is not None
+        agent.stdout.readline()
         stat = Path(f"/proc/{agent.pid}/stat").read_text()
         started = stat.rpartition(")")[2].split()[19]
         (folder / "agent.pid").write_text(f'{{"pid": {agent.pid}, "started": {started}}}')
@@ -97,3 +104,43 @@ def test_down_ends_well_also_where_the_register_cannot_be_read(
     with running(lab):
         assert up.down(config=config) == 0
     assert "as before: rn agent --name lab --detach\n" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_wait_for_last_saves_and_nothing_else(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agent does not end when it is asked to leave in peace; and whoever typed `rn down` has
+    seen enough at that moment."""
+    lab = take_in(config, "lab")
+    with running(lab, "trap 'kill -INT $PPID' INT;"):
+        assert up.down(config=config) == 0
+    assert "Ended agent lab." in capsys.readouterr().err
+
+
+def test_down_tells_what_has_become_of_jobs_that_were_asked_for_a_last_save() -> None:
+    old, new = (
+        Checkpoint(manifest=ManifestId(m), epoch=1, step=1, size=1, taken_at=1, holders=(LAB,))
+        for m in ("old", "new")
+    )
+
+    def job(name: str, holder: str | None, *checkpoints: Checkpoint) -> JobRecord:
+        node = None if holder is None else NodeId(holder)
+        spec = JobSpec(name=name, user="ada", command=("true",))
+        record = JobRecord(id=JobId(name), spec=spec, submitted_at=1, holder=node)
+        return replace(record, checkpoints=checkpoints)
+
+    before = [job("saved", "lab", old), job("failed", "lab", old), job("moved", "lab")]
+    before += [job("never", "lab"), job("over", "lab")]
+    after = [job("saved", None, new, old), job("failed", None, old), job("moved", "far", new)]
+    after += [job("never", None), job("waits", None)]
+    asked = {record.id: record for record in before}
+    told = up.fates(after, ours={"lab"}, campus_ends=True, before=asked)
+    assert told == [
+        "Saved, and go on after the next `rn up`: saved (saved).",
+        "Go on from their last checkpoint after the next `rn up`: failed (failed).",
+        "Begin again after the next `rn up`, since they were never saved: never (never).",
+        "Go on waiting after the next `rn up`: waits (waits).",
+        "Stand still on other machines, and go on there after the next `rn up`: moved (moved).",
+    ]
+    told = up.fates(after, ours={"lab"}, campus_ends=False, before=asked)
+    assert told[-1] == "Moved to other machines: moved (moved)."

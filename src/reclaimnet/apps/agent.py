@@ -46,16 +46,16 @@ from reclaimnet.model.asking import (
     Request,
     StatusRequest,
 )
-from reclaimnet.model.market import Address, Cause, Gpu, NodeId
+from reclaimnet.model.market import Address, Cause, Gpu, JobId, NodeId, Progress
 from reclaimnet.model.units import SECOND, show_duration
-from reclaimnet.model.work import Saving
+from reclaimnet.model.work import Saving, caught_up
 from reclaimnet.policy.suite import SUITES
 from reclaimnet.policy.topology import Topology
 
 ASSUMED_UPLINK: Final = 125_000_000
 """Bytes a second: a gigabit, until somebody says or transfers show what it is."""
-LEAVE_AT_MOST: Final = 30 * SECOND
-"""How long Ctrl-C waits for guests to leave."""
+LEAVE_AT_MOST: Final = 20 * SECOND
+"""How long Ctrl-C and `rn down` wait for guests to be saved and to leave."""
 SAFETY: Final = SECOND
 """Before a batch system's own deadline: it kills without asking."""
 PART_S: Final = 2.0
@@ -248,18 +248,19 @@ class Agent:
             guard = _guard(settings)
             if guard is not None:
                 stack.callback(guard.close)
-            gate = _Gate()
+            gate = _Gate(awake=self._guests_known.is_set)
             server = stack.enter_context(
                 ChunkServer(
                     vault,
                     ca.server_context(credentials),
                     host=settings.host,
                     may_read=gate.may_read,
-                    may_go_on=gate.may_go_on,
+                    objection=gate.objection,
                     listener=guard.listen() if guard is not None else None,
                 )
             )
             body = await _body(settings, server.address, room=vault.room(), guard=guard)
+            told = await _told_last(campus, settings.node)
             mind = Node(body, SUITES[settings.suite])
             world = LiveWorld(
                 node=settings.node,
@@ -277,10 +278,10 @@ class Agent:
             stack.push_async_callback(world.flush)
             gate.serving, self._world, self._mind = world.serving, world, mind
             gate.serves = lambda: mind.provider.serves(self._clock.now())
-            await self._wake_up(campus, vault)
+            await self._wake_up(campus, vault, told)
             await self._serve(campus)
 
-    async def _wake_up(self, campus: Campus, vault: Vault) -> None:
+    async def _wake_up(self, campus: Campus, vault: Vault, told: Sequence[Progress]) -> None:
         world, _ = self._running()
         await take_up(
             self.settings.node,
@@ -289,6 +290,7 @@ class Agent:
             clock=self._clock,
             campus=campus,
             vault=vault,
+            told=told,
         )
         self._guests_known.set()
         if self.settings.lend is not None and self._word.said_at == NEVER:
@@ -346,26 +348,32 @@ class Agent:
     # --- the end ---------------------------------------------------------------------------
 
     async def leave(self, grace: int | None) -> None:
-        """In peace: guests get their notice, or so long, and are gone before we are."""
+        """In peace: guests are saved and gone before we are. With a grace they run on for as long
+        as it allows, since the machine goes then; without one, nobody waits but for us."""
         if self._world is None:
             return
         world, mind = self._running()
+        mind.provider.closed = True
         guests = mind.guests.processes()
         if not guests or mind.provider.offer is None:
             return
-        if grace is None:
-            grace = min(mind.provider.offer.terms.notice, LEAVE_AT_MOST)
+        asked = ev.ReclaimAsked(
+            request=self._word.mint(),
+            grace=LEAVE_AT_MOST if grace is None else grace,
+            cause=Cause.STOP if grace is None else Cause.RECLAIM,
+            reason="the agent is stopping",
+        )
         _log.info(
             "%d jobs have %s to leave; press Ctrl-C again to end them at once",
             len(guests),
-            show_duration(grace),
+            show_duration(asked.grace or 0),
         )
-        asked = ev.ReclaimAsked(
-            request=self._word.mint(), grace=grace, reason="the agent is stopping"
-        )
-        self._word.part(mind.provider)
+        if asked.cause is Cause.RECLAIM:
+            self._word.part(mind.provider)
         await world.ask(asked)
         await world.empty()
+        # The notice is over with the last guest; the next agent is not to find it running.
+        world.deliver(ev.Woke())
 
     async def leave_allocation(self, allocation: Allocation, told: signal.Signals) -> None:
         if self._world is None:
@@ -404,14 +412,31 @@ class Agent:
         return self._world, self._mind
 
 
+async def _told_last(campus: Campus, me: NodeId) -> Sequence[Progress]:
+    """How far the jobs of the agent before us had come by its last beat, until our first one takes
+    its place; nothing if the store does not say."""
+    with contextlib.suppress(Unavailable):
+        card = await campus.read_card(me)
+        return card.jobs if card is not None else ()
+    return ()
+
+
 async def take_up(
-    me: NodeId, *, world: LiveWorld, word: OwnersWord, clock: Clock, campus: Campus, vault: Vault
+    me: NodeId,
+    *,
+    world: LiveWorld,
+    word: OwnersWord,
+    clock: Clock,
+    campus: Campus,
+    vault: Vault,
+    told: Sequence[Progress] = (),
 ) -> None:
-    """What the agent before us left: the owner's word, and its guests."""
+    """What the agent before us left: the owner's word, and its guests, which had come as far as it
+    `told` last."""
     theirs = await campus.records.find(
         lambda r: me in (r.holder, *r.seats) or bool(vault.manifests(r.id))
     )
-    records = {record.id: record for record in theirs}
+    records = {record.id: caught_up(record, told) for record in theirs}
 
     def tell(found: Sequence[Found]) -> None:
         # In one go: GPUs under notice whose guests are not known yet would be the owner's at once,
@@ -483,18 +508,17 @@ async def _body(settings: Settings, address: Address, *, room: int, guard: Guard
 class _Gate:
     """Lets the chunk server start before there is a world to ask."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, awake: Callable[[], bool]) -> None:
+        self._awake = awake
         self.serving: Serving | None = None
         self.serves: Callable[[], bool] = lambda: False
 
-    def may_read(self, common_name: str, job: Any) -> bool:
-        return (
-            self.serving is not None
-            and self.may_go_on(common_name)
-            and self.serving.may_read(common_name, job)
-        )
+    def may_read(self, common_name: str, job: JobId) -> bool:
+        return self.serving is not None and self.serving.may_read(common_name, job)
 
-    def may_go_on(self, common_name: str) -> bool:
+    def objection(self, common_name: str) -> str:
         """No other node is served after the owner's deadline: the uplink is its owner's. The
         gateway may still fetch what a job has left, for the user who asks for it."""
-        return self.serves() or common_name == ca.GATEWAY
+        if self.serves() or (common_name == ca.GATEWAY and self.serving is not None):
+            return ""
+        return "its owner's deadline has passed" if self._awake() else "its agent is just starting"

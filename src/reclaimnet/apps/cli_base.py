@@ -21,10 +21,12 @@ from reclaimnet.apps.calendar import parse_maintenance
 from reclaimnet.apps.client import Gateway, local_agents
 from reclaimnet.apps.config import Config, load
 from reclaimnet.errors import ReclaimNetError, Unavailable
+from reclaimnet.model.asking import MAX_NOTICE
 from reclaimnet.model.hours import parse_hours
 from reclaimnet.model.market import Hours, Maintenance
 from reclaimnet.model.talk import parse_talk
-from reclaimnet.model.units import DAY, parse_duration, parse_size, show_size
+from reclaimnet.model.units import DAY, MIB, parse_duration, parse_rate, parse_size, show_size
+from reclaimnet.model.work import MAX_LASTS, MAX_MEMORY
 
 JSON_VERSION: Final = 1
 """Of what `--json` prints; raised when a key changes its meaning or goes, not when one is added."""
@@ -36,40 +38,50 @@ class WholeNumber(click.IntRange):
     name = "whole number"
 
 
-class DurationType(click.ParamType[int]):
-    name = "duration"
+class Bounded(click.ParamType[int]):
+    """What is read from a text, within bounds: what nobody can mean is refused by name, before
+    anything is done with it."""
 
-    def __init__(self, *, most: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[str], int],
+        show: Callable[[int], str],
+        *,
+        over: str,
+        least: int = 0,
+        most: int,
+    ) -> None:
+        """`over` is what one that is more than the `most` is called."""
+        self.name = name
+        self._over = over
+        self._read = read
+        self._show = show
+        self._least = least
         self._most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
         try:
-            duration = parse_duration(value)
+            number = self._read(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        if self._most is not None and duration > self._most:
-            self.fail(f"{value} is too long; at most {self._most // DAY}d", param, ctx)
-        return duration
+        except OverflowError:
+            number = self._most + 1
+        if number < self._least:
+            self.fail(f"{value} is too little; at least {self._show(self._least)}", param, ctx)
+        if number > self._most:
+            self.fail(f"{value[:40]} is {self._over}; at most {self._show(self._most)}", param, ctx)
+        return number
 
 
-class SizeType(click.ParamType[int]):
-    name = "size"
+def _duration(*, most: int) -> Bounded:
+    return Bounded("duration", parse_duration, lambda d: f"{d // DAY}d", over="too long", most=most)
 
-    def __init__(self, *, most: int | None = None) -> None:
-        self._most = most
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            size = parse_size(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if self._most is not None and size > self._most:
-            self.fail(f"{value} is too much; at most {show_size(self._most)}", param, ctx)
-        return size
+def _size(*, least: int = 0, most: int) -> Bounded:
+    return Bounded("size", parse_size, show_size, over="too much", least=least, most=most)
 
 
 class PairType(click.ParamType[tuple[str, str]]):
@@ -119,11 +131,24 @@ class RhythmType(click.ParamType[str]):
         return str(value)
 
 
+LEAST_DISK: Final = 16 * MIB
+"""Not even a small job's checkpoint or working directory has room in less."""
+MAX_DISK: Final = 1 << 50
+
 HOURS: Final = HoursType()
 RHYTHM: Final = RhythmType()
 MAINTENANCE: Final = MaintenanceType()
-DURATION: Final = DurationType()
-SIZE: Final = SizeType()
+NOTICE: Final = _duration(most=MAX_NOTICE)
+"""How long somebody is warned, or waited for."""
+LASTS: Final = _duration(most=MAX_LASTS)
+"""How long something goes on."""
+PAUSE: Final = _duration(most=DAY)
+"""How long between two looks."""
+MEMORY: Final = _size(most=MAX_MEMORY)
+RATE: Final = Bounded(
+    "rate", parse_rate, lambda rate: f"{8 * rate // 10**12}T", over="too much", most=10**15 // 8
+)
+DISK: Final = _size(least=LEAST_DISK, most=MAX_DISK)
 PAIR: Final = PairType()
 
 
@@ -230,8 +255,15 @@ def cli(ctx: click.Context, gateway: str | None, state: str | None) -> None:
         ctx.color = False
 
 
+LOOK_ONLY: Final = "RN_LOOK_ONLY"
+"""In the environment: only look whether a command can be what somebody means. `./rn` does so before
+it fetches packages for it."""
+
+
 def app(module: str, function: str) -> Callable[..., Any]:
     """What a command hands over to: imported only now, since it may be heavy."""
+    if os.environ.get(LOOK_ONLY):
+        raise click.exceptions.Exit(0)
     try:
         found = importlib.import_module(f"reclaimnet.apps.{module}")
     except ModuleNotFoundError as error:

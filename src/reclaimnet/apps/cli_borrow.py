@@ -4,7 +4,16 @@ from pathlib import Path
 
 import click
 
-from reclaimnet.apps.cli_base import DURATION, app, cli, configured, json_option, print_json, say
+from reclaimnet.apps.cli_base import (
+    LASTS,
+    NOTICE,
+    app,
+    cli,
+    configured,
+    json_option,
+    print_json,
+    say,
+)
 from reclaimnet.apps.cli_owner import token_in
 
 
@@ -15,7 +24,7 @@ def borrow() -> None:
 
 @borrow.command("slurm")
 @click.option("--gpus", type=click.IntRange(1, 64), default=1, show_default=True)
-@click.option("--time", "limit", type=DURATION, default="8h", show_default=True, help="How long.")
+@click.option("--time", "limit", type=LASTS, default="8h", show_default=True, help="How long.")
 @click.option("--partition", "-p", help="Otherwise the cluster's default.")
 @click.option(
     "sbatch", "--sbatch", multiple=True, metavar="OPTION", help="For sbatch, e.g. --account=lab."
@@ -74,8 +83,8 @@ def borrow_slurm(
 @click.option("--join", required=True)
 @click.option("--token-file", type=click.Path(path_type=Path, dir_okay=False), required=True)
 @click.option("--gpus", type=int, required=True)
-@click.option("--notice", type=DURATION, required=True)
-@click.option("--kill-wait", type=DURATION, required=True)
+@click.option("--notice", type=NOTICE, required=True)
+@click.option("--kill-wait", type=NOTICE, required=True)
 @click.option("--ends", type=int, required=True)
 def borrow_inside(
     folder: Path, join: str, token_file: Path, gpus: int, notice: int, kill_wait: int, ends: int

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from reclaimnet.apps.cli_base import (
-    DURATION,
+    LASTS,
     app,
     cli,
     configured,
@@ -120,7 +120,7 @@ def chain_sim(
 
 @chain.command("run", context_settings={"allow_interspersed_args": False})
 @click.option("--name", help="What to call the chain; otherwise like its script.")
-@click.option("--limit", type=DURATION, help="How long one job may run, e.g. 48h.")
+@click.option("--limit", type=LASTS, help="How long one job may run, e.g. 48h.")
 @click.option("--nodes", type=click.IntRange(1), help="Nodes of one job; 1 unless a script says.")
 @click.option("--partition", "-p", help="Otherwise the script's, or the cluster's default.")
 @click.option(
@@ -132,7 +132,7 @@ def chain_sim(
               "--weights.")  # fmt: skip
 @click.option("--lead", "lead_h", type=click.FloatRange(0), default=6.0, show_default=True,
               help="Hours, for static_lead.")  # fmt: skip
-@click.option("--promise", "promise_gap", type=DURATION, help="Gap at most this ...")
+@click.option("--promise", "promise_gap", type=LASTS, help="Gap at most this ...")
 @click.option("--probability", type=click.FloatRange(0.5, 0.99), default=0.9, show_default=True,
               help="... with this probability, for --promise.")  # fmt: skip
 @click.option(

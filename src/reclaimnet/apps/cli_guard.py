@@ -8,10 +8,9 @@ from typing import Any, Final
 
 import click
 
-from reclaimnet.apps.cli_base import app, cli, json_option, print_json, say
+from reclaimnet.apps.cli_base import LASTS, RATE, Bounded, app, cli, json_option, print_json, say
 from reclaimnet.apps.guard_client import DEFAULT_SOCKET, GuardClient
-from reclaimnet.errors import ReclaimNetError
-from reclaimnet.model.units import parse_duration, parse_rate, show_duration, show_size
+from reclaimnet.model.units import show_duration, show_size
 
 DEFAULT_FILE: Final = Path("/etc/reclaimnet/guard.toml")
 NO_LIMIT: Final = "none"
@@ -24,19 +23,14 @@ Example:
 
 
 class _Limit(click.ParamType[int | None]):
-    """What a reader makes of a text; `none` takes a limit away."""
+    """A limit of some kind; `none` takes it away."""
 
-    def __init__(self, name: str, read: Any) -> None:
-        self.name = name
-        self._read = read
+    def __init__(self, kind: Bounded) -> None:
+        self.name = kind.name
+        self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == NO_LIMIT:
-            return NO_LIMIT
-        try:
-            return self._read(value)
-        except (ValueError, ReclaimNetError) as error:
-            self.fail(str(error), param, ctx)
+        return NO_LIMIT if value == NO_LIMIT else self._kind.convert(value, param, ctx)
 
 
 @cli.group(epilog=_EXAMPLE)
@@ -118,13 +112,13 @@ def guard_status(as_json: bool) -> None:
 @click.option(
     "duration",
     "--for",
-    type=_Limit("duration", parse_duration),
+    type=_Limit(LASTS),
     help="Guests may be here for so long from now on, and none after that.",
 )
 @click.option("--guests", type=click.IntRange(0), help="So many at a time.")
 @click.option(
     "--rate",
-    type=_Limit("rate", parse_rate),
+    type=_Limit(RATE),
     help="So fast together, for example 500mbit.",
 )
 @json_option
@@ -153,7 +147,7 @@ def guard_terms(
 
 @guard.command("deadline")
 @click.argument("guest")
-@click.argument("duration", type=_Limit("duration", parse_duration))
+@click.argument("duration", type=_Limit(LASTS))
 def guard_deadline(guest: str, duration: int | str) -> None:
     """GUEST has to leave in DURATION from now; `none`: as late as the terms allow.
 

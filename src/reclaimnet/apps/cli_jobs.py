@@ -13,10 +13,10 @@ import click
 
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.cli_base import (
+    LASTS,
+    MEMORY,
     PAIR,
     RHYTHM,
-    DurationType,
-    SizeType,
     WholeNumber,
     command,
     complete_job,
@@ -33,8 +33,6 @@ from reclaimnet.errors import Unavailable, UsageError
 from reclaimnet.model.market import JobId, Sending
 from reclaimnet.model.units import SECOND, show_count, show_duration, show_size
 from reclaimnet.model.work import (
-    MAX_LASTS,
-    MAX_MEMORY,
     MAX_PRIORITY,
     JobRecord,
     JobState,
@@ -67,7 +65,7 @@ LISTED: Final = 200
 )
 @click.option(
     "--lasts",
-    type=DurationType(most=MAX_LASTS),
+    type=LASTS,
     help="How long it will take, as in 10m. Up to 5m it goes into the lane for short jobs; "
     "others are told by it when they can expect to start.",
 )
@@ -96,7 +94,7 @@ LISTED: Final = 200
 )
 @click.option(
     "--memory",
-    type=SizeType(most=MAX_MEMORY),
+    type=MEMORY,
     help="The most it may use, as in 2G; kept free for it where it runs.",
 )
 @click.option("--group", default="", help="Jobs of one group wait, go on and move together.")

@@ -57,6 +57,10 @@ def bench(name: str, as_json: bool, seed: int, quick: bool, trace: Path | None, 
     NAME is one of airlock, background, chain, chaos, killswitch, load, loss, migrate, page, place,
     rhythm, swarm. All contenders run on the same input; progress goes to standard error.
     """
+    # Before packages are fetched for it.
+    from reclaimnet.apps.bench import registry
+
+    registry.check(name)
     return app("bench.registry", "run")(
         name, json=as_json, seed=seed, quick=quick, trace=trace, live=live
     )

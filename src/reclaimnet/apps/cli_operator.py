@@ -7,7 +7,7 @@ import click
 
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.cli_base import (
-    DURATION,
+    LASTS,
     agreed,
     app,
     asks,
@@ -77,13 +77,15 @@ def up(
     )
 
 
-@command("rn down\nrn down -y")
+@command("rn down\nrn down -y\nrn down --now")
+@click.option("--now", is_flag=True, help="Do not ask jobs for a last save.")
 @yes_option
-def down(yes: bool) -> Any:
+def down(now: bool, yes: bool) -> Any:
     """Stop what `rn up` and `rn agent --detach` started.
 
-    Jobs go on from their last checkpoints after the next `rn up`, once agents are started again,
-    too; those that were never saved begin again.
+    Jobs here are asked for a last save, for up to 20 s, and go on from it after the next `rn up`,
+    once agents are started again, too. Those that cannot be saved go on from their last
+    checkpoint, or begin again.
     """
 
     def sure(jobs: list[JobRecord], fates: list[str]) -> bool:
@@ -94,14 +96,15 @@ def down(yes: bool) -> Any:
         for line in fates:
             say(line)
         noun = "This job stops" if len(jobs) == 1 else f"These {len(jobs)} jobs stop"
-        return agreed(f"{noun}, and what is not saved is lost")
+        rest = "what is not saved is lost" if now else "those here are asked for a last save first"
+        return agreed(f"{noun}, and {rest}")
 
-    return app("up", "down")(config=configured(), sure=sure)
+    return app("up", "down")(config=configured(), now=now, sure=sure)
 
 
 @command("rn invite > lab1.token\nrn invite --node lab1 --valid 10m > lab1.token")
 @click.option("--node", metavar="NODE", help="Only for the machine of that name.")
-@click.option("--valid", type=DURATION, default="1h", show_default=True)
+@click.option("--valid", type=LASTS, default="1h", show_default=True)
 def invite(node: str | None, valid: int) -> None:
     """Invite one machine to the campus that runs here.
 

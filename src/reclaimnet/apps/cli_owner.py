@@ -9,10 +9,10 @@ import click
 from reclaimnet.apps import cli_tables
 from reclaimnet.apps.agent_options import Options
 from reclaimnet.apps.cli_base import (
-    DURATION,
+    DISK,
     HOURS,
     MAINTENANCE,
-    SIZE,
+    NOTICE,
     app,
     command,
     configured,
@@ -36,7 +36,7 @@ GIVEN_BACK_POLL_S: Final = 0.5
 @click.option("--gpus", type=click.IntRange(1), help="How many; at first all of them.")
 @click.option(
     "--notice",
-    type=DURATION,
+    type=NOTICE,
     help="How much warning you will give before you take them back; at first 60s.",
 )
 @click.option("users", "--user", multiple=True, help="Lend to this user only (repeatable).")
@@ -113,7 +113,7 @@ def lend(
     "rn reclaim --change --notice 10m"
 )
 @click.option("gpus", "--gpu", metavar="N", multiple=True, help="An index or UUID; or all.")
-@click.option("--notice", type=DURATION, help="How long guests have; otherwise as promised.")
+@click.option("--notice", type=NOTICE, help="How long guests have; otherwise as promised.")
 @click.option("--now", is_flag=True, help="At once: guests lose what they have not saved.")
 @click.option("--change", is_flag=True, help="Move the running notice's deadline, with --notice.")
 @click.option("withdraw", "--cancel", is_flag=True, help="Take the notice back: the loan goes on.")
@@ -188,10 +188,10 @@ def nodes(as_json: bool) -> None:
 @click.option(
     "lending", "--lend", is_flag=True, help="Lend all of them, unless you said otherwise before."
 )
-@click.option("--notice", type=DURATION, default="60s", show_default=True, help="For --lend.")
+@click.option("--notice", type=NOTICE, default="60s", show_default=True, help="For --lend.")
 @click.option(
     "--vault-quota",
-    type=SIZE,
+    type=DISK,
     default=DEFAULT_VAULT_QUOTA,
     show_default=show_size(DEFAULT_VAULT_QUOTA),
     help="The most that checkpoints may take of this machine's disk.",
@@ -207,7 +207,7 @@ def nodes(as_json: bool) -> None:
 @click.option(
     "--uplink", metavar="RATE", help="What this machine's network carries, in bits: 1G, 100M."
 )
-@click.option("--grace", type=DURATION, help="How long SIGTERM lets guests leave; else not at all.")
+@click.option("--grace", type=NOTICE, help="How long SIGTERM lets guests leave; else not at all.")
 @click.option("--zone", help="The nodes it is placed with; otherwise by the topology, else all.")
 @click.option(
     "--topology",
@@ -239,7 +239,7 @@ def nodes(as_json: bool) -> None:
 )
 @click.option(
     "--guest-disk",
-    type=SIZE,
+    type=DISK,
     default=DEFAULT_GUEST_DISK,
     show_default=show_size(DEFAULT_GUEST_DISK),
     help="The most that a guest in a sandbox may have on disk.",

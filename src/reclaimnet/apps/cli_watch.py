@@ -10,8 +10,8 @@ from typing import Final
 import click
 
 from reclaimnet.apps.cli_base import (
-    DURATION,
-    DurationType,
+    NOTICE,
+    PAUSE,
     agreed,
     app,
     asks,
@@ -27,7 +27,6 @@ from reclaimnet.apps.cli_base import (
 )
 from reclaimnet.apps.client import Gateway, Node
 from reclaimnet.errors import Unavailable, UsageError
-from reclaimnet.model.asking import MAX_NOTICE
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord
 
@@ -104,7 +103,7 @@ def replay(file: Path, port: int, opened: bool) -> int:
 
 
 @command("rn watch\nrn watch | tee campus.log")
-@click.option("--every", type=DURATION, default="1s", show_default=True, help="How often to look.")
+@click.option("--every", type=PAUSE, default="1s", show_default=True, help="How often to look.")
 def watch(every: int) -> None:
     """Watch jobs, machines and reclaims until Ctrl-C.
 
@@ -141,7 +140,7 @@ def watch(every: int) -> None:
 @command("rn rehearse train\nrn rehearse train --notice 20s -y")
 @click.option(
     "--notice",
-    type=DurationType(most=MAX_NOTICE),
+    type=NOTICE,
     help="How long it has; otherwise what its owner promises.",
 )
 @yes_option

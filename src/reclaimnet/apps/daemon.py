@@ -140,16 +140,21 @@ def _end_child(child: "subprocess.Popen[bytes]") -> None:
 
 def end(*daemons: Daemon, patience_s: float) -> None:
     """Ask them to end, all at once, and insist after a while."""
-    left = list(daemons)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        left = [each for each in left if _signalled(each, number)]
-        until = time.monotonic() + patience_s
-        while left and time.monotonic() < until:
-            time.sleep(READY_POLL_S)
-            left = [each for each in left if _is_there(each)]
-        if not left:
+        daemons = tell(*daemons, number=number, patience_s=patience_s)
+        if not daemons:
             return
-    raise Unavailable(f"the process {left[0].pid} does not end; end it by hand")
+    raise Unavailable(f"the process {daemons[0].pid} does not end; end it by hand")
+
+
+def tell(*daemons: Daemon, number: signal.Signals, patience_s: float) -> tuple[Daemon, ...]:
+    """All at once, by a signal that ends them; who is still there after a while is returned."""
+    left = tuple(each for each in daemons if _signalled(each, number))
+    until = time.monotonic() + patience_s
+    while left and time.monotonic() < until:
+        time.sleep(READY_POLL_S)
+        left = tuple(each for each in left if _is_there(each))
+    return left
 
 
 def _is_there(daemon: Daemon) -> bool:

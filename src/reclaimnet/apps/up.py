@@ -13,8 +13,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -39,6 +40,7 @@ from reclaimnet.adapters.nats.witness import Witness
 from reclaimnet.adapters.tls import ca
 from reclaimnet.adapters.vault.store import Vault
 from reclaimnet.apps import daemon, gateway, gateway_page
+from reclaimnet.apps.agent import LEAVE_AT_MOST
 from reclaimnet.apps.agent_options import start_again
 from reclaimnet.apps.cli_base import waiting
 from reclaimnet.apps.client import Gateway, connection_to
@@ -52,8 +54,8 @@ from reclaimnet.apps.owners_word import FILE, has_lent
 from reclaimnet.apps.register import STANDING, Invitation, Register
 from reclaimnet.engine.neighbourhood import LIVELY
 from reclaimnet.errors import BadConfig, Forbidden, ReclaimNetError, Unavailable, UsageError
-from reclaimnet.model.market import NodeId
-from reclaimnet.model.units import GIB
+from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.units import GIB, SECOND, show_count
 from reclaimnet.model.work import JobRecord
 from reclaimnet.wire import GATEWAY
 
@@ -65,6 +67,8 @@ HEALTH_TIMEOUT_S: Final = 2.0
 LOOK_AGAIN_S: Final = 0.5
 """How soon a NATS server that died is noticed, and started again."""
 AGENT_END_S: Final = 15.0
+SAVE_S: Final = LEAVE_AT_MOST / SECOND
+"""How long `rn down` waits for the jobs here to be saved."""
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _log = logging.getLogger("reclaimnet.up")
 
@@ -134,20 +138,28 @@ def up(
 def down(
     *,
     config: Config,
+    now: bool = False,
     sure: Callable[[list[JobRecord], list[str]], bool] = lambda _jobs, _fates: True,
 ) -> int:
-    """`sure` is asked if jobs will stand still, and told what will become of them."""
+    """`sure` is asked if jobs will stand still, and told what will become of them. They are asked
+    for a last save first, unless it is to be `now`."""
     ours = _agents_here(config)
     campus_ends = daemon.running(config.state / "up.pid") is not None
-    jobs = _living_jobs(config) if ours or campus_ends else []
+    jobs = (_living_jobs(config) if ours or campus_ends else None) or []
     told = fates(jobs, ours=set(ours), campus_ends=campus_ends)
     stopping = [
         job for job in jobs if job.holder is not None and (campus_ends or _is_on(job, ours))
     ]
     if stopping and not sure(stopping, told):
         return 1
+    if ours and not now:
+        here = {job.id: job for job in jobs if _is_on(job, ours)}
+        _save_all(list(ours.values()), len(here))
+        left = _living_jobs(config)
+        if left is not None:
+            told = fates(left, ours=set(ours), campus_ends=campus_ends, before=here)
     with waiting("ending what runs here"):
-        ended = end_all(config)
+        ended = list(dict.fromkeys([*(f"agent {name}" for name in ours), *end_all(config)]))
     sys.stderr.write(f"Ended {', '.join(ended)}.\n" if ended else "Nothing was running here.\n")
     for line in told:
         sys.stderr.write(f"{line}\n")
@@ -159,6 +171,17 @@ def down(
             + "\n"
         )
     return 0
+
+
+def _save_all(agents: list[daemon.Daemon], jobs: int) -> None:
+    """Agents that are told to leave in peace have their guests saved, and end with them."""
+    if jobs:
+        sys.stderr.write(
+            f"Asking {show_count(jobs, 'job')} here for a last save, for up to {SAVE_S:.0f} s "
+            "(Ctrl-C ends the wait).\n"
+        )
+    with waiting("saving what runs here"), contextlib.suppress(KeyboardInterrupt):
+        daemon.tell(*agents, number=signal.SIGINT, patience_s=SAVE_S)
 
 
 def lent_before(config: Config) -> list[str]:
@@ -184,21 +207,33 @@ def is_put_out(config: Config, name: str) -> bool:
         return False
 
 
-def fates(jobs: list[JobRecord], *, ours: set[str], campus_ends: bool) -> list[str]:
-    """What will become of each job when these agents end, and with them the campus or not."""
-    here = [job for job in jobs if _is_on(job, ours)]
+def fates(
+    jobs: list[JobRecord],
+    *,
+    ours: set[str],
+    campus_ends: bool,
+    before: Mapping[JobId, JobRecord] = MappingProxyType({}),
+) -> list[str]:
+    """What will become of each job when these agents end, and with them the campus or not; those
+    that were here `before` have been asked for a last save since."""
+    asked = [job for job in jobs if job.id in before and job.holder is None]
+    saved = [job for job in asked if job.newest and job.newest != before[job.id].newest]
+    here = [job for job in jobs if _is_on(job, ours) or (job in asked and job not in saved)]
+    waiting = [job for job in jobs if job.holder is None and job not in asked]
+    elsewhere = [job for job in jobs if job.holder is not None and job not in here]
     when = "after the next `rn up`" if campus_ends else "as soon as another node has a place"
     groups = [
+        (f"Saved, and go on {when}", saved),
         (f"Go on from their last checkpoint {when}", [job for job in here if job.newest]),
         (f"Begin again {when}, since they were never saved", [j for j in here if not j.newest]),
     ]
     if campus_ends:
-        waiting = [job for job in jobs if job.holder is None]
-        elsewhere = [job for job in jobs if job.holder is not None and job not in here]
         groups += [
             (f"Go on waiting {when}", waiting),
             (f"Stand still on other machines, and go on there {when}", elsewhere),
         ]
+    else:
+        groups.append(("Moved to other machines", [job for job in elsewhere if job.id in before]))
     return [
         f"{fate}: {', '.join(f'{job.spec.name} ({job.id})' for job in concerned)}."
         for fate, concerned in groups
@@ -210,32 +245,29 @@ def _is_on(job: JobRecord, nodes: Collection[str]) -> bool:
     return any(node in nodes for node in job.seats or (job.holder,))
 
 
-def _agents_here(config: Config) -> list[str]:
+def _agents_here(config: Config) -> dict[str, daemon.Daemon]:
     """The agents that `down` would end."""
-    return [
-        pid_file.parent.name
-        for pid_file in sorted(config.agents.glob("*/agent.pid"))
-        if daemon.running(pid_file) is not None
-    ]
+    pid_files = sorted(config.agents.glob("*/agent.pid"))
+    found = {file.parent.name: daemon.running(file) for file in pid_files}
+    return {name: agent for name, agent in found.items() if agent is not None}
 
 
-def _living_jobs(config: Config) -> list[JobRecord]:
-    """Nothing if the gateway does not say."""
+def _living_jobs(config: Config) -> list[JobRecord] | None:
+    """None if the gateway does not say."""
     try:
         return Gateway(config).jobs(ended=False)
     except ReclaimNetError:
-        return []
+        return None
 
 
 def end_all(config: Config) -> list[str]:
     """End what runs in the background here, agents first, so that they can say goodbye; returns
     what it was."""
-    pid_files = sorted(config.agents.glob("*/agent.pid"))
-    agents = {file: agent for file in pid_files if (agent := daemon.running(file)) is not None}
+    agents = _agents_here(config)
     # All at once: what the first gives back must not be taken by one that ends next.
     daemon.end(*agents.values(), patience_s=AGENT_END_S)
-    ended = [f"agent {file.parent.name}" for file in agents]
-    for file in pid_files:
+    ended = [f"agent {name}" for name in agents]
+    for file in config.agents.glob("*/agent.pid"):
         file.unlink(missing_ok=True)
     orphaned = [run.parent.name for run in sorted(config.agents.glob("*/run")) if _end_guests(run)]
     ended += [f"guests that agent {name} had left" for name in orphaned]

@@ -669,6 +669,17 @@ class Attempt:
         return max(now - max(safe, default=began), 0)
 
     @property
+    def has_work(self) -> bool:
+        """Whether there may be anything in it that a save could keep."""
+        match self.record.spec.saving:
+            case Saving.NONE:
+                return False
+            case Saving.SDK:
+                return self.record.step > 0 or self.record.newest is not None
+            case _:
+                return True
+
+    @property
     def pieces(self) -> tuple[ManifestId, ...]:
         """What of the job's state must not be dropped from this node's vault."""
         return tuple(checkpoint.manifest for checkpoint in self.record.checkpoints)

@@ -105,11 +105,15 @@ class Departure:
             reason=f"{self.notice.cause}{because}",
             leave_by=self.notice.deadline if self.notice.binding else None,
         )
+        hurries = self.notice.hurries
+        if hurries and not self.attempt.has_work:
+            orders.append(self._explain("leave now or run on?", "end: there is nothing to save"))
+            return orders + self._give_up()
         if self.attempt.record.spec.saving == Saving.NONE:
             self._lost_hope = True
             orders.append(self._explain("leave now or run on?", "run on: the job cannot be saved"))
             return orders
-        if shed and self._safe_elsewhere(now):
+        if shed and not hurries and self._safe_elsewhere(now):
             orders.append(self._explain("is its last state saved?", "no, others' are", shed))
             return orders + self._give_up()
         return orders + self._seek(now)
@@ -286,6 +290,7 @@ class Departure:
                 else 0,
                 safe_elsewhere=self._safe_elsewhere(now),
                 turn=self._turn,
+                hurries=self.notice.hurries,
             )
         )
 
@@ -375,7 +380,8 @@ class Departure:
             return orders
         self._lose_hope()
         orders += [*self._withdraw(), self._explain("is it saved?", "no", event.reason, why)]
-        return orders + self.attempt.change(reason=f"could not be saved: {event.reason}")
+        orders += self.attempt.change(reason=f"could not be saved: {event.reason}")
+        return orders + (self._end() if self.notice.hurries else [])
 
     @property
     def _tries_again(self) -> bool:

@@ -33,7 +33,15 @@ from reclaimnet.model.market import Card, JobId, NodeId
 from reclaimnet.model.orders import Check, Explain, Order, Tell, Write
 from reclaimnet.model.probing import ProbeId, Purpose
 from reclaimnet.model.units import MILLISECOND, MINUTE, SECOND, show_count, show_duration
-from reclaimnet.model.work import Decision, JobRecord, JobState, Writer, lane_of, shape_of
+from reclaimnet.model.work import (
+    Decision,
+    JobRecord,
+    JobState,
+    Writer,
+    caught_up,
+    lane_of,
+    shape_of,
+)
 from reclaimnet.policy.place import Candidate, Need, Ranked
 from reclaimnet.policy.rank import Key
 from reclaimnet.policy.split import by_residual, by_weight
@@ -707,29 +715,18 @@ class Dispatcher:
                     ),
                 )
             )
-            step, at = self._last_step(record)
+            card = self.around.card(node)
             orders += self._write(
                 replace(
-                    record,
+                    caught_up(record, card.jobs if card else ()),
                     state=JobState.PENDING,
                     reason=f"NodeFail: {record.holder} is silent",
                     holder=None,
                     seats=(),
                     handover_to=None,
-                    step=step,
-                    last_step_at=at,
                 )
             )
         return orders
-
-    def _last_step(self, record: JobRecord) -> tuple[int, int | None]:
-        """The last sign of progress, from the record or from the holder's last beat."""
-        card = self.around.card(record.holder) if record.holder else None
-        for progress in card.jobs if card else ():
-            same = progress.job == record.id and progress.epoch == record.epoch
-            if same and progress.step > record.step:
-                return progress.step, progress.at
-        return record.step, record.last_step_at
 
     def _watch(self, holder: NodeId) -> None:
         heard = self.around.silent_since(holder, since=self.listening_since)

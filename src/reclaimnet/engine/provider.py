@@ -357,7 +357,8 @@ class Provider:
 
     def expire(self, now: int) -> None:
         """What time ends: tickets, and the loan of GPUs whose deadline has passed. GPUs that all
-        guests have left are their provider's at once."""
+        guests have left are their provider's at once, but that an agent stops ends no loan: the
+        next one goes on with it."""
         if self.tickets and any(now >= ticket.expires for ticket in self.tickets.values()):
             self.version += 1
             self.tickets = {key: t for key, t in self.tickets.items() if now < t.expires}
@@ -375,7 +376,8 @@ class Provider:
         for notice in over:
             self.version += 1
             del self.notices[notice.id]
-            self._stop_lending(notice, now)
+            if notice.cause is not Cause.STOP:
+                self._stop_lending(notice, now)
 
     def _stop_lending(self, notice: Notice, now: int) -> None:
         gpus = set(notice.gpus)

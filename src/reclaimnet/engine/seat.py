@@ -134,7 +134,7 @@ class Seat:
             kept=self._kept,
             pause=self._pause,
             failed=self._failed,
-            leaving=self.notice.deadline if self.notice else None,
+            leaving=self._leaving(),
             exit_code=exited.code if exited else None,
             killed=exited.killed if exited else False,
             obeyed=self._obeys,
@@ -296,6 +296,12 @@ class Seat:
         return self._tell(now)
 
     # --- the loan --------------------------------------------------------------------------
+
+    def _leaving(self) -> int | None:
+        """By when all are to be saved."""
+        if self.notice is None:
+            return None
+        return self.notice.given_at if self.notice.hurries else self.notice.deadline
 
     def leave(self, notice: Notice, now: int, *, instead_of: NoticeId | None = None) -> list[Order]:
         """The one that it is given `instead_of` does not hold any more."""

@@ -153,7 +153,7 @@ class SeatTold:
     failed: str = ""
     """Why there is no shard, or no state to start from."""
     leaving: int | None = None
-    """When the node must have its GPUs back."""
+    """When the node must have its GPUs back, or wants all to be saved."""
     exit_code: int | None = None
     killed: bool = False
     obeyed: bool = False

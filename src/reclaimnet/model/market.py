@@ -123,6 +123,8 @@ class Cause(StrEnum):
     HOURS = "hours"
     """The hours the provider declared are over, or maintenance begins; it lends again by itself
     afterwards."""
+    STOP = "stop"
+    """Its agent is stopped, by whoever may start it again: the machine stays as it is."""
 
     @property
     def told(self) -> str:
@@ -136,6 +138,7 @@ _TOLD: Final = {
     Cause.WALLTIME: "the batch system took the machine back",
     Cause.LINK: "not all that talk on its link fit there",
     Cause.HOURS: "the hours in which the machine is lent are over",
+    Cause.STOP: "the agent there was stopped",
 }
 
 
@@ -164,6 +167,12 @@ class Notice:
     def withdrawable(self) -> bool:
         """Whether the provider can withdraw it: memory and links are not its to give back."""
         return self.cause not in (Cause.PRESSURE, Cause.LINK)
+
+    @property
+    def hurries(self) -> bool:
+        """Whether somebody only waits for the job to be saved: nobody wants its GPUs, and what is
+        saved here is found here again, also if it reaches no other node in time."""
+        return self.cause is Cause.STOP
 
 
 @value(frozen=True, slots=True, kw_only=True)

@@ -45,8 +45,8 @@ class Word(IntEnum):
     """The SAVE_COUNT that was reported last, so that a new agent reports no more and no less."""
     LEAVING = 10
     """1: the job was told to leave by SIGTERM, so that its exit does not mean that it is done."""
-    LOG_READ = 11
-    """How many bytes of the file `log` were reported."""
+    LOG_STORED = 11
+    """How many bytes of the file `log` need not be read again: the campus has taken them."""
     SAVE_AT = 12
     """Not 0: the wanted save is of this step and no other; written before SAVE_WANTED."""
     ROTATION_PERIOD = 56

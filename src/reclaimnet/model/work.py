@@ -1,9 +1,10 @@
 """Work: jobs, their records, and the checkpoints that let them go on elsewhere."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Final, NewType
 
-from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.market import JobId, NodeId, Progress
 from reclaimnet.model.talk import Talk
 from reclaimnet.model.units import DAY, MINUTE, show_count
 from reclaimnet.model.values import but, value
@@ -282,6 +283,16 @@ class JobRecord:
     def but(self, **changes: Any) -> "JobRecord":
         """Records change all the time."""
         return but(self, **changes)
+
+
+def caught_up(record: JobRecord, told: Iterable[Progress]) -> JobRecord:
+    """With what its holder has told of its steps by its last beat: the record itself learns of them
+    with its next write, which there may never be."""
+    for progress in told:
+        same = progress.job == record.id and progress.epoch == record.epoch
+        if same and progress.step > record.step:
+            return record.but(step=progress.step, last_step_at=progress.at)
+    return record
 
 
 def never_saved(record: JobRecord) -> bool:

@@ -43,6 +43,8 @@ class Plight:
     """Some node that stays holds a checkpoint of it."""
     turn: int = 0
     """Until then the uplink is needed for others that leave with it."""
+    hurries: bool = False
+    """Somebody waits for it to be saved, be it only here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,18 @@ def time_to_leave(plight: Plight) -> int:
 def stand_still_least(plight: Plight) -> Plan:
     """With a destination, run on until its process has loaded and the uplink is free, and leave
     then; without one, look for it until the last moment. If not even the bare transfer fits, do not
-    try."""
+    try. Where a save is worth something by itself, make it at once."""
+    if plight.hurries:
+        return Plan(
+            precopy=False,
+            stop_at=plight.now,
+            takes=plight.save_cost + FIXED,
+            decision=Decision(
+                question="leave now or run on?",
+                chosen="save now",
+                reasons=("its agent stops, and finds here again what is saved here",),
+            ),
+        )
     bare = time_to_leave(plight)
     needed = round((bare - FIXED) * MARGIN) + FIXED
     grace = plight.deadline - plight.now

@@ -7,7 +7,7 @@ from typing import Final
 from reclaimnet.engine.neighbourhood import Heard
 from reclaimnet.model import events as ev
 from reclaimnet.model import orders as od
-from reclaimnet.model.market import Card, JobId, NodeId
+from reclaimnet.model.market import Card, JobId, NodeId, Progress
 from reclaimnet.model.units import MILLISECOND, SECOND
 from reclaimnet.model.work import JobRecord
 from reclaimnet.sim.faults import Misfortune
@@ -114,6 +114,11 @@ class Board:
             self._messages.send(machine.body.node, node, ev.BeatHeard(card=order.card))
         if not machine.deaf:
             self._messages.later(machine, 2 * MILLISECOND, ev.BeatAcked(sent_at=sent_at))
+
+    def told_by(self, node: NodeId) -> tuple[Progress, ...]:
+        """How far its jobs had come by its last beat."""
+        card = self._cards.get(node)
+        return card.jobs if card is not None else ()
 
     def check(self, machine: Machine, order: od.Check) -> None:
         if self.reached_by(machine):

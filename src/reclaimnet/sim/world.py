@@ -14,7 +14,7 @@ from reclaimnet.model.market import JobId, NodeId, NoticeId, Offer
 from reclaimnet.model.pressure import Pressure
 from reclaimnet.model.rhythm import ExplainLink
 from reclaimnet.model.units import SECOND
-from reclaimnet.model.work import JobRecord, JobSpec, JobState
+from reclaimnet.model.work import JobRecord, JobSpec, JobState, caught_up
 from reclaimnet.policy.suite import Suite
 from reclaimnet.sim.board import Board
 from reclaimnet.sim.faults import Faults, Misfortune
@@ -182,6 +182,7 @@ class SimWorld:
         machine.seen_of_book = -1
         machine.incarnation += 1
         self.roles.contend(node, mind.roles())
+        told = self.board.told_by(node)
         if machine.offer is not None:
             self.deliver(node, ev.LendAsked(request=self._mint("q"), offer=machine.offer))
         for notice, deadline in machine.notices:
@@ -193,12 +194,14 @@ class SimWorld:
                 reason=notice.reason,
             )
             self.deliver(node, asked)
-        self.processes.adopt(machine, self.store.records)
+        known = {job: caught_up(record, told) for job, record in self.store.records.items()}
+        self.processes.adopt(machine, known)
         kept = tuple(sorted({saved.job for saved in machine.vault.values()}))
         self.deliver(node, ev.CopiesFound(jobs=kept))
         for record in list(self.store.records.values()):
             if record.holder == node:
-                self.deliver(node, ev.RecordSeen(job=record.id, record=record))
+                seen = ev.RecordSeen(job=record.id, record=caught_up(record, told))
+                self.deliver(node, seen)
         self.deliver(node, ev.Woke())
         self.roles.elect()
 

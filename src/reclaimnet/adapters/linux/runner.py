@@ -253,6 +253,16 @@ class Runner:
         """The attempt's output directory."""
         return self._places.output_of(job, epoch)
 
+    def log_stored(self, job: JobId, epoch: int, upto: int) -> None:
+        """So much of its log need not be reported again, by whichever runner is the next."""
+
+        def note() -> None:
+            attempt = self._attempts.get((job, epoch))
+            if attempt is not None:
+                attempt.words[Word.LOG_STORED] = upto
+
+        self._loop.do(note)
+
     def scrub(self, job: JobId, epoch: int) -> None:
         """Remove all that is left of an attempt that is over."""
         self._loop.do(lambda: self._scrub(job, epoch))
@@ -509,6 +519,9 @@ class Runner:
                 let_go(attempt)
         else:
             attempt.over = attempt.gone = True
+            if same_boot:
+                # Else nobody knows when that was, by the clock of now.
+                watch.see_step(attempt, self._on)
             watch.see_log(attempt, self._on, all_of_it=True)
             unseen = attempt.words[Word.SAVE_COUNT] != attempt.words[Word.SAVE_SEEN]
             if unseen and attempt.images.exists():

@@ -55,12 +55,13 @@ class ChunkServer:
         port: int = 0,
         *,
         may_read: MayRead,
-        may_go_on: Callable[[str], bool] = lambda peer: True,
+        objection: Callable[[str], str] = lambda peer: "",
         pace: Pace | None = None,
         max_connections: int = MAX_CONNECTIONS,
         listener: socket.socket | None = None,
     ) -> None:
-        """`may_go_on` is asked before every chunk, so that what was begun can be ended.
+        """An `objection` is why nothing is sent to a peer at this moment, whatever it may read;
+        empty if there is none. It is asked for before every chunk: what was begun can be ended.
         `listener` is a socket that listens already, for example in another namespace; `host` is
         then only the address it is known under."""
         self._vault = vault
@@ -68,7 +69,7 @@ class ChunkServer:
         self._host = host
         self._port = port
         self._may_read = may_read
-        self._may_go_on = may_go_on
+        self._objection = objection
         self._pace = pace or Pace()
         self._max_connections = max_connections
         self._lock = threading.Lock()
@@ -221,7 +222,7 @@ class ChunkServer:
                 if length != WANT_BODY.size:
                     raise Damaged("a request is too short")
                 place, verify = WANT_BODY.unpack(stream.receive(length))
-                if not self._may_go_on(stream.peer):
+                if self._objection(stream.peer):
                     return
                 if place >= len(places):
                     raise Damaged("a request is for a chunk that the checkpoint does not have")
@@ -230,6 +231,9 @@ class ChunkServer:
 
     def _open(self, peer: str, opening: Opening) -> tuple[Manifest, bytes]:
         job = JobId(opening.job)
+        objection = self._objection(peer)
+        if objection:
+            raise Forbidden(f"nothing is fetched from this machine now: {objection}")
         if not self._may_read(peer, job):
             raise Forbidden(f"{peer} may not read checkpoints of {opening.job[:40]}")
         # One text for both, so that nobody can find out whose a manifest is.

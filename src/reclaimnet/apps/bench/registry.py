@@ -20,10 +20,15 @@ def names() -> list[str]:
     return sorted(name for name in found if "_" not in name and name != "registry")
 
 
-def run(name: str, *, json: bool, seed: int, quick: bool, trace: Path | None, live: bool) -> int:
-    """What only some benches take, a trace or real agents, is refused for the others."""
+def check(name: str) -> None:
+    """Raises UsageError if there is no such bench."""
     if name not in names():
         raise UsageError(f"there is no bench {name}{did_you_mean(name, names())}")
+
+
+def run(name: str, *, json: bool, seed: int, quick: bool, trace: Path | None, live: bool) -> int:
+    """What only some benches take, a trace or real agents, is refused for the others."""
+    check(name)
     try:
         module = importlib.import_module(f"{bench.__name__}.{name}")
     except ModuleNotFoundError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,6 +34,8 @@ class _Piece:
     text: bytes
     missing: int
     """Bytes that were printed right before it and dropped."""
+    upto: int | None
+    """How far the job's log has come with it; None if it is not from there."""
 
 
 @dataclass(slots=True)
@@ -44,9 +47,18 @@ class _Tail:
 
 
 class Logs:
-    def __init__(self, node: NodeId, campus: Campus) -> None:
+    def __init__(
+        self,
+        node: NodeId,
+        campus: Campus,
+        *,
+        stored: Callable[[JobId, int, int], None] = lambda _job, _epoch, _upto: None,
+    ) -> None:
+        """`stored` is told how much of an attempt's log the campus has. What waits when the agent
+        is killed is read and sent again by the next one."""
         self._node = node
         self._campus = campus
+        self._told_stored = stored
         self._waiting: asyncio.Queue[_Piece] = asyncio.Queue(LOG_QUEUE)
         self._added = 0
         self._tails: dict[JobId, _Tail] = {}
@@ -55,17 +67,19 @@ class Logs:
         self._lost: dict[_Key, int] = {}
         """Bytes that the campus did not take: they are missing before all that waits."""
 
-    def add(self, job: JobId, epoch: int, text: bytes) -> None:
+    def add(self, job: JobId, epoch: int, text: bytes, upto: int | None = None) -> None:
         key = (job, epoch)
         if self._waiting.full():
             _grow(self._turned_away, key, len(text))
             return
-        self._put(key, text, self._turned_away.pop(key, 0))
+        self._put(key, text, self._turned_away.pop(key, 0), upto)
 
-    def _put(self, key: _Key, text: bytes, missing: int) -> None:
+    def _put(self, key: _Key, text: bytes, missing: int, upto: int | None) -> None:
         job, epoch = key
         self._added += 1
-        piece = _Piece(number=self._added, job=job, epoch=epoch, text=text, missing=missing)
+        piece = _Piece(
+            number=self._added, job=job, epoch=epoch, text=text, missing=missing, upto=upto
+        )
         self._waiting.put_nowait(piece)
         self._tails.setdefault(job, _Tail(0)).number = self._added
 
@@ -80,6 +94,8 @@ class Logs:
                 self._say_what_is_missing()
                 continue
             taken = await self._send(piece)
+            if taken and piece.upto is not None:
+                self._told_stored(piece.job, piece.epoch, piece.upto)
             tail = self._tails.get(piece.job)
             if tail is not None and tail.number == piece.number:
                 del self._tails[piece.job]
@@ -91,7 +107,7 @@ class Logs:
     def _say_what_is_missing(self) -> None:
         """Nothing waits with which it could be said."""
         for key in {**self._lost, **self._turned_away}:
-            self._put(key, b"", self._lost.pop(key, 0) + self._turned_away.pop(key, 0))
+            self._put(key, b"", self._lost.pop(key, 0) + self._turned_away.pop(key, 0), None)
 
     async def _send(self, piece: _Piece) -> bool:
         key = (piece.job, piece.epoch)

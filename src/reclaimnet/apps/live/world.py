@@ -102,7 +102,7 @@ class LiveWorld:
         self._turned = asyncio.Event()
         self._uplink = Uplink()
         self._errands = Errands()
-        self._logs = Logs(node, campus)
+        self._logs = Logs(node, campus, stored=self.runner.log_stored)
         self._errands.run(self._logs.send())
         self._board = Board(
             node, campus=campus, logs=self._logs, errands=self._errands, deliver=self.deliver
@@ -306,7 +306,7 @@ class LiveWorld:
             case rn.Exited():
                 self.processes.exited(report)
             case rn.LogLines():
-                self._logs.add(report.job, report.epoch, report.text)
+                self._logs.add(report.job, report.epoch, report.text, report.upto)
             case _:
                 assert_never(report)
 

@@ -3,7 +3,7 @@
 import contextlib
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -76,6 +76,8 @@ class Attempt:
     step_at: int = 0
     iteration: int = 0
     log_next: int = 0
+    log_read: int = field(init=False)
+    """How many bytes of its log were reported, by this runner or for good by one before it."""
     failed_seen: int = 0
     save_asked_at: int | None = None
     signal_save: SignalSave | None = None
@@ -86,6 +88,9 @@ class Attempt:
     """How many snapshots were taken of the checkpoint directory, or by CRIU."""
     waiting_orders: list[Callable[[], None]] | None = None
     """What was asked for while the checkpoint directory is still being restored."""
+
+    def __post_init__(self) -> None:
+        self.log_read = self.words[Word.LOG_STORED]
 
     @property
     def checkpoint(self) -> Path:

@@ -119,7 +119,7 @@ def furnish(attempt: Attempt, spec: JobSpec, workdir: Path, resume: Path | None)
         meta = criu.unpack(resume, folders)
         main = meta.main
         os.truncate(log, meta.log_bytes)
-        attempt.words[Word.LOG_READ] = meta.log_bytes
+        attempt.words[Word.LOG_STORED] = attempt.log_read = meta.log_bytes
     file = attempt.dir / "attempt.json"
     text = json.loads(file.read_text())
     text["cell"] = _cell(attempt, folders, text["cwd"], resume, main)

@@ -61,7 +61,6 @@ def _described(file: Path, places: Places) -> tuple[Attempt, bool]:
         warm=not words[Word.GO],
         failed_seen=words[Word.SAVE_FAILED],
         taken_mark=mark_of(file.parent / "checkpoint"),
-        step_at=words[Word.STEP_AT],
     )
     return attempt, text["boot"] == boot_id()
 

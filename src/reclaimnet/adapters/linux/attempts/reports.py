@@ -85,6 +85,8 @@ class LogLines:
     job: JobId
     epoch: int
     text: bytes
+    upto: int
+    """How many bytes of its log have been reported with it."""
 
 
 RunnerReport = Ready | Started | Stepped | Iterated | Snapshot | SaveFailed | Exited | LogLines

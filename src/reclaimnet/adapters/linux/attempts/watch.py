@@ -36,10 +36,7 @@ def look(attempt: Attempt, tell: Tell, now: int) -> None:
         attempt.ready = PageState(state)
         loaded = state == PageState.LOADED
         tell(Ready(job=attempt.job, epoch=attempt.epoch, loaded=loaded))
-    step_at = words[Word.STEP_AT]
-    if step_at != attempt.step_at and not attempt.warm:
-        attempt.step_at = step_at
-        tell(Stepped(job=attempt.job, epoch=attempt.epoch, step=words[Word.STEP], at=step_at))
+    see_step(attempt, tell)
     if words[Word.ITERATION] != attempt.iteration and not attempt.warm:
         _see_iteration(attempt, tell)
     sdk_saves.look(attempt, tell, now)
@@ -52,30 +49,38 @@ def look(attempt: Attempt, tell: Tell, now: int) -> None:
             signal.pidfd_send_signal(attempt.pidfd, signal.SIGCONT)
 
 
+def see_step(attempt: Attempt, tell: Tell) -> None:
+    words = attempt.words
+    step_at = words[Word.STEP_AT]
+    if step_at != attempt.step_at and not attempt.warm:
+        attempt.step_at = step_at
+        tell(Stepped(job=attempt.job, epoch=attempt.epoch, step=words[Word.STEP], at=step_at))
+
+
 def see_log(attempt: Attempt, tell: Tell, *, all_of_it: bool) -> None:
     try:
         fd = os.open(attempt.dir / "log", os.O_RDONLY)
     except OSError:
         return
     try:
-        behind = os.fstat(fd).st_size - attempt.words[Word.LOG_READ]
+        behind = os.fstat(fd).st_size - attempt.log_read
         if behind > LOG_BACKLOG:
             skipped = behind - LOG_BYTES
-            attempt.words[Word.LOG_READ] += skipped
+            attempt.log_read += skipped
             tell(log_lines(attempt, f"\n[{skipped} bytes of log skipped]\n".encode()))
         # All that is there is no more than the backlog by now.
         for _ in range(LOG_BACKLOG // LOG_BYTES if all_of_it else 1):
-            text = os.pread(fd, LOG_BYTES, attempt.words[Word.LOG_READ])
+            text = os.pread(fd, LOG_BYTES, attempt.log_read)
             if not text:
                 return
-            attempt.words[Word.LOG_READ] += len(text)
+            attempt.log_read += len(text)
             tell(log_lines(attempt, text))
     finally:
         os.close(fd)
 
 
 def log_lines(attempt: Attempt, text: bytes) -> LogLines:
-    return LogLines(job=attempt.job, epoch=attempt.epoch, text=text)
+    return LogLines(job=attempt.job, epoch=attempt.epoch, text=text, upto=attempt.log_read)
 
 
 def _see_main(attempt: Attempt, tell: Tell) -> None:

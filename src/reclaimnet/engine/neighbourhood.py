@@ -76,6 +76,9 @@ class Neighbourhood:
         self._heard: dict[NodeId, Heard] = {} if heard is None else heard
         self._rates: dict[NodeId, int] = {}
         self._dispatching: set[NodeId] = set()
+        self._usual: dict[NodeId, Candidate] = {}
+        """Nodes as they were last seen as candidates without anything special about them: most are
+        seen so again and again, and a candidate is a value."""
         self.rhythms: dict[JobId, Rhythm] = {}
         """Of the jobs that run here, as far as they have one."""
 
@@ -207,10 +210,18 @@ class Neighbourhood:
         slower = _Slower(self, rhythm, now) if rhythm is not None else None
         lived = now - self._patience
         divided = record.holder == self.me and self._barriers
+        special = stranded or divided or slower is not None or (waits and self._barriers)
         found: list[Candidate] = []
         for node in known:
             heard = self._heard[node]
             if heard.at <= lived or (node == self.me and not including_me):
+                continue
+            rate = self.rate(node)
+            if not special and node not in holders:
+                usual = self._usual.get(node)
+                if usual is None or usual.card is not heard.card or usual.path_bps != rate:
+                    usual = self._usual[node] = Candidate(card=heard.card, path_bps=rate)
+                found.append(usual)
                 continue
             if waits and self._barriers:
                 stranded = self._stranded(record, now, there=node)
@@ -218,7 +229,7 @@ class Neighbourhood:
                 Candidate(
                     card=heard.card,
                     holds=node in holders,
-                    path_bps=self.rate(node),
+                    path_bps=rate,
                     stranded=stranded,
                     cut_off=divided and not self.leads(self.me, node),
                     slowdown=slower.at(node) if slower is not None else 1.0,

@@ -263,8 +263,13 @@ def _blocks(
 ) -> tuple[tuple[int, ...], tuple[float, ...], Callable[[int, int], tuple[float, float]]]:
     """Of the stretches of whole blocks, since many moments fall into the same: their ends, their
     rates, and what those mean for all from one of them to before another."""
-    found = tuple(rates(outlook, lent_since, first * BLOCK, last * BLOCK))
-    outlived = [_outlived(rate, (until - since) / HOUR) for since, until, rate in found]
+    ends: list[int] = []
+    course: list[float] = []
+    outlived: list[tuple[float, float]] = []
+    for since, until, rate in rates(outlook, lent_since, first * BLOCK, last * BLOCK):
+        ends.append(until)
+        course.append(rate)
+        outlived.append(_outlived(rate, (until - since) / HOUR))
 
     @cache
     def between(begin: int, end: int) -> tuple[float, float]:
@@ -274,8 +279,7 @@ def _blocks(
             alive *= left
         return alive, hours
 
-    ends = tuple([until for _, until, _ in found])
-    return ends, tuple([rate for _, _, rate in found]), between
+    return tuple(ends), tuple(course), between
 
 
 def rates(

@@ -284,6 +284,11 @@ class Attempt:
             orders += self.departure.copy_held(event, now)
         return orders
 
+    def waited_for_copy(self) -> bool:
+        """Whether it may be saved sooner now that nothing of it is on its way to anybody."""
+        save_at = self._save_at()
+        return save_at is not None and save_at < self.copies.wait_until
+
     def copy_refused(self, event: CopyRefused, now: int) -> list[Order]:
         self.copies.settled(event.manifest)
         if self.departure is not None:

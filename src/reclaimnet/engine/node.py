@@ -30,7 +30,7 @@ from reclaimnet.engine.saves import Saves
 from reclaimnet.engine.shelf import Shelf
 from reclaimnet.engine.strays import Strays
 from reclaimnet.model import events as ev
-from reclaimnet.model.market import Card, Cause, NodeId
+from reclaimnet.model.market import Card, Cause, JobId, NodeId
 from reclaimnet.model.orders import End, Order, Read, Tell
 from reclaimnet.model.probing import Ticket
 from reclaimnet.model.rhythm import IterationSeen, RhythmGone, RhythmSeen
@@ -51,9 +51,11 @@ HEARD: Final = frozenset({ev.BeatHeard, ev.RecordSeen})
 """Of others: for whoever dispatches, and for the shelf."""
 FOLLOWED: Final = frozenset({ev.BeatAcked, ev.SnapshotTaken}) | SENT
 """Part of a sweep, or of what is told, is always due after these."""
-SLEEPS_ON: Final = frozenset({ev.BeatAcked, ev.CopyAsked, ev.Pulled, ev.Written}) | PACED | SENT
+SLEEPS_ON: Final = (
+    frozenset({ev.BeatAcked, ev.CopyAsked, ev.CopyHeld, ev.Pulled, ev.Written}) | PACED | SENT
+)
 """If these change nothing for the node as a whole, it wakes when it would have woken anyway, but
-for a beat or a look at the shelf that comes sooner for them."""
+for a beat, a look at the shelf or the save of a job that comes sooner for them."""
 
 
 class Node:
@@ -112,6 +114,7 @@ class Node:
                 kind not in SLEEPS_ON
                 or self.beats.next_at != beats_at
                 or self.shelf.check_at != shelf_at
+                or (isinstance(event, ev.CopyHeld) and self._hastens(event.job))
             )
             return orders
         self.stirred = True
@@ -611,6 +614,11 @@ class Node:
         if attempt is None:
             return self.dispatcher is None
         return attempt.is_steady() and self.lease.told(job)
+
+    def _hastens(self, job: JobId) -> bool:
+        """Whether the job may be saved sooner now that its copy has arrived."""
+        attempt = self.guests.attempts.get(job)
+        return attempt is not None and attempt.waited_for_copy()
 
     def _follow_up(self, event: ev.Event, now: int) -> list[Order]:
         """What is left of a sweep and a beat after an event that spares the node the rest."""

@@ -41,6 +41,9 @@ SHORT_OF: Final = 20.0
 """Before any reclaim is seen, one in twenty is taken to come with too little notice."""
 LONGEST_SPELL: Final = 7 * DAY
 """A span longer than this is taken in pieces."""
+COURSE: Final = 3 * BLOCK
+"""Courses of rates begin and end at multiples of this, so that one serves for as long as an outlook
+mostly does, and is hardly longer than what is asked of it."""
 COURSES: Final = 4096
 """Courses of rates that are kept: of some hundred nodes, each as long as its outlook holds."""
 
@@ -243,7 +246,7 @@ def _outlives(outlook: Outlook, lent_since: int, begin: int, end: int) -> tuple[
     if not outlook.by_age and not outlook.by_hour:
         # Only as fine as the outlook is.
         return _outlived(outlook.rate_per_h, (end - begin) / HOUR)
-    ends, rate, between = _blocks(outlook, lent_since, begin // BLOCK, -(-end // BLOCK))
+    ends, rate, between = _course(outlook, lent_since, begin // COURSE, -(-end // COURSE))
     first, last = bisect_right(ends, begin), bisect_left(ends, end)
     if first == last:
         return _outlived(rate[first], (end - begin) / HOUR)
@@ -258,15 +261,15 @@ def _outlives(outlook: Outlook, lent_since: int, begin: int, end: int) -> tuple[
 
 
 @lru_cache(maxsize=COURSES)
-def _blocks(
+def _course(
     outlook: Outlook, lent_since: int, first: int, last: int
 ) -> tuple[tuple[int, ...], tuple[float, ...], Callable[[int, int], tuple[float, float]]]:
-    """Of the stretches of whole blocks, since many moments fall into the same: their ends, their
+    """Of the stretches of some hours, since many moments fall into the same: their ends, their
     rates, and what those mean for all from one of them to before another."""
     ends: list[int] = []
     course: list[float] = []
     outlived: list[tuple[float, float]] = []
-    for since, until, rate in rates(outlook, lent_since, first * BLOCK, last * BLOCK):
+    for since, until, rate in rates(outlook, lent_since, first * COURSE, last * COURSE):
         ends.append(until)
         course.append(rate)
         outlived.append(_outlived(rate, (until - since) / HOUR))

@@ -197,8 +197,7 @@ class SimWorld:
             )
             self.deliver(node, asked)
         self.processes.adopt(machine, self.store.records)
-        kept = tuple(sorted({saved.job for saved in machine.vault.values()}))
-        self.deliver(node, ev.CopiesFound(jobs=kept))
+        self.deliver(node, ev.CopiesFound(jobs=tuple(sorted(machine.vault))))
         for record in list(self.store.records.values()):
             if record.holder == node:
                 self.deliver(node, ev.RecordSeen(job=record.id, record=record))
@@ -380,9 +379,7 @@ class SimWorld:
         self.messages.send(machine.body.node, order.to, order.event)
 
     def _forget(self, machine: Machine, order: od.Forget) -> None:
-        job, keep, vault = order.job, order.keep, machine.vault
-        for manifest in [m for m, s in vault.items() if s.job == job and m not in keep]:
-            del vault[manifest]
+        machine.forget(order.job, order.keep)
 
     def _answer(self, _: Machine, order: od.Answer) -> None:
         self.answers.append(order)

@@ -49,7 +49,7 @@ class Links:
         self._next += 1
         key = self._next
         path = self._path(source, target)
-        most = min([rate for _, rate in path], default=math.inf)
+        most = float(min([rate for _, rate in path], default=math.inf))
         flow = _Flow(source, target, path, float(size), 0.0, self._kernel.now, done, most)
         self._flows[key] = flow
         for link, _ in path:
@@ -114,21 +114,17 @@ class Links:
 
     def _share(self, changed: _Flow) -> None:
         """Whoever has a link in common with the flow that came or went gets a new rate."""
-        touched = set().union(*[self._using[link] for link, _ in changed.path])
+        touched: set[int] = set()
+        for link, _ in changed.path:
+            touched |= self._using[link]
         levels: dict[str, float] = {}
         for key in sorted(touched) if len(touched) > 1 else touched:
             flow = self._flows[key]
-            share = flow.pace
-            for link, built in flow.path:
-                if not self._paced:
-                    # Nobody is held to anything, which is nearly always: all get the same.
-                    level = built / len(self._using[link])
-                elif link in levels:
-                    level = levels[link]
-                else:
-                    level = levels[link] = self._level(link, built)
-                if level < share:
-                    share = level
+            if flow is changed and len(touched) == 1:
+                # It has its way for itself, which is nearly always so.
+                share = min(flow.pace, flow.most)
+            else:
+                share = self._fair_share(flow, levels)
             if share == flow.rate:
                 # It arrives when it would have arrived anyway.
                 continue
@@ -137,6 +133,21 @@ class Links:
             flow.generation += 1
             wait = round(flow.left / flow.rate * SECOND) + 1
             self._kernel.after(wait, partial(self._finish, key, flow.generation))
+
+    def _fair_share(self, flow: _Flow, levels: dict[str, float]) -> float:
+        """`levels` are those of links that were looked at for others just now."""
+        share = flow.pace
+        for link, built in flow.path:
+            if not self._paced:
+                # Nobody is held to anything: all get the same.
+                level = built / len(self._using[link])
+            elif link in levels:
+                level = levels[link]
+            else:
+                level = levels[link] = self._level(link, built)
+            if level < share:
+                share = level
+        return share
 
     def _level(self, link: str, rate: float) -> float:
         """What each on the link gets unless it is held to less; those leave others the rest."""

@@ -80,7 +80,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_an_agenda_is_never_late_nor_early_and_forgets_nothing(steps: list[tuple[str, int, int]]) -> None:
+def test_an_agenda_is_on_time_and_forgets_nothing(steps: list[tuple[str, int, int]]) -> None:
     agenda: Agenda[int] = Agenda()
     truth: dict[int, int] = {}
     for what, key, at in steps:

@@ -44,7 +44,7 @@ LONGEST_SPELL: Final = 7 * DAY
 COURSE: Final = 3 * BLOCK
 """Courses of rates begin and end at multiples of this, so that one serves for as long as an outlook
 mostly does, and is hardly longer than what is asked of it."""
-COURSES: Final = 4096
+COURSES: Final = 1024
 """Courses of rates that are kept: of some hundred nodes, each as long as its outlook holds."""
 
 VARIANTS: Final = ((False, False), (True, False), (False, True), (True, True))
@@ -233,10 +233,12 @@ def expected_life(
 ) -> tuple[float, float]:
     """Hours the loan is expected to last, at most the horizon; and the chance that it lasts so
     long."""
+    end = now + horizon
     closes = terms.closes_after(now) if terms.declared else None
-    end = now + horizon if closes is None else min(now + horizon, closes)
+    if closes is not None and closes < end:
+        return _outlives(outlook, lent_since, now, closes)[1], 0.0
     alive, hours = _outlives(outlook, lent_since, now, end)
-    return hours, alive if end == now + horizon else 0.0
+    return hours, alive
 
 
 def _outlives(outlook: Outlook, lent_since: int, begin: int, end: int) -> tuple[float, float]:

@@ -21,8 +21,9 @@ CALM: Final = Timing(beat=6 * HOUR, longest_wait=15 * MINUTE, shelf_check=6 * HO
 SHELF_BYTES: Final = 1 << 40
 SLICES: Final = 100
 """How often a run says how far it has come."""
-GC_SELDOM: Final = 1_000_000
-"""Of the many small objects of a long run hardly any are garbage that only a collection finds."""
+GC_SELDOM: Final = 20_000_000
+"""Of the many small objects of a long run hardly any are garbage that only a collection finds: some
+thousand a day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

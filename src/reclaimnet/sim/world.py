@@ -230,18 +230,19 @@ class SimWorld:
     def deliver(self, node: NodeId, event: ev.Event) -> None:
         """Tell the mind that lives there, if one does, write it down, and do what it orders."""
         machine = self.machines[node]
-        if machine.mind is None:
+        mind = machine.mind
+        if mind is None:
             return
         if node in self._resting and type(event) in REPLANS:
             self.transfers.sendings.refresh(node)
         now = self.kernel.now
-        orders = machine.mind.handle(event, now + machine.clock)
-        stirred = machine.mind.stirred
+        orders = mind.handle(event, now + machine.clock)
+        stirred = mind.stirred
         if not orders and isinstance(event, ev.PressureRead):
             # By far the most frequent, and all that can follow from it is an earlier beat.
             self._schedule_wake(machine)
             return
-        book = machine.mind.provider
+        book = mind.provider
         if machine.seen_of_book != book.version:
             machine.seen_of_book = book.version
             if machine.serves != book.serves(now + machine.clock):

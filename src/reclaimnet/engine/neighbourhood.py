@@ -1,6 +1,6 @@
 """The neighbourhood: what a node has heard of the others, and how long ago."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -189,21 +189,26 @@ class Neighbourhood:
         only: NodeId | None = None,
     ) -> list[Candidate]:
         """The nodes that live, or the one of them that is asked for, as destinations of the job."""
-        nodes = self._heard if only is None else (only,)
-        return self.among(nodes, record, now, including_me=including_me)
+        if only is None:
+            return self._as_candidates(sorted(self._heard), record, now, including_me)
+        known = (only,) if only in self._heard else ()
+        return self._as_candidates(known, record, now, including_me)
 
     def among(
         self, nodes: Iterable[NodeId], record: JobRecord, now: int, *, including_me: bool = True
     ) -> list[Candidate]:
         """Only these of them, so that a search costs the same however many there are."""
+        known = sorted([node for node in nodes if node in self._heard])
+        return self._as_candidates(known, record, now, including_me)
+
+    def _as_candidates(
+        self, known: Sequence[NodeId], record: JobRecord, now: int, including_me: bool
+    ) -> list[Candidate]:
         newest = record.newest
         holders: Collection[NodeId] = ()
         if newest is not None:
             shards = newest.shards
             holders = {h for s in shards for h in s.holders} if shards else newest.holders
-        known = [node for node in nodes if node in self._heard]
-        if len(known) > 1:
-            known.sort()
         waits = record.holder is None
         stranded = waits and not self._barriers and self._stranded(record, now)
         rhythm = self.rhythms.get(record.id) or _known(record)

@@ -99,7 +99,7 @@ class Node:
     def handle(self, event: ev.Event, now: int) -> list[Order]:
         self.stirred = False
         kind, beats_at, shelf_at = type(event), self.beats.next_at, self.shelf.check_at
-        if now < beats_at and self.dispatcher is None and isinstance(event, ev.BeatHeard):
+        if isinstance(event, ev.BeatHeard) and now < beats_at and self.dispatcher is None:
             # By far the most frequent event, and nothing here follows from it.
             self.around.heard(event.card, now)
             return []

@@ -293,9 +293,10 @@ class Neighbourhood:
         heard = self._heard.get(node)
         return heard is None or len(heard.card.gpus) <= len(heard.card.leaving)
 
-    def cards(self) -> list[Card]:
-        """Of all nodes ever heard, in the rank of their names."""
-        return [self._heard[node].card for node in sorted(self._heard)]
+    def experiences(self, *, but: NodeId) -> list[tuple[float, ...]]:
+        """Of all nodes ever heard except one, in the rank of their names."""
+        heard = self._heard
+        return [heard[node].card.experience for node in sorted(heard) if node != but]
 
     def card(self, node: NodeId) -> Card | None:
         heard = self._heard.get(node)

@@ -591,10 +591,10 @@ class Node:
         guests, kind = self.guests, type(event)
         if self.airlock.holds:
             return False
-        if kind in PACED:
-            return True
         if isinstance(event, ASIDE):
             return not guests.gangs and not guests.seats and self._undisturbed(event)
+        if kind in PACED:
+            return True
         if self.saves.is_due(guests, now):
             return False
         if kind is ev.Woke:

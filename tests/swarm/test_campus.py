@@ -348,7 +348,7 @@ def test_who_fetches_hears_of_a_break_that_was_mended_before_anybody_looked() ->
     source, target = (world.machines[NodeId(name)] for name in ("n0", "n1"))
     state = ManifestId("m")
     size = 8 * int(target.body.uplink_bps)
-    source.vault[state] = Saved(job=J, step=1, size=size)
+    source.keep(state, Saved(job=J, step=1, size=size))
     world.transfers.pull(target, Pull(job=J, manifest=state, sources=(NodeId("n0"),)))
     world.run(2 * SECOND)
     world.cut_off(NodeId("n1"))

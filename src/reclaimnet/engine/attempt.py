@@ -15,7 +15,6 @@ leaves. What becomes of a phase, a process and a record when one of them has an 
 here.
 """
 
-from dataclasses import replace
 from typing import Any, Final
 
 from reclaimnet.engine.arrival import Arrival
@@ -219,7 +218,7 @@ class Attempt:
             "last_step_at": now,
         }
         if self.departure is not None:
-            self.record = replace(self.record, **changes)
+            self.record = self.record.but(**changes)
             return self.departure.snapshot_taken(event, now)
         if event.final and self._releasing:
             orders = self.change(**changes) + self._ask_copy(checkpoint, now)
@@ -274,7 +273,7 @@ class Attempt:
         if self.phase == Phase.FINISHING:
             if output is None or event.manifest != output.manifest:
                 return []
-            self.record = replace(self.record, output=output.held_by(event.node))
+            self.record = self.record.but(output=output.held_by(event.node))
             return self._finished(now)
         orders: list[Order] = []
         if self.phase is RUNNING:
@@ -283,6 +282,11 @@ class Attempt:
         if self.departure is not None:
             orders += self.departure.copy_held(event, now)
         return orders
+
+    def waited_for_copy(self) -> bool:
+        """Whether it may be saved sooner now that nothing of it is on its way to anybody."""
+        save_at = self._save_at()
+        return save_at is not None and save_at < self.copies.wait_until
 
     def copy_refused(self, event: CopyRefused, now: int) -> list[Order]:
         self.copies.settled(event.manifest)
@@ -333,7 +337,7 @@ class Attempt:
         if self._verdict is not None:
             return []
         self._verdict = JobState.PENDING
-        self.record = replace(self.record, reason=f"Released: {why}")
+        self.record = self.record.but(reason=f"Released: {why}")
         return [End(job=self.job, epoch=self.epoch)]
 
     # --- the way out -----------------------------------------------------------------------
@@ -441,12 +445,12 @@ class Attempt:
         return self.close(JobState.FAILED, reason, now, exit_code=event.code)
 
     def cancel(self, now: int) -> list[Order]:
-        self.record = replace(self.record, cancel=True)
+        self.record = self.record.but(cancel=True)
         if self.phase in (Phase.STARTING, Phase.RUNNING):
             if self._verdict is not None:
                 return []
             self._verdict = JobState.CANCELLED
-            self.record = replace(self.record, reason="cancelled by its user")
+            self.record = self.record.but(reason="cancelled by its user")
             return [End(job=self.job, epoch=self.epoch)]
         if self.phase == Phase.FETCHING:
             return self.close(JobState.CANCELLED, "cancelled by its user", now)
@@ -522,9 +526,9 @@ class Attempt:
         if current is not None and self._ours(current):
             # Our own write whose answer was lost, or a request of the user's: take it in.
             cancel = current.cancel and not self.record.cancel
-            self.record = replace(self.record, revision=current.revision)
+            self.record = self.record.but(revision=current.revision)
             if self.phase == Phase.CLAIMING:
-                self.record = replace(self.record, cancel=current.cancel)
+                self.record = self.record.but(cancel=current.cancel)
                 return self.arrival.won(now)
             orders = self.cancel(now) if cancel else []
             return orders + (self._pen.write(self.record) if not self._pen.writing else [])

@@ -2,7 +2,6 @@
 under way; the standby gets the next one too, as long as it can, since it has most of it already.
 """
 
-from dataclasses import replace
 from typing import Final
 
 from reclaimnet.engine.neighbourhood import Neighbourhood
@@ -70,11 +69,11 @@ class Copies:
         # Who keeps the copies now goes on to, while it can: what it has need not be sent again.
         standby = record.standby
         kept = self._around.candidates(record, now, only=standby) if standby else []
-        if not self._looked_around:
+        if kept and not self._looked_around:
             # But it was chosen elsewhere, and may be too far from here.
             share = 1.0 if record.changed is None else record.changed
-            moved = replace(need, state_bytes=round(checkpoint.size * share))
-            kept = [candidate for candidate in kept if is_way_out(moved, candidate)]
+            moved = round(checkpoint.size * share)
+            kept = [candidate for candidate in kept if is_way_out(need, candidate, moved)]
         ranked = self._place(need, kept, now)
         if not ranked.nodes:
             self._looked_around = True

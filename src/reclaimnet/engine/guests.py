@@ -94,7 +94,10 @@ class Guests:
             if progress is not None:
                 seat = self.seats.get(job)
                 gpus = progress.gpus or (seat.gpus if seat is not None else ())
-                found.append(replace(progress, gpus=gpus, memory=memory.get(job, 0)))
+                used = memory.get(job, 0)
+                if gpus != progress.gpus or used != progress.memory:
+                    progress = replace(progress, gpus=gpus, memory=used)
+                found.append(progress)
         return tuple(found)
 
     def stakes(self, job: JobId, now: int) -> Stakes:

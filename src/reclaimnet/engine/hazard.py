@@ -64,6 +64,6 @@ class Hazard:
     def _learn(self, now: int) -> None:
         self._learned_at = now
         me = self._provider.node
-        others = (card.experience for card in self._around.cards() if card.node != me)
+        others = self._around.experiences(but=me)
         self.row = self.experience.row()
-        self.forecast = learn(self.experience, pooled((self.row, *others)))
+        self.forecast = learn(self.experience, pooled([self.row, *others]))

@@ -1,6 +1,6 @@
 """The neighbourhood: what a node has heard of the others, and how long ago."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -76,6 +76,9 @@ class Neighbourhood:
         self._heard: dict[NodeId, Heard] = {} if heard is None else heard
         self._rates: dict[NodeId, int] = {}
         self._dispatching: set[NodeId] = set()
+        self._usual: dict[NodeId, Candidate] = {}
+        """Nodes as they were last seen as candidates without anything special about them: most are
+        seen so again and again, and a candidate is a value."""
         self.rhythms: dict[JobId, Rhythm] = {}
         """Of the jobs that run here, as far as they have one."""
 
@@ -186,31 +189,44 @@ class Neighbourhood:
         only: NodeId | None = None,
     ) -> list[Candidate]:
         """The nodes that live, or the one of them that is asked for, as destinations of the job."""
-        nodes = self._heard if only is None else (only,)
-        return self.among(nodes, record, now, including_me=including_me)
+        if only is None:
+            return self._as_candidates(sorted(self._heard), record, now, including_me)
+        known = (only,) if only in self._heard else ()
+        return self._as_candidates(known, record, now, including_me)
 
     def among(
         self, nodes: Iterable[NodeId], record: JobRecord, now: int, *, including_me: bool = True
     ) -> list[Candidate]:
         """Only these of them, so that a search costs the same however many there are."""
+        known = sorted([node for node in nodes if node in self._heard])
+        return self._as_candidates(known, record, now, including_me)
+
+    def _as_candidates(
+        self, known: Sequence[NodeId], record: JobRecord, now: int, including_me: bool
+    ) -> list[Candidate]:
         newest = record.newest
         holders: Collection[NodeId] = ()
         if newest is not None:
             shards = newest.shards
             holders = {h for s in shards for h in s.holders} if shards else newest.holders
-        known = [node for node in nodes if node in self._heard]
-        if len(known) > 1:
-            known.sort()
         waits = record.holder is None
         stranded = waits and not self._barriers and self._stranded(record, now)
         rhythm = self.rhythms.get(record.id) or _known(record)
         slower = _Slower(self, rhythm, now) if rhythm is not None else None
         lived = now - self._patience
         divided = record.holder == self.me and self._barriers
+        special = stranded or divided or slower is not None or (waits and self._barriers)
         found: list[Candidate] = []
         for node in known:
             heard = self._heard[node]
             if heard.at <= lived or (node == self.me and not including_me):
+                continue
+            rate = self.rate(node)
+            if not special and node not in holders:
+                usual = self._usual.get(node)
+                if usual is None or usual.card is not heard.card or usual.path_bps != rate:
+                    usual = self._usual[node] = Candidate(card=heard.card, path_bps=rate)
+                found.append(usual)
                 continue
             if waits and self._barriers:
                 stranded = self._stranded(record, now, there=node)
@@ -218,7 +234,7 @@ class Neighbourhood:
                 Candidate(
                     card=heard.card,
                     holds=node in holders,
-                    path_bps=self.rate(node),
+                    path_bps=rate,
                     stranded=stranded,
                     cut_off=divided and not self.leads(self.me, node),
                     slowdown=slower.at(node) if slower is not None else 1.0,
@@ -277,9 +293,10 @@ class Neighbourhood:
         heard = self._heard.get(node)
         return heard is None or len(heard.card.gpus) <= len(heard.card.leaving)
 
-    def cards(self) -> list[Card]:
-        """Of all nodes ever heard, in the rank of their names."""
-        return [self._heard[node].card for node in sorted(self._heard)]
+    def experiences(self, *, but: NodeId) -> list[tuple[float, ...]]:
+        """Of all nodes ever heard except one, in the rank of their names."""
+        heard = self._heard
+        return [heard[node].card.experience for node in sorted(heard) if node != but]
 
     def card(self, node: NodeId) -> Card | None:
         heard = self._heard.get(node)

@@ -3,14 +3,15 @@
 It routes what happens to the parts that it concerns, and says what follows for the others; each
 part is a module of its own in this package. While it holds the role, it has the zone's dispatcher.
 
-To add a kind of event: name it in model/events.py, and give it a case in `_react` that hands it to
-the part whose state it changes. To add a way for a loan to end: add a `Cause` and say in `Notice`
-what it means, and let whoever decides it ask with `ReclaimAsked(cause=...)`, which `_reclaim` makes
-a notice to all jobs on those GPUs. Who needs one job alone to leave hands it a notice, as the
-airlock and relief do. All of them end in `Attempt.leave`.
+To add a kind of event: name it in model/events.py, and give it a case in `_reaction` that names
+what hands it to the part whose state it changes. To add a way for a loan to end: add a `Cause` and
+say in `Notice` what it means, and let whoever decides it ask with `ReclaimAsked(cause=...)`, which
+`_reclaim` makes a notice to all jobs on those GPUs. Who needs one job alone to leave hands it a
+notice, as the airlock and relief do. All of them end in `Attempt.leave`.
 """
 
-from typing import Final, assert_never
+from collections.abc import Callable
+from typing import Any, Final, assert_never
 
 from reclaimnet.engine.airlock import Airlock
 from reclaimnet.engine.attempt import Attempt
@@ -29,7 +30,7 @@ from reclaimnet.engine.saves import Saves
 from reclaimnet.engine.shelf import Shelf
 from reclaimnet.engine.strays import Strays
 from reclaimnet.model import events as ev
-from reclaimnet.model.market import Card, Cause, NodeId
+from reclaimnet.model.market import Card, Cause, JobId, NodeId
 from reclaimnet.model.orders import End, Order, Read, Tell
 from reclaimnet.model.probing import Ticket
 from reclaimnet.model.rhythm import IterationSeen, RhythmGone, RhythmSeen
@@ -50,9 +51,11 @@ HEARD: Final = frozenset({ev.BeatHeard, ev.RecordSeen})
 """Of others: for whoever dispatches, and for the shelf."""
 FOLLOWED: Final = frozenset({ev.BeatAcked, ev.SnapshotTaken}) | SENT
 """Part of a sweep, or of what is told, is always due after these."""
-SLEEPS_ON: Final = frozenset({ev.BeatAcked, ev.CopyAsked, ev.Pulled, ev.Written}) | PACED | SENT
+SLEEPS_ON: Final = (
+    frozenset({ev.BeatAcked, ev.CopyAsked, ev.CopyHeld, ev.Pulled, ev.Written}) | PACED | SENT
+)
 """If these change nothing for the node as a whole, it wakes when it would have woken anyway, but
-for a beat or a look at the shelf that comes sooner for them."""
+for a beat, a look at the shelf or the save of a job that comes sooner for them."""
 
 
 class Node:
@@ -85,6 +88,9 @@ class Node:
         self.dispatcher: Dispatcher | None = None
         self.stirred = True
         """Whether the last event may have changed when it next wakes."""
+        self._reactions: dict[type[ev.Event], Callable[[Any, int], list[Order]]] = {}
+        """By kind of event, of those that ever came: to try one kind after the other takes longer
+        than most of them take."""
         self._steady = False
         """Whether nothing but saves came of waking the last time."""
 
@@ -92,20 +98,23 @@ class Node:
 
     def handle(self, event: ev.Event, now: int) -> list[Order]:
         self.stirred = False
-        beats_at, shelf_at = self.beats.next_at, self.shelf.check_at
-        if now < beats_at and self.dispatcher is None and isinstance(event, ev.BeatHeard):
+        kind, beats_at, shelf_at = type(event), self.beats.next_at, self.shelf.check_at
+        if isinstance(event, ev.BeatHeard) and now < beats_at and self.dispatcher is None:
             # By far the most frequent event, and nothing here follows from it.
             self.around.heard(event.card, now)
             return []
-        orders = self._react(event, now)
+        react = self._reactions.get(kind)
+        if react is None:
+            react = self._reactions[kind] = self._reaction(event)
+        orders = react(event, now)
         if self._spares(event, now):
-            kind = type(event)
             if kind in FOLLOWED or now >= beats_at:
                 orders += self._follow_up(event, now)
             self.stirred = (
                 kind not in SLEEPS_ON
                 or self.beats.next_at != beats_at
                 or self.shelf.check_at != shelf_at
+                or (isinstance(event, ev.CopyHeld) and self._hastens(event.job))
             )
             return orders
         self.stirred = True
@@ -119,7 +128,9 @@ class Node:
 
     def next_wake(self) -> int | None:
         guests, shelf_at = self.guests, self.shelf.check_at
-        times = [self.provider.next_wake(), guests.next_wake(), self.strays.next_wake()]
+        times = [self.provider.next_wake(), guests.next_wake()]
+        if self.strays.jobs:
+            times.append(self.strays.next_wake())
         if self.airlock.holds:
             times.append(self.airlock.next_wake())
         if self.dispatcher is not None:
@@ -147,145 +158,124 @@ class Node:
 
     # --- one event -------------------------------------------------------------------------
 
-    def _react(self, event: ev.Event, now: int) -> list[Order]:
-        # The most frequent ones first: they are tried one after the other.
+    def _reaction(self, event: ev.Event) -> Callable[[Any, int], list[Order]]:
+        """What is done about events of this kind."""
         match event:
             case ev.Woke():
-                return self._woke(now)
+                return self._woke
             case ev.Written():
-                return self._written(event, now)
+                return self._written
             case ev.Pulled():
-                return self._pulled(event, now)
+                return self._pulled
             case ev.CopyAsked():
-                return self.shelf.asked(event)
+                return self.shelf.asked
             case ev.CopyHeld():
-                return self._copy_held(event, now)
+                return self._copy_held
             case ev.SnapshotTaken():
-                guest = self.guests.running(event.job, event.epoch)
-                return guest.snapshot_taken(event, now) if guest else []
+                return self._snapshot_taken
             case ev.StepDone():
-                guest = self.guests.running(event.job, event.epoch)
-                return guest.stepped(event) if guest else []
+                return self._stepped
             case ev.PacesTold():
-                return self.concert.paces_told(event, now)
+                return self.concert.paces_told
             case ev.TransfersTold():
-                return self.concert.transfers_told(event, now)
+                return self.concert.transfers_told
             case ev.BytesSent():
-                return self.concert.bytes_sent(event, now)
+                return self.concert.bytes_sent
             case ev.BeatHeard():
-                return self._beat_heard(event, now)
+                return self._beat_heard
             case ev.BeatAcked():
-                lapsed = self.lease.acked(event.sent_at, now)
-                return self.guests.doubt(now) if lapsed else []
+                return self._beat_acked
             case ev.RecordSeen():
-                return self._record_seen(event, now)
+                return self._record_seen
             case ev.LendAsked():
-                return [self._lend(event, now)]
+                return self._lend
             case ev.ReclaimAsked():
-                return self._reclaim(event, now)
+                return self._reclaim
             case ev.WithdrawAsked():
-                return self._withdraw(event, now)
+                return self._withdraw
             case ev.ProbeArrived():
-                return [self._answer_probe(event, now)]
+                return self._answer_probe
             case ev.ProbeAnswered():
-                return self._probe_answered(event, now)
+                return self._probe_answered
             case ev.VacancyTold():
-                return self.dispatcher.vacancy_told(event, now) if self.dispatcher else []
+                return self._vacancy_told
             case ev.JobMissed():
-                missed = self.guests.holder(event.job) is None
-                return [Read(job=event.job)] if missed else []
+                return self._job_missed
             case ev.WorkForwarded():
-                return self.dispatcher.forwarded(event, now) if self.dispatcher else []
+                return self._work_forwarded
             case ev.TicketRedeemed():
-                return self.guests.redeemed(event, now)
+                return self.guests.redeemed
             case ev.TicketReturned():
-                self.provider.give_back(event.ticket)
-                return []
+                return self._ticket_returned
             case ev.SeatTaken():
-                return self.guests.seat_taken(event, now)
+                return self.guests.seat_taken
             case ev.SeatTold():
-                gang = self.guests.gangs.get(event.job)
-                return gang.told(event, self.lease.until, now) if gang else []
+                return self._seat_told
             case ev.SeatGranted():
-                seat = self.guests.seats.get(event.job)
-                return seat.granted(event, now) if seat else []
+                return self._seat_granted
             case ev.HandoverOffered():
-                return self._handover_offered(event, now)
+                return self._handover_offered
             case ev.HandoverDone():
-                return self._handover_done(event, now)
+                return self._handover_done
             case ev.HandoverFailed():
-                attempt = self.guests.attempts.get(event.job)
-                if attempt is None or attempt.departure is None:
-                    return []
-                return attempt.departure.handover_failed(event, now)
+                return self._handover_failed
             case ev.HandoverWithdrawn():
-                attempt = self.guests.attempts.get(event.job)
-                if attempt is None or attempt.arrival.source != event.source:
-                    return []
-                return attempt.arrival.withdrawn()
+                return self._handover_withdrawn
             case ev.CopyRefused():
-                guest = self.guests.on_gpus(event.job)
-                return guest.copy_refused(event, now) if guest else []
+                return self._copy_refused
             case ev.WriteRefused():
-                return self._write_refused(event, now)
+                return self._write_refused
             case ev.WriteFailed():
-                return self._write_failed(event, now)
+                return self._write_failed
             case ev.CancelAsked():
-                holder = self.guests.holder(event.job)
-                return holder.cancel(now) if holder else []
+                return self._cancel_asked
             case ev.ProcessStarted():
-                guest = self.guests.running(event.job, event.epoch)
-                return guest.started(now) if guest else [End(job=event.job, epoch=event.epoch)]
+                return self._process_started
             case ev.SaveFailed():
-                return self._save_failed(event, now)
+                return self._save_failed
             case ev.ProcessExited():
-                guest = self.guests.running(event.job, event.epoch)
-                return guest.exited(event, now) if guest else []
+                return self._process_exited
             case ev.ProcessFound():
-                return self._process_found(event, now)
+                return self._process_found
             case ev.CopiesFound():
-                self.shelf.found(event.jobs, now)
-                return []
+                return self._copies_found
             case ev.PullFailed():
-                return self._pull_failed(event, now)
+                return self._pull_failed
             case ev.SendingEnded():
-                return self.concert.sending_ended(event, now)
+                return self.concert.sending_ended
             case ev.Iterated():
-                return self.concert.iterated(event, now)
+                return self.concert.iterated
             case ev.TrafficSampled():
-                return self.concert.sampled(event, now)
+                return self.concert.sampled
             case RhythmSeen() | RhythmGone() | IterationSeen():
-                return self.concert.conduct(event, now)
+                return self.concert.conduct
             case ev.RotationTold():
-                return self.concert.rotation_told(event, now)
+                return self.concert.rotation_told
             case ev.LinkCrowded():
-                return self.concert.link_crowded(event, now)
+                return self.concert.link_crowded
             case ev.ClockAsked():
-                told = ev.ClockTold(node=self.body.node, asked=event.asked, told=now)
-                return [Tell(to=event.node, event=told)]
+                return self._clock_asked
             case ev.ClockTold():
-                return self.concert.clock_told(event, now)
+                return self.concert.clock_told
             case ev.PressureRead():
-                return self.airlock.read(event.reading, self.guests.attempts, now)
+                return self._pressure_read
             case ev.BeatChecked():
-                return self._beat_checked(event, now)
+                return self._beat_checked
             case ev.RoleWon():
-                self._role_won(event.role, now)
-                return []
+                return self._role_won
             case ev.RoleLost():
-                self._role_lost(event.role)
-                return []
+                return self._role_lost
             case _:
                 assert_never(event)
 
     # --- the provider's word ---------------------------------------------------------------
 
-    def _lend(self, event: ev.LendAsked, now: int) -> Order:
+    def _lend(self, event: ev.LendAsked, now: int) -> list[Order]:
         was_lending = self.provider.offer is not None
         answer = self.provider.lend(event, now)
         if not was_lending and self.provider.offer is not None:
             self.hazard.loan_began(now)
-        return answer
+        return [answer]
 
     def _keep_hours(self, now: int) -> list[Order]:
         """What the provider has declared beforehand is as good as its word at this moment."""
@@ -316,7 +306,7 @@ class Node:
 
     # --- probes ----------------------------------------------------------------------------
 
-    def _answer_probe(self, event: ev.ProbeArrived, now: int) -> Tell:
+    def _answer_probe(self, event: ev.ProbeArrived, now: int) -> list[Order]:
         self.provider.expire(now)
         room = self.airlock.room
         missing = [a for a in event.probe.shape.abilities if a not in self.body.abilities]
@@ -344,7 +334,11 @@ class Node:
                 vacant=len(self.provider.vacant()),
                 hints=self.around.vacant_nodes(event.probe.shape.gpus, now, most=HINTS),
             )
-        return Tell(to=event.probe.asker, event=answer)
+        return [Tell(to=event.probe.asker, event=answer)]
+
+    def _ticket_returned(self, event: ev.TicketReturned, _: int) -> list[Order]:
+        self.provider.give_back(event.ticket)
+        return []
 
     def _probe_answered(self, event: ev.ProbeAnswered, now: int) -> list[Order]:
         if self.dispatcher is not None and self.dispatcher.expects(event):
@@ -357,7 +351,29 @@ class Node:
         # The answer came too late and another node was asked: do not let the GPUs wait.
         return [Tell(to=event.node, event=ev.TicketReturned(ticket=event.ticket))]
 
+    def _vacancy_told(self, event: ev.VacancyTold, now: int) -> list[Order]:
+        return self.dispatcher.vacancy_told(event, now) if self.dispatcher else []
+
+    def _work_forwarded(self, event: ev.WorkForwarded, now: int) -> list[Order]:
+        return self.dispatcher.forwarded(event, now) if self.dispatcher else []
+
     # --- processes and their state ---------------------------------------------------------
+
+    def _process_started(self, event: ev.ProcessStarted, now: int) -> list[Order]:
+        guest = self.guests.running(event.job, event.epoch)
+        return guest.started(now) if guest else [End(job=event.job, epoch=event.epoch)]
+
+    def _stepped(self, event: ev.StepDone, _: int) -> list[Order]:
+        guest = self.guests.running(event.job, event.epoch)
+        return guest.stepped(event) if guest else []
+
+    def _process_exited(self, event: ev.ProcessExited, now: int) -> list[Order]:
+        guest = self.guests.running(event.job, event.epoch)
+        return guest.exited(event, now) if guest else []
+
+    def _snapshot_taken(self, event: ev.SnapshotTaken, now: int) -> list[Order]:
+        guest = self.guests.running(event.job, event.epoch)
+        return guest.snapshot_taken(event, now) if guest else []
 
     def _process_found(self, event: ev.ProcessFound, now: int) -> list[Order]:
         """It outlived the agent."""
@@ -384,6 +400,14 @@ class Node:
         guest = self.guests.on_gpus(event.job)
         return guest.copy_held(event, now) if guest else self.shelf.rehoused(event)
 
+    def _copy_refused(self, event: ev.CopyRefused, now: int) -> list[Order]:
+        guest = self.guests.on_gpus(event.job)
+        return guest.copy_refused(event, now) if guest else []
+
+    def _copies_found(self, event: ev.CopiesFound, now: int) -> list[Order]:
+        self.shelf.found(event.jobs, now)
+        return []
+
     def _pulled(self, event: ev.Pulled, now: int) -> list[Order]:
         self._measured(event.source, event.rate_bps)
         guest = self.guests.on_gpus(event.job)
@@ -402,6 +426,19 @@ class Node:
     def _measured(self, node: NodeId | None, rate_bps: int) -> None:
         if node is not None and rate_bps > 0:
             self.around.measured(node, rate_bps=rate_bps)
+
+    def _pressure_read(self, event: ev.PressureRead, now: int) -> list[Order]:
+        return self.airlock.read(event.reading, self.guests.attempts, now)
+
+    # --- gangs -----------------------------------------------------------------------------
+
+    def _seat_told(self, event: ev.SeatTold, now: int) -> list[Order]:
+        gang = self.guests.gangs.get(event.job)
+        return gang.told(event, self.lease.until, now) if gang else []
+
+    def _seat_granted(self, event: ev.SeatGranted, now: int) -> list[Order]:
+        seat = self.guests.seats.get(event.job)
+        return seat.granted(event, now) if seat else []
 
     # --- handing over ----------------------------------------------------------------------
 
@@ -422,6 +459,18 @@ class Node:
         self.shelf.found((event.job,), now)
         return attempt.handover_done(event)
 
+    def _handover_failed(self, event: ev.HandoverFailed, now: int) -> list[Order]:
+        attempt = self.guests.attempts.get(event.job)
+        if attempt is None or attempt.departure is None:
+            return []
+        return attempt.departure.handover_failed(event, now)
+
+    def _handover_withdrawn(self, event: ev.HandoverWithdrawn, _: int) -> list[Order]:
+        attempt = self.guests.attempts.get(event.job)
+        if attempt is None or attempt.arrival.source != event.source:
+            return []
+        return attempt.arrival.withdrawn()
+
     # --- records ---------------------------------------------------------------------------
 
     def _written(self, event: ev.Written, now: int) -> list[Order]:
@@ -441,6 +490,14 @@ class Node:
             return self.dispatcher.write_failed(event.job, now) if self.dispatcher else []
         holder = self.guests.holder(event.job)
         return holder.write_failed(now) if holder else []
+
+    def _cancel_asked(self, event: ev.CancelAsked, now: int) -> list[Order]:
+        holder = self.guests.holder(event.job)
+        return holder.cancel(now) if holder else []
+
+    def _job_missed(self, event: ev.JobMissed, _: int) -> list[Order]:
+        missed = self.guests.holder(event.job) is None
+        return [Read(job=event.job)] if missed else []
 
     def _record_seen(self, event: ev.RecordSeen, now: int) -> list[Order]:
         record = event.record
@@ -464,12 +521,21 @@ class Node:
         self.around.heard(event.card, now)
         return self.dispatcher.beat(event.card, now) if self.dispatcher else []
 
+    def _beat_acked(self, event: ev.BeatAcked, now: int) -> list[Order]:
+        lapsed = self.lease.acked(event.sent_at, now)
+        return self.guests.doubt(now) if lapsed else []
+
     def _beat_checked(self, event: ev.BeatChecked, now: int) -> list[Order]:
         if event.card is not None and self.around.heard(event.card, now):
             return []
         return self.dispatcher.confirmed_silent(event.node, now) if self.dispatcher else []
 
-    def _role_won(self, role: str, now: int) -> None:
+    def _clock_asked(self, event: ev.ClockAsked, now: int) -> list[Order]:
+        told = ev.ClockTold(node=self.body.node, asked=event.asked, told=now)
+        return [Tell(to=event.node, event=told)]
+
+    def _role_won(self, event: ev.RoleWon, now: int) -> list[Order]:
+        role = event.role
         if role.startswith(DISPATCHER) and self.dispatcher is None:
             self.dispatcher = Dispatcher(
                 node=self.body.node,
@@ -480,23 +546,27 @@ class Node:
             )
         if role.startswith(CONDUCTOR):
             self.concert.role_won(role.removeprefix(CONDUCTOR))
+        return []
 
-    def _role_lost(self, role: str) -> None:
+    def _role_lost(self, event: ev.RoleLost, _: int) -> list[Order]:
+        role = event.role
         if role.startswith(DISPATCHER):
             self.dispatcher = None
         if role.startswith(CONDUCTOR):
             self.concert.role_lost(role.removeprefix(CONDUCTOR))
+        return []
 
     # --- time, and what follows from everything --------------------------------------------
 
-    def _woke(self, now: int) -> list[Order]:
+    def _woke(self, _: ev.Woke, now: int) -> list[Order]:
         book, steady = self.provider.version, self.guests.are_steady()
         self.provider.expire(now)
         orders = self._keep_hours(now)
         orders += self.shelf.woke(now)
         if self.airlock.holds:
             orders += self.airlock.woke(self.guests.attempts, now)
-        orders += self.strays.woke(now)
+        if self.strays.jobs:
+            orders += self.strays.woke(now)
         orders += self.guests.woke(now)
         if self.dispatcher is not None:
             orders += self.dispatcher.woke(now)
@@ -521,10 +591,10 @@ class Node:
         guests, kind = self.guests, type(event)
         if self.airlock.holds:
             return False
-        if kind in PACED:
-            return True
         if isinstance(event, ASIDE):
             return not guests.gangs and not guests.seats and self._undisturbed(event)
+        if kind in PACED:
+            return True
         if self.saves.is_due(guests, now):
             return False
         if kind is ev.Woke:
@@ -544,6 +614,11 @@ class Node:
         if attempt is None:
             return self.dispatcher is None
         return attempt.is_steady() and self.lease.told(job)
+
+    def _hastens(self, job: JobId) -> bool:
+        """Whether the job may be saved sooner now that its copy has arrived."""
+        attempt = self.guests.attempts.get(job)
+        return attempt is not None and attempt.waited_for_copy()
 
     def _follow_up(self, event: ev.Event, now: int) -> list[Order]:
         """What is left of a sweep and a beat after an event that spares the node the rest."""

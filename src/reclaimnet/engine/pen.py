@@ -1,7 +1,6 @@
 """The pen: how a node claims a job's next epoch, and how the holder of an epoch writes the record,
 one write at a time."""
 
-from dataclasses import replace
 from typing import Final
 
 from reclaimnet.model.market import NodeId
@@ -64,8 +63,7 @@ def may_claim(record: JobRecord, node: NodeId) -> bool:
 def claimed(record: JobRecord, node: NodeId) -> JobRecord:
     """The record of the next epoch, held by the node."""
     moved = record.epoch > 0
-    return replace(
-        record,
+    return record.but(
         epoch=record.epoch + 1,
         holder=node,
         handover_to=None,

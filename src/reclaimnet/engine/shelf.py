@@ -61,7 +61,7 @@ class Shelf:
             self._kept.setdefault(job, _Kept(newest=None, before=None, check_at=now + CHECK_SOON))
             self._look_by(now + CHECK_SOON)
 
-    def asked(self, event: CopyAsked) -> list[Order]:
+    def asked(self, event: CopyAsked, _: int) -> list[Order]:
         if len(self._pending) >= MAX_PENDING:
             return [
                 Tell(

@@ -17,15 +17,16 @@ LOOK_AGAIN: Final = 2 * SECOND
 class Strays:
     def __init__(self, node: NodeId) -> None:
         self.node = node
-        self._look_at: dict[JobId, int] = {}
+        self.jobs: dict[JobId, int] = {}
+        """When the record of each is looked at again."""
 
     def record_seen(self, event: RecordSeen, now: int) -> list[Order]:
         """Of a job that does not run here: this node must have restarted if the record says so."""
         record = event.record
         if record is None or record.holder != self.node or record.state.terminal:
-            self._look_at.pop(event.job, None)
+            self.jobs.pop(event.job, None)
             return []
-        self._look_at[record.id] = now + LOOK_AGAIN
+        self.jobs[record.id] = now + LOOK_AGAIN
         lost = replace(
             record,
             state=JobState.PENDING,
@@ -37,12 +38,10 @@ class Strays:
         return [*forgotten, Write(record=lost, writer=Writer.DISPATCHER)]
 
     def next_wake(self) -> int | None:
-        return min(self._look_at.values()) if self._look_at else None
+        return min(self.jobs.values(), default=None)
 
     def woke(self, now: int) -> list[Order]:
-        if not self._look_at:
-            return []
-        due = [job for job, at in self._look_at.items() if now >= at]
+        due = [job for job, at in self.jobs.items() if now >= at]
         for job in due:
-            self._look_at[job] = now + LOOK_AGAIN
+            self.jobs[job] = now + LOOK_AGAIN
         return [Read(job=job) for job in sorted(due)]

@@ -304,7 +304,7 @@ class Outlook:
 
     def __hash__(self) -> int:
         """Of what tells them apart: what they mean is looked up often."""
-        return hash((self.rate_per_h, self.short))
+        return hash(self.rate_per_h)
 
 
 @value(frozen=True, slots=True, kw_only=True)

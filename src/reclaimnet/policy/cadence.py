@@ -21,7 +21,7 @@ from reclaimnet.model.market import JobId, Outlook
 from reclaimnet.model.units import DAY, HOUR, MILLISECOND, SECOND, show_duration
 from reclaimnet.model.values import value
 from reclaimnet.model.work import Decision
-from reclaimnet.policy.hazard import BLOCK, rate_at, rates
+from reclaimnet.policy.hazard import COURSE, rate_at, rates
 
 SHORTEST: Final = 10 * SECOND
 """Saving more often than this would show in the job's speed whatever the hazard."""
@@ -39,7 +39,7 @@ MARGIN: Final = 1.25
 FAR: Final = 365 * DAY
 BISECTIONS: Final = 20
 """Then the price of a byte is known to a hundred-thousandth, and always enough."""
-WALKS: Final = 4096
+WALKS: Final = 1024
 """Courses of hazards that are kept: of some hundred nodes, each as long as its outlook holds."""
 SAME: Final = 0.2
 """Intervals that differ by less than this share are not worth telling."""
@@ -288,8 +288,8 @@ def _walk(jobs: Sequence[Savable], stage: Stage, longest: int, share: float) -> 
     return _blocks(
         stage.outlook,
         min(stage.lent_since, first),
-        first // BLOCK,
-        -(-last // BLOCK),
+        first // COURSE,
+        -(-last // COURSE),
         stage.crash_per_h,
         share,
     )
@@ -299,10 +299,10 @@ def _walk(jobs: Sequence[Savable], stage: Stage, longest: int, share: float) -> 
 def _blocks(
     outlook: Outlook, lent_since: int, first: int, last: int, crash_per_h: float, share: float
 ) -> Walk:
-    """Over whole blocks of hours, since many saves fall into the same."""
+    """Over whole courses, since many saves fall into the same."""
     found = [
         (until, (crash_per_h + rate * share) / 3600)
-        for _, until, rate in rates(outlook, lent_since, first * BLOCK, last * BLOCK)
+        for _, until, rate in rates(outlook, lent_since, first * COURSE, last * COURSE)
     ]
     return tuple([end for end, _ in found]), tuple([rate for _, rate in found])
 

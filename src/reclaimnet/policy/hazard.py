@@ -41,7 +41,10 @@ SHORT_OF: Final = 20.0
 """Before any reclaim is seen, one in twenty is taken to come with too little notice."""
 LONGEST_SPELL: Final = 7 * DAY
 """A span longer than this is taken in pieces."""
-COURSES: Final = 4096
+COURSE: Final = 3 * BLOCK
+"""Courses of rates begin and end at multiples of this, so that one serves for as long as an outlook
+mostly does, and is hardly longer than what is asked of it."""
+COURSES: Final = 1024
 """Courses of rates that are kept: of some hundred nodes, each as long as its outlook holds."""
 
 VARIANTS: Final = ((False, False), (True, False), (False, True), (True, True))
@@ -230,10 +233,12 @@ def expected_life(
 ) -> tuple[float, float]:
     """Hours the loan is expected to last, at most the horizon; and the chance that it lasts so
     long."""
+    end = now + horizon
     closes = terms.closes_after(now) if terms.declared else None
-    end = now + horizon if closes is None else min(now + horizon, closes)
+    if closes is not None and closes < end:
+        return _outlives(outlook, lent_since, now, closes)[1], 0.0
     alive, hours = _outlives(outlook, lent_since, now, end)
-    return hours, alive if end == now + horizon else 0.0
+    return hours, alive
 
 
 def _outlives(outlook: Outlook, lent_since: int, begin: int, end: int) -> tuple[float, float]:
@@ -243,7 +248,7 @@ def _outlives(outlook: Outlook, lent_since: int, begin: int, end: int) -> tuple[
     if not outlook.by_age and not outlook.by_hour:
         # Only as fine as the outlook is.
         return _outlived(outlook.rate_per_h, (end - begin) / HOUR)
-    ends, rate, between = _blocks(outlook, lent_since, begin // BLOCK, -(-end // BLOCK))
+    ends, rate, between = _course(outlook, lent_since, begin // COURSE, -(-end // COURSE))
     first, last = bisect_right(ends, begin), bisect_left(ends, end)
     if first == last:
         return _outlived(rate[first], (end - begin) / HOUR)
@@ -258,13 +263,18 @@ def _outlives(outlook: Outlook, lent_since: int, begin: int, end: int) -> tuple[
 
 
 @lru_cache(maxsize=COURSES)
-def _blocks(
+def _course(
     outlook: Outlook, lent_since: int, first: int, last: int
 ) -> tuple[tuple[int, ...], tuple[float, ...], Callable[[int, int], tuple[float, float]]]:
-    """Of the stretches of whole blocks, since many moments fall into the same: their ends, their
+    """Of the stretches of some hours, since many moments fall into the same: their ends, their
     rates, and what those mean for all from one of them to before another."""
-    found = tuple(rates(outlook, lent_since, first * BLOCK, last * BLOCK))
-    outlived = [_outlived(rate, (until - since) / HOUR) for since, until, rate in found]
+    ends: list[int] = []
+    course: list[float] = []
+    outlived: list[tuple[float, float]] = []
+    for since, until, rate in rates(outlook, lent_since, first * COURSE, last * COURSE):
+        ends.append(until)
+        course.append(rate)
+        outlived.append(_outlived(rate, (until - since) / HOUR))
 
     @cache
     def between(begin: int, end: int) -> tuple[float, float]:
@@ -274,8 +284,7 @@ def _blocks(
             alive *= left
         return alive, hours
 
-    ends = tuple([until for _, until, _ in found])
-    return ends, tuple([rate for _, _, rate in found]), between
+    return tuple(ends), tuple(course), between
 
 
 def rates(

@@ -194,15 +194,16 @@ class MostUseful:
         return _Judged(candidate, value, risk, life, wait, far)
 
 
-def transfer_time(need: Need, candidate: Candidate) -> int:
-    """How long what the node does not have yet takes to get there."""
+def transfer_time(need: Need, candidate: Candidate, size: int | None = None) -> int:
+    """How long what the node does not have yet takes to get there, of the state or of so much."""
     share = need.changed if candidate.holds else 1.0
-    return round(need.state_bytes * share / (candidate.path_bps or ASSUMED_BPS) * SECOND)
+    size = need.state_bytes if size is None else size
+    return round(size * share / (candidate.path_bps or ASSUMED_BPS) * SECOND)
 
 
-def is_way_out(need: Need, candidate: Candidate) -> bool:
-    """Whether the state could get there within the notice that its node promises."""
-    return _in_notice(need, candidate, transfer_time(need, candidate))
+def is_way_out(need: Need, candidate: Candidate, size: int) -> bool:
+    """Whether so much of the state could get there within the notice that its node promises."""
+    return _in_notice(need, candidate, transfer_time(need, candidate, size))
 
 
 def _in_notice(need: Need, candidate: Candidate, transfer: int) -> bool:

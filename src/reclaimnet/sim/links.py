@@ -40,6 +40,8 @@ class Links:
         self._flows: dict[int, _Flow] = {}
         self._using: dict[str, set[int]] = {}
         """Which flows cross each link."""
+        self._fastest = 0.0
+        """What the fastest that ever came could use."""
         self._paced: set[int] = set()
         """Flows that were ever held to something."""
         self._next = 0
@@ -49,7 +51,7 @@ class Links:
         self._next += 1
         key = self._next
         path = self._path(source, target)
-        most = min([rate for _, rate in path], default=math.inf)
+        most = float(min([rate for _, rate in path], default=math.inf))
         flow = _Flow(source, target, path, float(size), 0.0, self._kernel.now, done, most)
         self._flows[key] = flow
         for link, _ in path:
@@ -57,7 +59,8 @@ class Links:
             if using is None:
                 using = self._using[link] = set()
             using.add(key)
-        self._share(flow)
+        self._fastest = max(self._fastest, most)
+        self._share(key, flow)
         return key
 
     def lead(self, source: NodeId, target: NodeId) -> bool:
@@ -87,7 +90,7 @@ class Links:
         if flow is not None and flow.pace != pace:
             flow.pace = pace
             self._paced.add(key)
-            self._share(flow)
+            self._share(key, flow)
 
     def left(self, key: int) -> int | None:
         """Bytes that have not arrived yet; None if it is over."""
@@ -110,25 +113,24 @@ class Links:
         self._paced.discard(key)
         for link, _ in flow.path:
             self._using[link].discard(key)
-        self._share(flow)
+        self._share(key, flow)
 
-    def _share(self, changed: _Flow) -> None:
-        """Whoever has a link in common with the flow that came or went gets a new rate."""
-        touched = set().union(*[self._using[link] for link, _ in changed.path])
+    def _share(self, came_or_went: int, changed: _Flow) -> None:
+        """Whoever has a link in common with the flow that came or went gets a new rate, but for
+        links that are so wide that an equal share of them is more than anybody could use."""
+        touched = {came_or_went} if came_or_went in self._flows else set()
+        for link, built in changed.path:
+            using = self._using[link]
+            if (len(using) + 1) * self._fastest > built:
+                touched |= using
         levels: dict[str, float] = {}
         for key in sorted(touched) if len(touched) > 1 else touched:
             flow = self._flows[key]
-            share = flow.pace
-            for link, built in flow.path:
-                if not self._paced:
-                    # Nobody is held to anything, which is nearly always: all get the same.
-                    level = built / len(self._using[link])
-                elif link in levels:
-                    level = levels[link]
-                else:
-                    level = levels[link] = self._level(link, built)
-                if level < share:
-                    share = level
+            if flow is changed and len(touched) == 1:
+                # It has its way for itself, which is nearly always so.
+                share = min(flow.pace, flow.most)
+            else:
+                share = self._fair_share(flow, levels)
             if share == flow.rate:
                 # It arrives when it would have arrived anyway.
                 continue
@@ -137,6 +139,21 @@ class Links:
             flow.generation += 1
             wait = round(flow.left / flow.rate * SECOND) + 1
             self._kernel.after(wait, partial(self._finish, key, flow.generation))
+
+    def _fair_share(self, flow: _Flow, levels: dict[str, float]) -> float:
+        """`levels` are those of links that were looked at for others just now."""
+        share = flow.pace
+        for link, built in flow.path:
+            if not self._paced:
+                # Nobody is held to anything: all get the same.
+                level = built / len(self._using[link])
+            elif link in levels:
+                level = levels[link]
+            else:
+                level = levels[link] = self._level(link, built)
+            if level < share:
+                share = level
+        return share
 
     def _level(self, link: str, rate: float) -> float:
         """What each on the link gets unless it is held to less; those leave others the rest."""

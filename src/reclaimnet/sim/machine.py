@@ -1,17 +1,19 @@
 """A simulated machine: what survives its agent, and what dies with the power."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.node import Node
 from reclaimnet.model.events import ProcessExited
 from reclaimnet.model.market import JobId, Notice, Offer
+from reclaimnet.model.values import value
 from reclaimnet.model.work import ManifestId
 from reclaimnet.sim.memory import Memory
 from reclaimnet.sim.process import Process
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Saved:
     job: JobId
     step: int
@@ -36,7 +38,8 @@ class Machine:
     """So many times as long as usual takes what goes to its disk."""
     processes: dict[tuple[JobId, int], Process] = field(default_factory=dict)
     leases: dict[JobId, int] = field(default_factory=dict)
-    vault: dict[ManifestId, Saved] = field(default_factory=dict)
+    vault: dict[JobId, dict[ManifestId, Saved]] = field(default_factory=dict)
+    """What its disk keeps of each job."""
     offer: Offer | None = None
     """What the agent reads from its disk when it restarts."""
     notices: tuple[tuple[Notice, int], ...] = ()
@@ -59,6 +62,20 @@ class Machine:
     """The version of its provider's book that the world has looked at last."""
     serves: bool = False
     """Whether guest traffic might leave it when the world looked last."""
+
+    def keep(self, manifest: ManifestId, saved: Saved) -> None:
+        self.vault.setdefault(saved.job, {})[manifest] = saved
+
+    def kept(self, job: JobId, manifest: ManifestId) -> Saved | None:
+        return self.vault.get(job, {}).get(manifest)
+
+    def forget(self, job: JobId, but: Collection[ManifestId]) -> None:
+        """What it keeps of the job, except these."""
+        of_job = self.vault.get(job, {})
+        for manifest in [manifest for manifest in of_job if manifest not in but]:
+            del of_job[manifest]
+        if not of_job:
+            self.vault.pop(job, None)
 
     @property
     def connected(self) -> bool:

@@ -88,7 +88,7 @@ class Processes:
         def run() -> None:
             if process.mode != Mode.STARTING:
                 return
-            saved = machine.vault.get(order.manifest) if order.manifest else None
+            saved = machine.kept(order.job, order.manifest) if order.manifest else None
             if order.manifest is not None and saved is None:
                 self.exit(machine, process, code=1, killed=False, reason="the state is gone")
                 return
@@ -269,7 +269,7 @@ class Processes:
         step = process.step(now)
         self._ledger.paused(machine.body.node, order.job, work.save_time)
         manifest = ManifestId(self._mint("m"))
-        machine.vault[manifest] = Saved(job=order.job, step=step, size=work.state_bytes)
+        machine.keep(manifest, Saved(job=order.job, step=step, size=work.state_bytes))
         if order.final:
             process.halt(Mode.WAITING, now)
             self._ledger.stopped(machine.body.node, order.job, step, now)

@@ -65,12 +65,13 @@ class Promises:
 
     def can_go_on(self) -> None:
         """Some checkpoint that the record names is where the record says."""
+        machines = self.world.machines
         for record in self.world.store.records.values():
             if record.state.terminal or not record.checkpoints:
                 continue
             held = any(
                 all(
-                    any(piece.manifest in self.world.machines[h].vault for h in piece.holders)
+                    any(machines[h].kept(record.id, piece.manifest) for h in piece.holders)
                     for piece in checkpoint.pieces
                 )
                 for checkpoint in record.checkpoints

@@ -22,8 +22,9 @@ of jobs that have ended may lie there for a day: shelves are not short of room."
 SHELF_BYTES: Final = 1 << 40
 SLICES: Final = 100
 """How often a run says how far it has come."""
-GC_SELDOM: Final = 1_000_000
-"""Of the many small objects of a long run hardly any are garbage that only a collection finds."""
+GC_SELDOM: Final = 20_000_000
+"""Of the many small objects of a long run hardly any are garbage that only a collection finds: some
+thousand a day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

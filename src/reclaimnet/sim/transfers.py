@@ -60,19 +60,20 @@ class Transfers:
         """In a quiet world, what is fetched from each node, should it fall silent."""
 
     def pull(self, machine: Machine, order: Pull) -> None:
-        saved = machine.vault.get(order.manifest)
+        saved = machine.kept(order.job, order.manifest)
         if saved is not None:
             self._messages.later(machine, MILLISECOND, _pulled(order, saved, moved=0))
             return
         for source in order.sources:
             other = self._machines.get(source)
-            if other is None or order.manifest not in other.vault:
+            there = other.kept(order.job, order.manifest) if other is not None else None
+            if other is None or there is None:
                 continue
             if not other.serves_at(self._kernel.now) or not machine.connected:
                 continue
             if not self._links.lead(source, machine.body.node):
                 continue
-            self._transfer(machine, order, source, other.vault[order.manifest])
+            self._transfer(machine, order, source, there)
             return
         failed = PullFailed(
             job=order.job, manifest=order.manifest, reason="nobody has it or answers"
@@ -163,7 +164,7 @@ class Transfers:
             return PullFailed(
                 job=order.job, manifest=order.manifest, reason="a chunk differs", damaged=True
             )
-        machine.vault[order.manifest] = saved
+        machine.keep(order.manifest, saved)
         rate = round(saved.size * SECOND / max(self._kernel.now - fetch.began, 1))
         return _pulled(order, saved, moved=saved.size, source=fetch.source, rate_bps=rate)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.neighbourhood import Neighbourhood
@@ -96,6 +96,9 @@ class SimWorld:
             self.kernel, self.machines, self.messages, self.misfortune, quiet=quiet, path=path_bps
         )
         self._resting = self.transfers.sendings.resting
+        self._doers: dict[type[od.Order], Callable[[Machine, Any], object]] = {}
+        """By kind of order, of those that were ever given: there are many of few kinds, and to try
+        one kind after the other takes longer than most of them take to be carried out."""
         self._minted = 0
 
     @property
@@ -196,8 +199,7 @@ class SimWorld:
             self.deliver(node, asked)
         known = {job: caught_up(record, told) for job, record in self.store.records.items()}
         self.processes.adopt(machine, known)
-        kept = tuple(sorted({saved.job for saved in machine.vault.values()}))
-        self.deliver(node, ev.CopiesFound(jobs=kept))
+        self.deliver(node, ev.CopiesFound(jobs=tuple(sorted(machine.vault))))
         for record in list(self.store.records.values()):
             if record.holder == node:
                 seen = ev.RecordSeen(job=record.id, record=caught_up(record, told))
@@ -231,18 +233,19 @@ class SimWorld:
     def deliver(self, node: NodeId, event: ev.Event) -> None:
         """Tell the mind that lives there, if one does, write it down, and do what it orders."""
         machine = self.machines[node]
-        if machine.mind is None:
+        mind = machine.mind
+        if mind is None:
             return
         if node in self._resting and type(event) in REPLANS:
             self.transfers.sendings.refresh(node)
         now = self.kernel.now
-        orders = machine.mind.handle(event, now + machine.clock)
-        stirred = machine.mind.stirred
+        orders = mind.handle(event, now + machine.clock)
+        stirred = mind.stirred
         if not orders and isinstance(event, ev.PressureRead):
             # By far the most frequent, and all that can follow from it is an earlier beat.
             self._schedule_wake(machine)
             return
-        book = machine.mind.provider
+        book = mind.provider
         if machine.seen_of_book != book.version:
             machine.seen_of_book = book.version
             if machine.serves != book.serves(now + machine.clock):
@@ -323,54 +326,75 @@ class SimWorld:
     # --- orders ----------------------------------------------------------------------------
 
     def _carry_out(self, machine: Machine, order: od.Order) -> None:
+        doer = self._doers.get(type(order))
+        if doer is None:
+            doer = self._doers[type(order)] = self._doer(order)
+        doer(machine, order)
+
+    def _doer(self, order: od.Order) -> Callable[[Machine, Any], object]:
+        """Who carries out orders of this kind."""
         match order:
             case od.Tell():
-                self.messages.send(machine.body.node, order.to, order.event)
+                return self._tell
             case od.Write():
-                self.board.write(machine, order)
+                return self.board.write
             case od.Forget():
-                job, keep, vault = order.job, order.keep, machine.vault
-                for manifest in [m for m, s in vault.items() if s.job == job and m not in keep]:
-                    del vault[manifest]
+                return self._forget
             case od.Pull():
-                self.transfers.pull(machine, order)
+                return self.transfers.pull
             case od.Save():
-                self.processes.save(machine, order)
+                return self.processes.save
             case od.Warn() | od.Explain() | ExplainLink():
-                pass
+                return _ignore
             case od.Answer():
-                self.answers.append(order)
+                return self._answer
             case od.Read():
-                self.board.read(machine, order)
+                return self.board.read
             case od.Beat():
-                self.board.beat(machine, order)
+                return self.board.beat
             case od.Check():
-                self.board.check(machine, order)
+                return self.board.check
             case od.HoldLease():
-                self.processes.hold_lease(machine, order)
+                return self.processes.hold_lease
             case od.WarmUp():
-                self.processes.warm_up(machine, order)
+                return self.processes.warm_up
             case od.Start():
-                self.processes.start(machine, order)
+                return self.processes.start
             case od.Resume():
-                self.processes.resume(machine, order)
+                return self.processes.resume
             case od.Suspend():
-                self.processes.suspend(machine, order)
+                return self.processes.suspend
             case od.Unsuspend():
-                self.processes.unsuspend(machine, order)
+                return self.processes.unsuspend
             case od.Limit():
-                self.processes.limit(machine, order)
+                return self.processes.limit
             case od.End():
-                self.processes.end(machine, order)
+                return self.processes.end
             case od.SetPace():
-                self.transfers.sendings.set_pace(order.transfer, order.rate)
+                return self._set_pace
             case od.Listen():
-                self.talking.listen(machine, order)
+                return self.talking.listen
             case od.Rotate():
-                self.talking.rotate(machine, order)
+                return self.talking.rotate
             case _:
                 assert_never(order)
+
+    def _tell(self, machine: Machine, order: od.Tell) -> None:
+        self.messages.send(machine.body.node, order.to, order.event)
+
+    def _forget(self, machine: Machine, order: od.Forget) -> None:
+        machine.forget(order.job, order.keep)
+
+    def _answer(self, _: Machine, order: od.Answer) -> None:
+        self.answers.append(order)
+
+    def _set_pace(self, _: Machine, order: od.SetPace) -> None:
+        self.transfers.sendings.set_pace(order.transfer, order.rate)
 
     def _mint(self, letter: str) -> str:
         self._minted += 1
         return f"{letter}{self._minted}"
+
+
+def _ignore(_: Machine, __: od.Order) -> None:
+    """It is for people to read."""

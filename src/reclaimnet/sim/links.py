@@ -40,8 +40,6 @@ class Links:
         self._flows: dict[int, _Flow] = {}
         self._using: dict[str, set[int]] = {}
         """Which flows cross each link."""
-        self._fastest = 0.0
-        """What the fastest that ever came could use."""
         self._paced: set[int] = set()
         """Flows that were ever held to something."""
         self._next = 0
@@ -59,8 +57,7 @@ class Links:
             if using is None:
                 using = self._using[link] = set()
             using.add(key)
-        self._fastest = max(self._fastest, most)
-        self._share(key, flow)
+        self._share(flow)
         return key
 
     def lead(self, source: NodeId, target: NodeId) -> bool:
@@ -90,7 +87,7 @@ class Links:
         if flow is not None and flow.pace != pace:
             flow.pace = pace
             self._paced.add(key)
-            self._share(key, flow)
+            self._share(flow)
 
     def left(self, key: int) -> int | None:
         """Bytes that have not arrived yet; None if it is over."""
@@ -113,16 +110,13 @@ class Links:
         self._paced.discard(key)
         for link, _ in flow.path:
             self._using[link].discard(key)
-        self._share(key, flow)
+        self._share(flow)
 
-    def _share(self, came_or_went: int, changed: _Flow) -> None:
-        """Whoever has a link in common with the flow that came or went gets a new rate, but for
-        links that are so wide that an equal share of them is more than anybody could use."""
-        touched = {came_or_went} if came_or_went in self._flows else set()
-        for link, built in changed.path:
-            using = self._using[link]
-            if (len(using) + 1) * self._fastest > built:
-                touched |= using
+    def _share(self, changed: _Flow) -> None:
+        """Whoever has a link in common with the flow that came or went gets a new rate."""
+        touched: set[int] = set()
+        for link, _ in changed.path:
+            touched |= self._using[link]
         levels: dict[str, float] = {}
         for key in sorted(touched) if len(touched) > 1 else touched:
             flow = self._flows[key]

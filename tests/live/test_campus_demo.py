@@ -32,6 +32,16 @@ def test_ctrl_c_leaves_nothing_behind(moment: str) -> None:
     _end(moment, signal.SIGINT, lambda demo: os.killpg(demo.pid, signal.SIGINT))
 
 
+def test_nor_does_one_who_cannot_wait_for_the_end() -> None:
+    def again_and_again(demo: "subprocess.Popen[str]") -> None:
+        while demo.poll() is None:
+            os.killpg(demo.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                demo.wait(0.2)
+
+    _end("the jobs run", signal.SIGINT, again_and_again)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_nor_does_one_who_ends_it_or_closes_its_terminal(number: signal.Signals) -> None:
     _end("the jobs run", number, lambda demo: demo.send_signal(number))

@@ -7,6 +7,7 @@ import pytest
 from tests.live.campus import live_campus
 from tests.live.waiting import until
 
+from reclaimnet.apps.owners_word import FILE, is_taken_back
 from reclaimnet.errors import Unavailable
 from reclaimnet.model.asking import ReclaimRequest
 from reclaimnet.model.work import JobState
@@ -92,3 +93,23 @@ def test_a_reclaim_while_the_agent_starts_again_finds_the_guests_it_has_left(
         until(taken_back, "the owner has the machine")
         until(lambda: not campus["a"].guests(), "the guest is gone")
         campus.await_job(job, lambda r: r.state is JobState.PENDING, "it waits")
+
+
+@pytest.mark.parametrize("agent", ["dead", "hung"])
+def test_at_once_needs_no_agent_and_the_next_one_knows(tmp_path: Path, agent: str) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start("a")
+        job = campus.train()
+        campus.await_running(job)
+        if agent == "dead":
+            campus["a"].kill()
+        else:
+            campus["a"].pause()
+        told = campus.rn("reclaim", "--node", "a", "--now").stdout
+        assert "1 guest ended just now, and nothing is lent until you say `rn lend`." in told
+        assert not campus["a"].guests()
+        assert is_taken_back(campus.config.agents / "a" / FILE)
+        campus["a"].restart()
+        assert campus["a"].card().gpus == ()
+        campus["a"].lend()
+        campus.await_running(job, epoch=2)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from reclaimnet.apps.live.clock import Clock
-from reclaimnet.apps.owners_word import FILE, NEVER, OwnersWord, is_taken_back
+from reclaimnet.apps.owners_word import FILE, NEVER, OwnersWord, is_taken_back, take_back
 from reclaimnet.engine.provider import Provider
 from reclaimnet.errors import UsageError
 from reclaimnet.model import events as ev
@@ -331,3 +331,22 @@ def test_the_answer_repeats_the_terms_and_what_is_not_lent(lab: Lab) -> None:
     lab.ask(LendRequest(gpus=3, users=(), hours=()))
     assert lab.book.standing is not None
     assert lab.word.repeated(lab.book.standing) == "To everyone, at any hour."
+
+
+def test_what_is_taken_back_while_no_agent_lives_is_not_lent_by_the_next(lab: Lab) -> None:
+    lab.ask(STRICT)
+    lab.book.adopt(JobId("j"), (GPUS[1].id,), lab.clock.now())
+    lab.ask(ReclaimRequest(grace=HOUR))
+    assert take_back(lab.file)
+    assert is_taken_back(lab.file)
+    lab.start()
+    assert lab.lent == []
+    assert not lab.book.notices
+    # What was said before still is what is lent, when the owner says so.
+    lab.ask(LendRequest())
+    assert (lab.lent, lab.terms.users) == ([1], ("ada",))
+
+
+def test_where_nothing_was_ever_lent_there_is_nothing_to_write_down(tmp_path: Path) -> None:
+    assert take_back(tmp_path / FILE)
+    assert not (tmp_path / FILE).exists()

@@ -230,7 +230,7 @@ def _on_the_way(nodes: Sequence[Node]) -> dict[JobId, Sending]:
     }
 
 
-@command("rn logs train\nrn logs -f 8f3a")
+@command("rn logs train\nrn logs -f j-6qvbm7wd")
 @click.option("-f", "--follow", is_flag=True, help="Go on as it writes, until it is over.")
 @job_argument
 def logs(follow: bool, job: str) -> int:
@@ -286,7 +286,7 @@ def _counted(
         yield piece
 
 
-@command("rn cancel train\nrn cancel 8f3a 91c0")
+@command("rn cancel train\nrn cancel j-6qv j-91c")
 @json_option
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True, shell_complete=complete_job)
 def cancel(jobs: tuple[str, ...], as_json: bool) -> None:

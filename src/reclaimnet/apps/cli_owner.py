@@ -22,12 +22,19 @@ from reclaimnet.apps.cli_base import (
     say,
     width,
 )
-from reclaimnet.apps.client import Gateway, ask_local, end_guests, local_agents, status_of
+from reclaimnet.apps.client import (
+    AT_ONCE_S,
+    Gateway,
+    ask_local,
+    local_agents,
+    reclaim_without,
+    status_of,
+)
 from reclaimnet.apps.config import DEFAULT_GUEST_DISK, DEFAULT_VAULT_QUOTA, Config, did_you_mean
 from reclaimnet.errors import NotFound, ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, Reply, Request, WithdrawRequest
 from reclaimnet.model.market import Hours, Maintenance
-from reclaimnet.model.units import SECOND, show_count, show_size
+from reclaimnet.model.units import SECOND, show_size
 
 GIVEN_BACK_POLL_S: Final = 0.5
 
@@ -350,16 +357,13 @@ def ask_node(request: Request, node: str | None, as_json: bool) -> int:
 
 
 def _ask_here(config: Config, node: str, request: Request) -> Reply:
-    try:
+    all_now = isinstance(request, ReclaimRequest) and not request.gpus and request.grace == 0
+    if not all_now:
         return ask_local(config, node, request)
-    except Unavailable as error:
-        if not isinstance(request, ReclaimRequest) or request.gpus or request.grace != 0:
-            raise
-        ended = show_count(end_guests(config, node), "guest")
-        raise Unavailable(
-            f"{error}. Without it, {ended} ended just now; it lends again when it runs, so say "
-            "this once more then"
-        ) from error
+    try:
+        return ask_local(config, node, request, patience_s=AT_ONCE_S)
+    except Unavailable:
+        return reclaim_without(config, node)
 
 
 def _ask_far(config: Config, node: str, request: Request) -> Reply:

@@ -38,6 +38,7 @@ from reclaimnet.model.asking import (
     WithdrawRequest,
 )
 from reclaimnet.model.market import Card
+from reclaimnet.model.units import show_count
 from reclaimnet.model.work import JobRecord
 
 API: Final = "/api/v1"
@@ -45,6 +46,8 @@ CAMPUS_NAME: Final = "campus.reclaimnet"
 """What a campus's gateway proves to be. Said again here because a command must start quickly, and
 what agents need for it is slow to import."""
 ANSWER_TIMEOUT_S: Final = 10.0
+AT_ONCE_S: Final = 1.0
+"""An owner who wants the machine now does not wait longer for an agent that hangs."""
 FETCH_TIMEOUT_S: Final = 600.0
 FOLLOW_TIMEOUT_S: Final = 60.0
 """Silence on a followed log after which the connection is made anew; a quiet job is no fault."""
@@ -434,7 +437,9 @@ def local_agents(config: Config) -> list[str]:
     return sorted(path.parent.name for path in config.agents.glob("*/control.sock"))
 
 
-def ask_local(config: Config, node: str, request: Request) -> Reply:
+def ask_local(
+    config: Config, node: str, request: Request, *, patience_s: float = ANSWER_TIMEOUT_S
+) -> Reply:
     """Raises Unavailable if the agent is not there or does not answer in time."""
     from reclaimnet import wire
 
@@ -448,7 +453,7 @@ def ask_local(config: Config, node: str, request: Request) -> Reply:
         ) from error
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
-            channel.settimeout(ANSWER_TIMEOUT_S)
+            channel.settimeout(patience_s)
             channel.connect(f"/proc/self/fd/{descriptor}/control.sock")
             channel.sendall(wire.encode_request(request) + b"\n")
             return wire.decode_reply(_read_line(channel))
@@ -465,11 +470,22 @@ def ask_local(config: Config, node: str, request: Request) -> Reply:
         os.close(descriptor)
 
 
-def end_guests(config: Config, node: str) -> int:
-    """Without the agent, which does not answer: how many guests of the node were ended."""
+def reclaim_without(config: Config, node: str) -> Reply:
+    """At once, and without the agent, which does not answer: guests are ended by their minders,
+    and the owner's word is on disk for the next agent."""
     from reclaimnet.adapters.linux.attempts.former import end_at_once
+    from reclaimnet.apps.owners_word import FILE, take_back
 
-    return end_at_once(config.agents / node / "run")
+    written = take_back(config.agents / node / FILE)
+    ended = show_count(end_at_once(config.agents / node / "run"), "guest")
+    found = f"The agent of {node} does not answer; without it, {ended} ended just now"
+    if written:
+        return Reply(ok=True, text=f"{found}, and nothing is lent until you say `rn lend`.")
+    return Reply(
+        ok=False,
+        text=f"{found}, but it could not be written down that all is yours again: say this once "
+        "more when the agent runs",
+    )
 
 
 def status_of(config: Config, node: str) -> Card:

@@ -33,7 +33,7 @@ from reclaimnet.adapters.linux.attempts.start import kept_environment
 from reclaimnet.apps import bundle, printing, up
 from reclaimnet.apps.client import Gateway, Node
 from reclaimnet.apps.config import Config, load
-from reclaimnet.apps.own_command import finish, rn
+from reclaimnet.apps.own_command import finish, rn, to_the_end
 from reclaimnet.errors import ReclaimNetError, Unavailable, UsageError
 from reclaimnet.model.asking import LendRequest, ReclaimRequest, WithdrawRequest
 from reclaimnet.model.market import JobId
@@ -121,17 +121,18 @@ def main(*, json: bool, keep: bool, testbed: bool) -> int:
     env = _env(home)
     began = time.monotonic()
     kept = False
-    try:
-        if testbed:
-            with _namespaces(home) as bed:
-                rows = _run(console, home, env, bed)
+    with to_the_end():
+        try:
+            if testbed:
+                with _namespaces(home) as bed:
+                    rows = _run(console, home, env, bed)
+                    _clean_up(home, env)
+            else:
+                rows = _run(console, home, env, None)
+            kept = keep
+        finally:
+            if not kept:
                 _clean_up(home, env)
-        else:
-            rows = _run(console, home, env, None)
-        kept = keep
-    finally:
-        if not kept:
-            _clean_up(home, env)
     if json:
         print(jsonlib.dumps({"jobs": [dataclasses.asdict(row) for row in rows]}))  # noqa: T201
     else:

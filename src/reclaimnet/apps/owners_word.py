@@ -286,6 +286,24 @@ def _read(file: Path) -> dict[str, Any]:
     return state
 
 
+def take_back(file: Path) -> bool:
+    """Where no agent answers: the owner takes all back, and the next one finds it so. Whether that
+    could be written down."""
+    try:
+        state = _read(file)
+    except FileNotFoundError:
+        return True  # Nothing was ever lent.
+    except (OSError, ValueError):
+        return False  # Of what cannot be read, nothing is lent either; but it stays to be seen.
+    said = state.get("offer") or state.get("said")
+    taken = {**state, "offer": None, "said": said, "notices": [], "said_at": time.time_ns()}
+    try:
+        write_down(file, json.dumps(taken))
+    except OSError:
+        return False
+    return True
+
+
 def is_taken_back(file: Path) -> bool:
     """Whether the owner has said last that nothing is lent, as far as is known."""
     return _says(

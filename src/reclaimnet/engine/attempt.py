@@ -434,7 +434,7 @@ class Attempt:
             why = f"NodeFail: {event.reason or 'ended by this node'}"
             return self.close(JobState.PENDING, why, now, stumbles=stumbles)
         if event.code == REQUEUE_EXIT_CODE:
-            how = "at once, with nothing new saved" if stumbles else "saved"
+            how = "ended at once, with nothing new saved" if stumbles else "saved"
             why = f"{how}, and asked to be run again"
             return self.close(JobState.PENDING, why, now, stumbles=stumbles)
         if event.code == 0 and event.output is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from reclaimnet.apps import bench
 from reclaimnet.apps.config import did_you_mean
+from reclaimnet.apps.own_command import to_the_end
 from reclaimnet.errors import Unavailable, UsageError
 
 
@@ -45,7 +46,8 @@ def run(name: str, *, json: bool, seed: int, quick: bool, trace: Path | None, li
         if value and option not in taken:
             raise UsageError(f"bench {name} takes no --{option}; leave it out")
     more = {option: value for option, value in given.items() if option in taken}
-    result = measure(seed=seed, quick=quick, **more)
+    with to_the_end():
+        result = measure(seed=seed, quick=quick, **more)
     if json:
         print(jsonlib.dumps(result))  # noqa: T201
     else:

@@ -112,6 +112,22 @@ def test_strangers_are_refused_on_both_sides(tmp_path: Path) -> None:
         shake_hands(ca.server_context(stranger), ca.client_context(honest))
 
 
+def test_a_connection_that_failed_is_over_for_both_directions(tmp_path: Path) -> None:
+    ours, theirs = ca.make_ca(tmp_path / "ours"), ca.make_ca(tmp_path / "theirs")
+    stranger = ca.server_context(certified(tmp_path, theirs, "node:stranger"))
+    honest = ca.client_context(certified(tmp_path, ours, "node:honest"))
+    with (
+        serving(stranger) as (near, _),
+        closing(stream(near, honest, server_side=False)) as tls,
+    ):
+        with pytest.raises(Distrust):
+            tls.handshake()
+        with pytest.raises(ConnectionError):
+            tls.send(1, b"more")
+        with pytest.raises(ConnectionError):
+            tls.receive(1)
+
+
 def test_nobody_gets_in_without_a_certificate_or_with_old_tls(tmp_path: Path) -> None:
     authority = ca.make_ca(tmp_path / "ca")
     kept = certified(tmp_path, authority, "node:a")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, ParamSpec, TypeVar
 
+from cryptography import x509
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 
@@ -31,14 +32,13 @@ what the sender of a fast transfer would be busy with."""
 RECORD_BYTES: Final = 16 << 10
 """What a record of TLS holds at the most."""
 SEALED_BYTES: Final = 17 << 10
-"""More than any record of TLS takes."""
+"""More than any record takes: what is known to have come may be in one that is not whole yet."""
 POLL_S: Final = 0.1
 """How long a wait may go on after it should have ended."""
 STALL_S: Final = 30.0
 """A peer that moves nothing for so long is given up."""
 OVERHEAD_BYTES: Final = 64
 """More than a record takes besides what it holds."""
-COMMON_NAME: Final = NameOID.COMMON_NAME
 HEADER: Final = struct.Struct("!BI")
 """Kind and length of a frame."""
 
@@ -108,11 +108,8 @@ class Stream:
     def peer(self) -> str:
         """The common name in the peer's certificate."""
         certificate = self._tls.get_peer_certificate(as_cryptography=True)
-        names = (
-            [str(name.value) for name in certificate.subject.get_attributes_for_oid(COMMON_NAME)]
-            if certificate is not None
-            else []
-        )
+        subject = x509.Name([]) if certificate is None else certificate.subject
+        names = [str(name.value) for name in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         if len(names) != 1:
             raise Forbidden("the peer's certificate does not say which one node it is")
         return names[0]
@@ -120,7 +117,7 @@ class Stream:
     def send(self, kind: int, payload: bytes | memoryview = b"") -> None:
         """One whole frame."""
         begun = time.monotonic()
-        self._tls.send(HEADER.pack(kind, len(payload)))
+        self._seal(memoryview(HEADER.pack(kind, len(payload))))
         view = memoryview(payload)
         if not view:
             self._flush()
@@ -174,9 +171,15 @@ class Stream:
     def _send(self, data: memoryview) -> None:
         records = len(data) // RECORD_BYTES + 2  # The last is not full, and a header was before it.
         at_once = len(data) + records * OVERHEAD_BYTES
-        while data:
-            data = data[self._tls.send(data) :]
+        self._seal(data)
         self._flush(at_once)
+
+    def _seal(self, data: memoryview) -> None:
+        try:
+            while data:
+                data = data[self._tls.send(data) :]
+        except SSL.Error as error:
+            raise _explained(error) from error
 
     def _receive_piece(self, piece: memoryview, *, more: int) -> None:
         """TLS hands over a record of 16 KiB at a time, 65,536 of them for a GiB: nothing but the
@@ -236,7 +239,7 @@ class Stream:
 
 def _explained(error: SSL.Error) -> ConnectionError:
     """In words, and by whose fault: TLS says why as a stack of library, function and reason."""
-    if isinstance(error, SSL.ZeroReturnError):
+    if isinstance(error, SSL.ZeroReturnError | SSL.SysCallError):
         return ConnectionError("the peer closed the connection")
     stack = error.args[0] if error.args else ()
     reason = str(stack[-1][-1]) if stack else "TLS broke off"

@@ -1,5 +1,6 @@
 """Transfers under a plan: the convoy, who conducts it, and a node that nobody conducts."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -150,13 +151,17 @@ def test_who_tells_is_answered_and_others_hear_only_what_is_new() -> None:
 # --- a node --------------------------------------------------------------------------------
 
 
-def outbound(topology: str | None = None) -> Outbound:
+def outbound(
+    topology: str | None = None,
+    conducts: Callable[[NodeId, str, int], bool] = lambda node, stretch, now: True,
+) -> Outbound:
     return Outbound(
         A,
         uplink=Link(id=LinkId("a up"), rate=RATE),
         topology=parse_topology(topology, file="t") if topology else None,
         policy=least_rate_first,
-        stakes=lambda job, now: Stakes(deadline=10 * SECOND if job == "j" else None),
+        stakes=lambda job, now: Stakes(deadline=20 * SECOND if job == "j" else None),
+        conducts=conducts,
     )
 
 
@@ -176,7 +181,7 @@ def test_without_a_conductor_the_node_plans_for_its_own_uplink() -> None:
     assert told.stretch == "a up"
     assert set_rates(node.hold(0)) == {"j": RATE, "copy": TRICKLE}
     (first, second) = node.sending(0)
-    assert (first.job, first.deadline, first.planned_by) == ("j", 10 * SECOND, "")
+    assert (first.job, first.deadline, first.planned_by) == ("j", 20 * SECOND, "")
     assert second.job == "copy"
 
 
@@ -190,6 +195,22 @@ def test_a_conductor_that_falls_silent_is_not_waited_for() -> None:
     assert node.sending(0)[0].planned_by == C
     node.sent(sent("j", 499 * MB), ANSWERED_FOR)
     assert set_rates(node.hold(ANSWERED_FOR)) == {"j": RATE}
+
+
+def test_the_word_of_who_conducts_no_more_lapses_at_once() -> None:
+    conducting = {C}
+    node = outbound(conducts=lambda node, stretch, now: node in conducting)
+    node.sent(sent("j", 500 * MB), 0)
+    node.tell(0)
+    slow = ev.PacesTold(stretch="a up", node=C, paces=(Pace(transfer=TransferId("j"), rate=MB),))
+    assert node.heard(slow, 0)
+    assert set_rates(node.hold(0)) == {"j": MB}
+    assert not node.heard(slow, SECOND), "the same again"
+    conducting.clear()
+    assert node.sending(SECOND)[0].planned_by == ""
+    assert set_rates(node.hold(SECOND)) == {"j": RATE}
+    conducting.add(C)
+    assert node.heard(replace(slow, paces=()), SECOND), "it is back, with another word"
 
 
 def test_the_narrowest_of_all_conductors_counts() -> None:
@@ -355,6 +376,7 @@ def test_a_jobs_older_state_makes_way_for_its_newer_one() -> None:
         topology=None,
         policy=least_rate_first,
         stakes=lambda job, now: Stakes(deadline=10 * SECOND, unsaved=1000),
+        conducts=lambda node, stretch, now: False,
     )
     older = replace(sent("older", 300 * MB), job=JobId("j"))
     newer = replace(sent("newer", 800 * MB, to=C), job=JobId("j"))

@@ -236,7 +236,7 @@ class Highway:
         self.pressing: set[JobId] = set()
         self.links = Links(
             self.kernel,
-            path=lambda source, target: ((f"{source} up", 10.0), (f"{target} down", 10.0)),
+            path=lambda source, target: ((f"{source} up", 2.0), (f"{target} down", 2.0)),
         )
         self.sendings = Sendings(
             self.kernel,
@@ -275,9 +275,9 @@ def test_in_a_quiet_world_only_what_presses_and_what_is_in_its_way_is_told_of() 
     road.send("late copy", "f", "e")
     assert road.heard_of() == {"copy", "move", "late copy"}
     before = len(road.told)
-    road.kernel.run(6 * SECOND)
-    assert len(road.told) == before + 2 * 3, "each is looked at every three seconds"
-    road.kernel.run(60 * SECOND)
+    road.kernel.run(2 * QUIET_EVERY)
+    assert len(road.told) == before + 2 * 3, "each is looked at twice"
+    road.kernel.run(300 * SECOND)
     ended = {event.transfer for _, event in road.told if isinstance(event, SendingEnded)}
     assert ended == {"copy", "move", "late copy"}
 
@@ -287,9 +287,9 @@ def test_what_has_its_way_for_itself_is_not_looked_at_until_that_changes() -> No
         road = Highway()
         road.pressing.add(JobId("move"))
         road.send("move", "a", "e")
-        road.kernel.run(3 * SECOND)
+        road.kernel.run(QUIET_EVERY)
         assert len(road.told) == 2, "when it began, and once more"
-        road.kernel.run(5 * SECOND)
+        road.kernel.run(25 * SECOND)
         assert len(road.told) == 2
         assert road.sendings.resting == {"a"}
         return road
@@ -301,11 +301,11 @@ def test_what_has_its_way_for_itself_is_not_looked_at_until_that_changes() -> No
     looks = [event for _, event in road.told[2:] if isinstance(event, BytesSent)]
     assert [(look.transfer, look.left) for look in looks] == [("move", 50), ("copy", 100)]
     assert not road.sendings.resting
-    road.kernel.run(8 * SECOND)
-    assert len(road.told) == 2 + 2 + 2, "both are looked at again, every three seconds"
+    road.kernel.run(25 * SECOND + QUIET_EVERY)
+    assert len(road.told) == 2 + 2 + 2, "both are looked at again"
 
     road = rested()
-    road.sendings.set_pace(TransferId("move"), 5.0)
+    road.sendings.set_pace(TransferId("move"), 1.0)
     assert len(road.told) == 3
     assert not road.sendings.resting
 

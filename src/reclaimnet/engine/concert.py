@@ -51,6 +51,7 @@ class Concert:
             topology=body.topology,
             policy=pace,
             stakes=guests.stakes,
+            conducts=self._is_relied_on,
         )
         self.tempo = Tempo(
             body.node,
@@ -83,6 +84,15 @@ class Concert:
     def _conducts(self, node: NodeId, stretch: str, now: int) -> bool:
         """Whether it is for this node to say what happens there."""
         return node == self._around.conductor(stretch, now)
+
+    def _is_relied_on(self, node: NodeId, stretch: str, now: int) -> bool:
+        """Whether what it said of the stretch still holds."""
+        if node == self._body.node:
+            return stretch in self.conductors
+        around = self._around
+        return around.alive(node, now, around.timing.doubted_after) and self._conducts(
+            node, stretch, now
+        )
 
     # --- transfers -------------------------------------------------------------------------
 

@@ -1,15 +1,15 @@
 """Outbound: what leaves this node for others. It tells the conductors of the links on the way what
 is on them, and holds each transfer to the least rate that any of them allows.
 
-A deadline never depends on a conductor: where none is known, or none has answered of late, the node
-plans alone for its own uplink.
+A deadline never depends on a conductor: where none is known, or the one that spoke conducts no
+more, is not heard of or has not answered of late, the node plans alone for its own uplink.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from reclaimnet.engine.convoy import Convoy, differs
+from reclaimnet.engine.convoy import TOLD_FOR, Convoy, differs
 from reclaimnet.model import events as ev
 from reclaimnet.model.market import JobId, NodeId, Sending
 from reclaimnet.model.moving import UNLIMITED, Link, LinkId, Transfer, TransferId
@@ -19,8 +19,8 @@ from reclaimnet.model.work import Decision
 from reclaimnet.policy.pace import PlanPaces
 from reclaimnet.policy.topology import Topology, uplink_of
 
-ANSWERED_FOR: Final = 4 * SECOND
-"""A conductor's word holds for so long; transfers are told of more often than that."""
+ANSWERED_FOR: Final = TOLD_FOR
+"""A conductor's word holds for as long as it would remember what it was told."""
 TRICKLE: Final = 1 << 16
 """Bytes a second for a transfer that has to wait, so that its connection lives."""
 MAX_SENDING: Final = 256
@@ -64,7 +64,7 @@ class _Word:
     """What a conductor has said last."""
 
     by: NodeId
-    at: int
+    at: int = field(compare=False)
     paces: dict[TransferId, int] = field(default_factory=dict)
     shed: frozenset[TransferId] = frozenset()
 
@@ -78,8 +78,10 @@ class Outbound:
         topology: Topology | None,
         policy: PlanPaces,
         stakes: Callable[[JobId, int], Stakes],
+        conducts: Callable[[NodeId, str, int], bool],
     ) -> None:
-        """`stakes` says what is at stake with a transfer of a job at this moment."""
+        """`stakes` says what is at stake with a transfer of a job at this moment, `conducts`
+        whether a node that spoke for a stretch is still to be relied on there."""
         self.node = node
         self.uplink = uplink
         self._topology = topology if topology is not None and node in topology.nodes else None
@@ -91,6 +93,7 @@ class Outbound:
         self.own_stretch = self._stretch_of[uplink.id]
         self._own = Convoy([uplink], policy)
         self._stakes = stakes
+        self._conducts = conducts
         self._going: dict[TransferId, _Going] = {}
         self._words: dict[str, _Word] = {}
         self._told: set[str] = set()
@@ -152,13 +155,9 @@ class Outbound:
         """Whether it is news: mostly a conductor says the same again, so that its word holds."""
         paces = {pace.transfer: pace.rate for pace in event.paces}
         word = _Word(event.node, now, paces, frozenset(event.shed))
-        before = self._words.get(event.stretch)
+        before = self._word(event.stretch, now)
         self._words[event.stretch] = word
-        return (
-            before is None
-            or now - before.at >= ANSWERED_FOR
-            or (before.by, before.paces, before.shed) != (word.by, word.paces, word.shed)
-        )
+        return before != word
 
     # --- what follows ----------------------------------------------------------------------
 
@@ -188,7 +187,7 @@ class Outbound:
         """Set the pace of each transfer, by what the conductors say, or by our own plan."""
         if not self._going:
             return []
-        heard = {s: word for s, word in self._words.items() if now - word.at < ANSWERED_FOR}
+        heard = {s: word for s in self._words if (word := self._word(s, now)) is not None}
         alone = self._plan_alone(now) if self.own_stretch not in heard else None
         orders: list[Order] = []
         for id_, going in sorted(self._going.items()):
@@ -250,8 +249,11 @@ class Outbound:
         return [going.transfer for _, going in sorted(self._going.items())]
 
     def _word(self, stretch: str, now: int) -> _Word | None:
+        """What holds there."""
         word = self._words.get(stretch)
-        return word if word is not None and now - word.at < ANSWERED_FOR else None
+        if word is None or now - word.at >= ANSWERED_FOR:
+            return None
+        return word if self._conducts(word.by, stretch, now) else None
 
     def _explain(self, going: _Going, by: list[NodeId], now: int) -> list[Order]:
         """Why it goes as fast as it does, once for each plan that is another."""

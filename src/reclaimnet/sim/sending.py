@@ -22,7 +22,7 @@ from reclaimnet.sim.links import Links
 
 EVERY: Final = SECOND
 """How often a sender looks how far its transfers have come."""
-QUIET_EVERY: Final = 3 * SECOND
+QUIET_EVERY: Final = 9 * SECOND
 """In a quiet world, where no look is ever lost: before what the conductors said lapses."""
 
 

@@ -18,27 +18,24 @@ from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 
 from reclaimnet.adapters.vault.pace import Pace
+from reclaimnet.adapters.vault.records import Records
 from reclaimnet.errors import Damaged, Forbidden
 
 PIECE_BYTES: Final = 512 << 10
 """What is encrypted and sent at a time: many records for one system call."""
 PACED_BYTES: Final = 256 << 10
 """The same where a pace is to be kept, which is done between two pieces."""
-RECEIVE_BYTES: Final = 1 << 20
-"""What is received at a time at the most."""
+AT_ONCE: Final = 1 << 20
+"""What is carried at a time at the most, sealed."""
 WAKE_BYTES: Final = 256 << 10
 """Who waits for more than this is woken when so much has come, not for every packet: waking is
 what the sender of a fast transfer would be busy with."""
-RECORD_BYTES: Final = 16 << 10
-"""What a record of TLS holds at the most."""
 SEALED_BYTES: Final = 17 << 10
 """More than any record takes: what is known to have come may be in one that is not whole yet."""
 POLL_S: Final = 0.1
 """How long a wait may go on after it should have ended."""
 STALL_S: Final = 30.0
 """A peer that moves nothing for so long is given up."""
-OVERHEAD_BYTES: Final = 64
-"""More than a record takes besides what it holds."""
 HEADER: Final = struct.Struct("!BI")
 """Kind and length of a frame."""
 
@@ -73,13 +70,11 @@ class Stream:
         self._paces: tuple[Pace, ...] = (pace,)
         self.stall_s = stall_s
         """A peer that moves nothing for so long is given up."""
-        self._tls = SSL.Connection(context, None)
+        self._tls = Records(context, at_once=AT_ONCE)
         if server_side:
             self._tls.set_accept_state()
         else:
             self._tls.set_connect_state()
-        self._received = memoryview(bytearray(RECEIVE_BYTES))
-        """What has come, still encrypted; memory is taken for as much as really comes at once."""
         self._wakes_at = 1
         """How many bytes must have come before a wait for them ends."""
         self.sending_s = 0.0
@@ -169,10 +164,8 @@ class Stream:
         return PACED_BYTES if paced else PIECE_BYTES
 
     def _send(self, data: memoryview) -> None:
-        records = len(data) // RECORD_BYTES + 2  # The last is not full, and a header was before it.
-        at_once = len(data) + records * OVERHEAD_BYTES
         self._seal(data)
-        self._flush(at_once)
+        self._flush()
 
     def _seal(self, data: memoryview) -> None:
         try:
@@ -182,39 +175,29 @@ class Stream:
             raise _explained(error) from error
 
     def _receive_piece(self, piece: memoryview, *, more: int) -> None:
-        """TLS hands over a record of 16 KiB at a time, 65,536 of them for a GiB: nothing but the
-        call is done for each."""
-        done = 0
-        while done < len(piece):
+        while piece:
             try:
-                done += self._tls.recv_into(piece[done:], RECORD_BYTES)
+                piece = piece[self._tls.open_into(piece) :]
             except SSL.WantReadError:
                 self._flush()
-                self._fill(expected=len(piece) - done + more - SEALED_BYTES)
+                self._fill(expected=len(piece) + more - SEALED_BYTES)
             except SSL.Error as error:
                 raise _explained(error) from error
 
-    def _flush(self, at_once: int = SEALED_BYTES) -> None:
-        """All that TLS has for the peer goes out; `at_once` is how much there may well be."""
-        while True:
-            try:
-                sealed = self._tls.bio_read(at_once)
-            except SSL.WantReadError:  # There is nothing.
-                return
-            data = memoryview(sealed)
-            while data:
-                data = data[self._patiently(self.connection.send, data) :]
-            if len(sealed) < at_once:
-                return
+    def _flush(self) -> None:
+        """All that TLS has for the peer goes out."""
+        while sealed := self._tls.sealed():
+            while sealed:
+                sealed = sealed[self._patiently(self.connection.send, sealed) :]
 
     def _fill(self, *, expected: int = 0) -> None:
         """Wait for something from the peer, and give it to TLS. At least what is `expected` will
         come if the peer does not stop."""
         self._wake_at(max(1, min(expected, WAKE_BYTES)))
-        count = self._patiently(self.connection.recv_into, self._received)
+        count = self._patiently(self.connection.recv_into, self._tls.incoming)
         if not count:
             raise ConnectionError("the peer closed the connection")
-        self._tls.bio_write(self._received[:count])
+        self._tls.came(count)
 
     def _wake_at(self, count: int) -> None:
         if count != self._wakes_at:

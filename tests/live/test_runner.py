@@ -30,6 +30,7 @@ from reclaimnet.adapters.linux.attempts.reports import (
     Started,
     Stepped,
 )
+from reclaimnet.adapters.linux.attempts.start import GUEST_NICE
 from reclaimnet.adapters.linux.page import open_page
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.errors import Unavailable
@@ -130,6 +131,22 @@ def test_the_environment_says_what_the_job_needs_to_know_and_no_secrets(
     assert (env["RN_EPOCH"], env["RN_RESTART_COUNT"], env["RN_RESUME_FROM"]) == ("3", "0", "")
     assert (env["CUDA_VISIBLE_DEVICES"], env["COLOUR"]) == ("GPU-a", "red")
     assert "AGENT_SECRET" not in env
+
+
+def test_a_guest_yields_to_everything_else_on_the_machine(plain, tmp_path):
+    told = """
+        import os
+        print("nice", os.getpriority(os.PRIO_PROCESS, 0))
+        with open("/proc/self/autogroup") as group:
+            print("session", group.read())
+    """
+    plain.start(script(tmp_path, told))
+    plain.wait(Exited)
+    nicer = os.getpriority(os.PRIO_PROCESS, 0) + GUEST_NICE
+    assert f"nice {nicer}\n" in plain.log()
+    if Path("/proc/self/autogroup").exists():
+        assert "session /autogroup-" in plain.log()
+        assert f" nice {nicer}\n" in plain.log().partition("session")[2]
 
 
 def test_a_command_that_does_not_exist_is_named(plain, tmp_path):

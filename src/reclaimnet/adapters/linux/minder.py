@@ -130,6 +130,13 @@ def hurry(nice: int) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
 
 
+def yield_to_owner(nice: int) -> None:
+    """The guest takes what the processors have left. A desktop's kernel shares them between
+    sessions first, and the guest is a session of its own."""
+    hurry(nice)
+    write_control("/proc/self/autogroup", str(nice))
+
+
 class Group:
     """The attempt's control group: version 2, or the freezer of version 1."""
 
@@ -349,7 +356,7 @@ class Minder:
             for group in (self._attempt.get("memory"), self._attempt.get("pids")):
                 if group and not write_control(os.path.join(group, "cgroup.procs"), "0"):
                     raise OSError(f"it may not enter {group}")
-            hurry(self._attempt.get("nice", 0))
+            yield_to_owner(self._attempt.get("nice", 0))
             score = self._attempt.get("oom_score", GUEST_OOM_SCORE)
             write_control("/proc/self/oom_score_adj", str(score))
             for number in _IGNORED:

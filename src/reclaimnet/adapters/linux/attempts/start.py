@@ -47,6 +47,11 @@ class Task:
     changed: Sequence[tuple[int, int]] | None = None
 
 
+GUEST_NICE: Final = 10
+"""By how much nicer than the agent: against anything of the owner's that wants the same processor a
+guest has a tenth of it, alone all of it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Maker:
     """Makes all that an attempt needs before its minder starts. `guests` is the sandbox that
@@ -113,7 +118,7 @@ class Maker:
             "memory_limit": spec.memory_bytes,
             "pids": None,
             "sandbox": None,
-            "nice": self.nice,
+            "nice": min(self.nice + GUEST_NICE, 19),
             "oom_score": _oom_score(spec.priority),
             "boot": boot_id(),
             "words": {word.name: int(word) for word in Word},

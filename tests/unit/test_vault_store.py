@@ -15,7 +15,7 @@ from blake3 import blake3
 from tests.vault_files import is_empty, rot, small_disk
 
 from reclaimnet import wire
-from reclaimnet.adapters.vault import loose, manifests, store
+from reclaimnet.adapters.vault import loose, manifests, slots, store
 from reclaimnet.adapters.vault.assembly import Assembly
 from reclaimnet.adapters.vault.manifests import CHUNK_BYTES, manifest_id
 from reclaimnet.adapters.vault.store import Source, Vault
@@ -159,6 +159,35 @@ def test_chunks_that_the_disk_has_lost_are_missing(tmp_path: Path) -> None:
         assert len(vault.missing(manifest)) == 2
         save(vault, image(tmp_path, chunks=2), step=2)
         assert vault.missing(manifest) == []
+
+
+def test_freed_chunks_are_gone_but_some_of_their_room_stays_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "SPARE", 4)
+    root = tmp_path / "vault"
+
+    def kept() -> int:
+        return (root / "chunks").stat().st_blocks * 512
+
+    with Vault(root, quota_bytes=GIB) as vault:
+        save(vault, image(tmp_path, chunks=8))
+        apart = kept() - 8 * CHUNK_BYTES
+        vault.forget(JOB)
+        assert not any((root / "chunks").read_bytes())
+        spare = vault._slots.spare_bytes
+        assert spare in (4 * CHUNK_BYTES, 0), "some file systems cannot"
+        assert kept() <= apart + spare
+        save(vault, image(tmp_path, chunks=4))
+        assert vault._slots.spare_bytes == 0
+        assert kept() <= apart + 4 * CHUNK_BYTES
+        vault.forget(JOB)
+        vault._slots.release()
+        assert kept() <= apart
+        save(vault, image(tmp_path, chunks=4))
+        vault.forget(JOB)
+    with Vault(root, quota_bytes=GIB):
+        assert kept() == 0, "what an earlier process kept is not forgotten"
 
 
 def test_small_chunks_take_little_of_the_disk(vault: Vault) -> None:

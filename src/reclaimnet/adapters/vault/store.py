@@ -427,7 +427,8 @@ class Vault:
         disk = os.statvfs(self.root)
         with self._lock:
             left = self.quota_bytes - self._used - self._reserved
-        return max(0, min(left, disk.f_bavail * disk.f_frsize))
+            free = disk.f_bavail * disk.f_frsize + self._slots.spare_bytes
+        return max(0, min(left, free))
 
     # --- saving and assembling -------------------------------------------------------------
 
@@ -534,6 +535,7 @@ class Vault:
         for chunk, slot, size in self._slots.entries():
             self._chunks[chunk] = _Place(slot, size)
             self._used += size
+        self._slots.punch_free()
         for path in sorted((self.root / "manifests").glob("*/*")):
             self._look_at_manifest(path, rebooted=rebooted)
         for folder in (self.root / "manifests").iterdir():
@@ -640,7 +642,7 @@ class Vault:
         if place is None:
             return 0
         try:
-            self._slots.free(place.slot)
+            self._slots.free(place.slot, size=place.size)
         except OSError:
             return 0  # It stays until there is room to note that it is gone.
         del self._chunks[chunk]

@@ -179,8 +179,9 @@ async def test_a_port_that_is_taken_is_told_with_the_option_that_mends_it() -> N
 def test_what_ended_at_once_is_told_in_its_own_words(tmp_path: Path) -> None:
     log = tmp_path / "up.log"
     argv = [sys.executable, "-S", "-c", "import sys; sys.exit('rn: the port is taken.')"]
+    pid_file = tmp_path / "up.pid"
     with pytest.raises(Unavailable) as raised:
-        daemon.spawn(argv, log=log, ready=lambda: False, patience_s=60)
+        daemon.spawn(argv, log=log, pid_file=pid_file, ready=lambda: False, patience_s=60)
     assert str(raised.value) == f"it ended at once: the port is taken (its log is {log})"
 
 

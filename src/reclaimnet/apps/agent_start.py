@@ -187,11 +187,11 @@ def _detached(
     argv = rn("--state", str(config.state), "agent")
     argv += ["--join", url, "--name", node, *options.argv()]
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
-    (folder / "control.sock").unlink(missing_ok=True)
     with waiting("the agent joins the campus"):
         pid = daemon.spawn(
             argv,
             log=folder / "agent.log",
+            pid_file=folder / "agent.pid",
             ready=lambda: _answers(config, node),
             patience_s=READY_S,
             env=env,

@@ -113,6 +113,7 @@ def up(
         daemon.spawn(
             argv,
             log=config.state / "up.log",
+            pid_file=pid_file,
             ready=lambda: _healthy(config),
             patience_s=READY_S * count,
             env=dict(os.environ),

@@ -133,7 +133,8 @@ def test_bad_input_gets_one_sentence_and_changes_nothing(
     ],
 )
 @pytest.mark.parametrize(
-    ("name", "shown"), [("x" * 300, f"'{'x' * 40}...' (300 characters)"), ("zoë", "'zoë'")]
+    ("name", "shown"),
+    [("x" * 300, f"'{'x' * 40}...' (300 characters)"), ("zoë", "'zoë'"), ("", "''")],
 )
 def test_a_name_that_cannot_be_is_told_what_one_is(
     home: Path, person: Person, words: list[str], whose: str, name: str, shown: str

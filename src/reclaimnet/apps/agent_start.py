@@ -94,7 +94,7 @@ def main(options: Options, *, config: Config, detach: bool) -> int:
 
 
 def _node_of(name: str | None) -> NodeId:
-    node = NodeId(name or socket.gethostname().partition(".")[0])
+    node = NodeId(socket.gethostname().partition(".")[0] if name is None else name)
     if not NAME.fullmatch(node):
         raise UsageError(f"{cannot_be(node, 'a node')}: give one with --name, as lab-pc-7")
     return node

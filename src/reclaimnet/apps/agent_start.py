@@ -198,7 +198,7 @@ def _detached(
         )
     # The agent has no file with its invitation, and we know of one.
     keep_start(folder, node, options)
-    sys.stderr.write(f"The agent for {node} runs (pid {pid}); `rn down` ends it.\n")
+    sys.stderr.write(f"The agent for {node} runs (pid {pid}); `{config.rn} down` ends it.\n")
     return 0
 
 

@@ -90,7 +90,7 @@ def up(
         left = _left(config)
         raise UsageError(
             f"a campus runs here already (pid {running.pid}) at {left.get('gateway_url')}; "
-            "stop it first with `rn down`"
+            f"stop it first with `{config.rn} down`"
         )
     count = _server_count(config, servers)
     if foreground:
@@ -119,17 +119,18 @@ def up(
             env=dict(os.environ),
         )
     left = _left(config)
+    ours = config.rn
     again = [_start_again(config, name) for name in lent_before(config)]
     link = page_link(left["gateway_url"], _secret(config.state / "gateway-token"))
     sys.stderr.write(
-        f"The campus is up at {left['gateway_url']}; `rn down` ends it.\n"
+        f"The campus is up at {left['gateway_url']}; `{ours} down` ends it.\n"
         f"See it in a browser:   {link}\n"
-        f"Lend this machine:     rn agent --detach && rn lend\n"
+        f"Lend this machine:     {ours} agent --detach && {ours} lend\n"
         + "".join(f"It lent here before:   {start}\n" for start in again)
         + (
-            "Lend another machine:  start the campus with `rn up --listen ADDRESS` instead\n"
+            f"Lend another machine:  start the campus with `{ours} up --listen ADDRESS` instead\n"
             if listen in LOOPBACK
-            else "Lend another machine:  rn invite > lab1.token, and there: "
+            else f"Lend another machine:  {ours} invite > lab1.token, and there: "
             "rn agent --token-file lab1.token\n"
         )
     )
@@ -167,7 +168,7 @@ def down(
     welcome = [name for name in ours if not is_put_out(config, name)]
     if welcome:
         sys.stderr.write(
-            "Agents are not started by `rn up`; start them again, each as before: "
+            f"Agents are not started by `{config.rn} up`; start them again, each as before: "
             + "; ".join(_start_again(config, name) for name in welcome)
             + "\n"
         )
@@ -362,7 +363,7 @@ async def _serve(
                 gateway_url = f"{'https' if secure else 'http'}://{host}:{port}"
                 _leave(config, gateway_url=gateway_url, nats_url=url, nats_token=nats_token)
                 ca_text = authority_text if secure else None
-                remember_gateway(url=gateway_url, token=token, ca=ca_text)
+                remember_gateway(config.file, url=gateway_url, token=token, ca=ca_text)
                 _log.info("the gateway serves at %s, NATS at %s", gateway_url, url)
 
             await gateway.serve(

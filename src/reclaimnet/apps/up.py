@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from OpenSSL import SSL
 
+from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.linux.attempts.reports import Exited
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.access import CAMPUS_HOST, Key, new_key
@@ -125,7 +126,7 @@ def up(
     sys.stderr.write(
         f"The campus is up at {left['gateway_url']}; `{ours} down` ends it.\n"
         f"See it in a browser:   {link}\n"
-        f"Lend this machine:     {ours} agent --detach && {ours} lend\n"
+        f"Lend this machine:     {how_to_lend(config)}\n"
         + "".join(f"It lent here before:   {start}\n" for start in again)
         + (
             f"Lend another machine:  start the campus with `{ours} up --listen ADDRESS` instead\n"
@@ -135,6 +136,16 @@ def up(
         )
     )
     return 0
+
+
+def how_to_lend(config: Config) -> str:
+    """The agent looks for GPUs as we do here, and refuses to start without any."""
+    if find.found():
+        return f"{config.rn} agent --detach && {config.rn} lend"
+    return (
+        f"{config.rn} agent --gpus 1 --detach && {config.rn} lend"
+        "   (declares one: no GPU was found here)"
+    )
 
 
 def down(

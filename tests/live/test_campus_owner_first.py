@@ -113,3 +113,53 @@ def test_at_once_needs_no_agent_and_the_next_one_knows(tmp_path: Path, agent: st
         assert campus["a"].card().gpus == ()
         campus["a"].lend()
         campus.await_running(job, epoch=2)
+
+
+def test_a_deadline_that_no_agent_heard_is_kept_by_minders(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start("a")
+        job = campus.train()
+        campus.await_running(job)
+        campus["a"].kill()
+        told = campus.rn("reclaim", "--node", "a", "--notice", "2s").stdout
+        assert "1 guest will have ended in 2s at the latest, and nothing is lent then" in told
+        until(lambda: not campus["a"].guests(), "the minder has ended it")
+        campus["a"].restart()
+        until(lambda: campus["a"].card().gpus == (), "all is its owner's")
+        campus["a"].lend()
+        campus.await_running(job, epoch=2)
+
+
+def test_a_deadline_that_no_agent_heard_is_kept_by_the_next(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start("a")
+        campus.await_running(campus.train())
+        campus["a"].kill()
+        campus.rn("reclaim", "--node", "a", "--notice", "1h")
+        campus["a"].restart()
+        until(lambda: campus["a"].card().leaving or not campus["a"].card().gpus, "it knows")
+        campus["a"].kill()
+        ended = campus.rn("reclaim", "--node", "a", "--gpu", "0", "--notice", "1h", check=False)
+        assert ended.returncode == 69, "a part of it is for an agent to do"
+
+
+def test_where_no_guest_is_left_either_that_is_what_is_said(tmp_path: Path) -> None:
+    with live_campus(tmp_path) as campus:
+        campus.start("a")
+        campus["a"].kill()
+        told = campus.rn("reclaim", "--node", "a", "--notice", "1h").stdout
+        assert "without it, no guest does, and nothing is lent then" in told
+
+
+def test_an_agent_that_hangs_may_come_to_itself_with_another_deadline(tmp_path: Path) -> None:
+    """So nothing is promised for it."""
+    with live_campus(tmp_path) as campus:
+        campus.start("a")
+        campus.await_running(campus.train())
+        campus["a"].pause()
+        try:
+            asked = campus.rn("reclaim", "--node", "a", "--notice", "1h", check=False)
+            assert asked.returncode == 69
+            assert campus["a"].guests()
+        finally:
+            campus["a"].go_on()

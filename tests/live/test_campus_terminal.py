@@ -154,3 +154,21 @@ def test_an_agents_door_is_open_before_the_campus_is_there(campus: LiveCampus) -
     finally:
         agent.terminate()
         agent.wait(WAIT_S)
+
+
+def test_a_campus_in_another_place_leaves_the_first_where_commands_find_it(
+    campus: LiveCampus, tmp_path: Path
+) -> None:
+    campus.start("lab")
+    file = campus.home / "config" / "reclaimnet" / "config.toml"
+    remembered = file.read_bytes()
+    other = ["--state", str(tmp_path / "other")]
+    campus.rn(*other, "up", "--gateway-port", "0")
+    try:
+        assert file.read_bytes() == remembered
+        until(lambda: campus.rn("nodes").stdout.startswith("lab"), "the first is found")
+        assert campus.rn(*other, "nodes").stdout == ""
+    finally:
+        ended = campus.rn(*other, "down")
+    assert "Ended the campus." in ended.stderr
+    assert campus.rn("nodes").stdout.startswith("lab")

@@ -67,6 +67,7 @@ class Driver:
             nats_url=None,
             nats_token=None,
             state=home,
+            file=home / "config.toml",
             origins={},
         )
         self.keepers: list[subprocess.Popen[str]] = []

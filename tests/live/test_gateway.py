@@ -385,6 +385,7 @@ def test_a_nodes_state_follows_from_its_card() -> None:
     jobs = (Progress(job=JobId("j-one"), epoch=1, step=7, at=0),)
     cases = [
         (Card(node=LAB), NodeState.RECLAIMED),
+        (Card(node=LAB, never_lent=True), NodeState.UNLENT),
         (Card(node=LAB, gpus=GPUS, vacant=ids), NodeState.IDLE),
         (Card(node=LAB, gpus=GPUS, vacant=ids[:1], jobs=jobs), NodeState.MIXED),
         (Card(node=LAB, gpus=GPUS, jobs=jobs), NodeState.ALLOCATED),

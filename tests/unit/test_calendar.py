@@ -51,6 +51,17 @@ def test_maintenance_is_a_span_of_time() -> None:
 
 
 @pytest.mark.parametrize(
+    "wrong", ["x", "", "2026-13-01 08:00", "2026-11-20 25:00", "0001-01-01 00:00+14:00"]
+)
+def test_what_is_no_date_is_named_and_nothing_of_python_is_said(wrong: str) -> None:
+    good = "2026-11-20 08:00"
+    for text in (f"{wrong}/{good}", f"{good}/{wrong}"):
+        with pytest.raises(ValueError, match="is no date and time; expected FROM/TO") as refusal:
+            parse_maintenance(text)
+        assert str(refusal.value).startswith(f"{wrong!r} is no date")
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "mon-fri 18:00-08:00",

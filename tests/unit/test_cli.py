@@ -97,12 +97,14 @@ def a_job(id: str, name: str = "train", **fields: object) -> JobRecord:
         (["run", "--gpu", "2", "--", "x"], "'--gpus'"),
         (["run"], "Write it after --"),
         (["run", "--gpus", "0", "--", "x"], "0 is not in the range"),
+        (["run", "-d", "--lasts", "0", "--", "x"], "--lasts 0s is no time; say how long"),
         (["run", "--env", "LR", "--", "x"], "NAME=VALUE, for example LR=0.1"),
         (["run", "-d", "--wait", "--", "x"], "exclude each other"),
         (["run", "--name", "a\nb", "--", "x"], "printable characters"),
         (["run", "--workdir", "nowhere", "--", "x"], "nowhere is not a directory"),
         (["lend", "--notice", "soon"], "write for example 90s, 10m or 1h30m"),
         (["lend", "--gpus", "0"], "0 is not in the range x>=1"),
+        (["lend", "--maintenance", "x/y"], "'x' is no date and time; expected FROM/TO, for"),
         (["lend", "--user", "ada", "--any-user"], "exclude each other"),
         (["reclaim", "--now", "--notice", "5s"], "exclude each other"),
         (["reclaim", "--cancel", "--gpu", "1"], "takes every notice back"),
@@ -131,7 +133,8 @@ def test_bad_input_gets_one_sentence_and_changes_nothing(
     ],
 )
 @pytest.mark.parametrize(
-    ("name", "shown"), [("x" * 300, f"'{'x' * 40}...' (300 characters)"), ("zoë", "'zoë'")]
+    ("name", "shown"),
+    [("x" * 300, f"'{'x' * 40}...' (300 characters)"), ("zoë", "'zoë'"), ("", "''")],
 )
 def test_a_name_that_cannot_be_is_told_what_one_is(
     home: Path, person: Person, words: list[str], whose: str, name: str, shown: str
@@ -177,8 +180,9 @@ async def test_a_port_that_is_taken_is_told_with_the_option_that_mends_it() -> N
 def test_what_ended_at_once_is_told_in_its_own_words(tmp_path: Path) -> None:
     log = tmp_path / "up.log"
     argv = [sys.executable, "-S", "-c", "import sys; sys.exit('rn: the port is taken.')"]
+    pid_file = tmp_path / "up.pid"
     with pytest.raises(Unavailable) as raised:
-        daemon.spawn(argv, log=log, ready=lambda: False, patience_s=60)
+        daemon.spawn(argv, log=log, pid_file=pid_file, ready=lambda: False, patience_s=60)
     assert str(raised.value) == f"it ended at once: the port is taken (its log is {log})"
 
 

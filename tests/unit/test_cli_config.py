@@ -75,7 +75,8 @@ def test_the_token_is_remembered_for_this_user_alone(person: Person) -> None:
     person.user.write_text('state = "/some/where"\n')
     person.user.chmod(0o644)
     odd = 'a"b\\c\n'
-    path = config.remember_gateway(url="http://one", token=odd, env=person.env)
+    path = person.load().file
+    config.remember_gateway(person.user, url="http://one", token=odd)
     assert path == person.user
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(path.parent.iterdir()) == [path]
@@ -85,7 +86,7 @@ def test_the_token_is_remembered_for_this_user_alone(person: Person) -> None:
 
 
 def test_a_directory_cannot_have_my_token_sent_elsewhere(person: Person) -> None:
-    config.remember_gateway(url="http://mine", token="secret", env=person.env)
+    config.remember_gateway(person.user, url="http://mine", token="secret")
     person.project.write_text('[gateway]\nurl = "http://theirs"\n')
     with pytest.raises(BadConfig, match="is for another one"):
         person.load()
@@ -96,7 +97,7 @@ def test_a_directory_cannot_have_my_token_sent_elsewhere(person: Person) -> None
 
 
 def test_a_directory_cannot_say_by_whom_my_gateway_is_known(person: Person) -> None:
-    config.remember_gateway(url="https://mine", token="secret", ca="MINE", env=person.env)
+    config.remember_gateway(person.user, url="https://mine", token="secret", ca="MINE")
     assert person.load().gateway_ca == "MINE"
     person.project.write_text('[gateway]\nca = "THEIRS"\n')
     with pytest.raises(BadConfig, match="not its own"):
@@ -104,6 +105,46 @@ def test_a_directory_cannot_say_by_whom_my_gateway_is_known(person: Person) -> N
 
 
 def test_a_new_gateway_does_not_inherit_the_authority_of_the_old(person: Person) -> None:
-    config.remember_gateway(url="https://one", token="secret", ca="ONE", env=person.env)
-    config.remember_gateway(url="http://two", token="secret", env=person.env)
+    config.remember_gateway(person.user, url="https://one", token="secret", ca="ONE")
+    config.remember_gateway(person.user, url="http://two", token="secret")
     assert person.load().gateway_ca is None
+
+
+def test_a_state_of_its_own_has_a_configuration_of_its_own(person: Person, tmp_path: Path) -> None:
+    config.remember_gateway(person.user, url="https://first", token="one", ca="FIRST")
+    other = tmp_path / "other"
+    told = person.load(state=str(other))
+    assert told.file == other / "config.toml"
+    assert told.gateway_url == "https://first", "there is no campus of its own yet"
+    config.remember_gateway(told.file, url="http://second", token="two")
+    second = person.load(state=str(other))
+    assert (second.gateway_url, second.gateway_token) == ("http://second", "two")
+    assert second.gateway_ca is None, "that of the first proves nothing about the second"
+    assert second.origins["gateway.url"] == str(told.file)
+    assert told.file.stat().st_mode & 0o777 == 0o600
+    first = person.load()
+    assert (first.gateway_url, first.gateway_token) == ("https://first", "one")
+    assert first.file == person.user
+
+
+def test_the_usual_state_said_aloud_is_the_usual_one(person: Person, tmp_path: Path) -> None:
+    """`rn up` starts itself anew, and says then where its state is."""
+    usual = person.load()
+    assert person.load(state=str(usual.state)).file == person.user
+    person.env["RECLAIMNET_STATE"] = str(tmp_path / "other")
+    assert person.load(state=str(tmp_path / "other")).file == person.user
+    assert person.load(state=str(usual.state)).file == usual.state / "config.toml"
+
+
+def test_what_is_said_where_one_stands_does_not_lead_away_from_the_state_that_was_named(
+    person: Person, tmp_path: Path
+) -> None:
+    person.project.write_text('[gateway]\nurl = "http://theirs"\ntoken = "theirs"\n')
+    own = tmp_path / "other" / "config.toml"
+    config.remember_gateway(own, url="http://second", token="two")
+    told = person.load(state=str(own.parent))
+    assert (told.gateway_url, told.gateway_token) == ("http://second", "two")
+    own.write_text('[gateway]\ntoken = "two"\n')
+    person.project.write_text('[gateway]\nurl = "http://theirs"\n')
+    with pytest.raises(BadConfig, match="is for another one"):
+        person.load(state=str(own.parent))

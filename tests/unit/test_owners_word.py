@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from reclaimnet.apps import owners_word
 from reclaimnet.apps.live.clock import Clock
-from reclaimnet.apps.owners_word import FILE, NEVER, OwnersWord, is_taken_back, take_back
+from reclaimnet.apps.owners_word import (
+    FILE,
+    NEVER,
+    OwnersWord,
+    give_notice,
+    is_taken_back,
+    take_back,
+)
 from reclaimnet.engine.provider import Provider
 from reclaimnet.errors import UsageError
 from reclaimnet.model import events as ev
@@ -350,3 +358,57 @@ def test_what_is_taken_back_while_no_agent_lives_is_not_lent_by_the_next(lab: La
 def test_where_nothing_was_ever_lent_there_is_nothing_to_write_down(tmp_path: Path) -> None:
     assert take_back(tmp_path / FILE)
     assert not (tmp_path / FILE).exists()
+
+
+def notices(lab: Lab) -> list[ev.ReclaimAsked]:
+    """What the next agent hears that is kept of them."""
+    word = OwnersWord(node=NodeId("lab"), gpus=GPUS, file=lab.file, clock=lab.clock)
+    return [event for event in word.kept() if isinstance(event, ev.ReclaimAsked)]
+
+
+@pytest.mark.parametrize("grace", [HOUR, None])
+def test_the_next_agent_keeps_the_notice_that_was_given_while_none_lived(
+    lab: Lab, grace: int | None
+) -> None:
+    lab.ask(STRICT)
+    spoke = lab.word.said_at
+    promised = 3 * MINUTE if grace is None else grace
+    assert give_notice(lab.file, grace=grace, reason="a talk") == (promised, True)
+    (asked,) = notices(lab)
+    assert (asked.gpus, asked.cause, asked.reason) == ((GPUS[1].id,), Cause.RECLAIM, "a talk")
+    assert asked.grace is not None
+    assert promised - MINUTE < asked.grace <= promised
+    lab.start()
+    assert lab.word.said_at > spoke
+
+
+def test_a_notice_that_ran_already_holds_beside_one_that_no_agent_heard(lab: Lab) -> None:
+    lab.ask(STRICT)
+    lab.book.adopt(JobId("j"), (GPUS[1].id,), lab.clock.now())
+    lab.ask(ReclaimRequest(grace=MINUTE))
+    # The machine was started anew meanwhile.
+    kept = json.loads(lab.file.read_text())
+    lab.file.write_text(json.dumps({**kept, "boot": "another"}))
+    assert give_notice(lab.file, grace=HOUR, reason="") == (HOUR, True)
+    first, second = (asked.grace for asked in notices(lab))
+    assert first is not None
+    assert second is not None
+    assert 0 < first <= MINUTE < second <= HOUR
+
+
+@pytest.mark.parametrize("word", [None, "{", '{"offer": null, "notices": []}'])
+def test_where_nothing_is_lent_no_notice_is_given(tmp_path: Path, word: str | None) -> None:
+    if word is not None:
+        (tmp_path / FILE).write_text(word)
+    assert give_notice(tmp_path / FILE, grace=HOUR, reason="") is None
+
+
+def test_a_notice_that_cannot_be_written_down_is_told_as_such(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    lab.ask(STRICT)
+    monkeypatch.setattr(owners_word, "write_down", full)
+    assert give_notice(lab.file, grace=HOUR, reason="") == (HOUR, False)

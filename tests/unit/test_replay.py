@@ -126,6 +126,14 @@ def test_a_reclaim_can_be_seen_in_a_journal() -> None:
     assert nodes["lab"]["leaving"] == []
 
 
+def test_a_node_that_has_lent_nothing_yet_is_not_said_to_be_taken_back() -> None:
+    won = told(0, LAB, ev.RoleWon(role="x"))
+    gone = told(20, LAB, ev.ReclaimAsked(request="r", gpus=(GPUS[1].id,), grace=0))
+    recording = replay.record("x", [*won, *a_move(), *gone])
+    assert at(recording, 0)[0]["lab"]["state"] == "UNLENT"
+    assert at(recording, 40)[0]["lab"]["state"] == "RECLAIMED"
+
+
 def test_a_notice_that_is_taken_back_leaves_the_gpus() -> None:
     entries = [*a_move()[:4], *told(12, LAB, ev.WithdrawAsked(request="r"))]
     nodes, _ = at(replay.record("x", entries), 100)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.nats.access import new_key
 from reclaimnet.adapters.tls import ca
 from reclaimnet.apps import up
 from reclaimnet.apps.config import Config, load
 from reclaimnet.apps.register import Register
-from reclaimnet.model.market import JobId, NodeId
+from reclaimnet.model.market import Gpu, GpuId, JobId, NodeId
 from reclaimnet.model.work import Checkpoint, JobRecord, JobSpec, ManifestId
 
 LENT = '{"offer": null, "said": {"provider": "ada", "gpus": []}, "said_at": 7, "notices": []}'
@@ -144,3 +145,20 @@ def test_down_tells_what_has_become_of_jobs_that_were_asked_for_a_last_save() ->
     ]
     told = up.fates(after, ours={"lab"}, campus_ends=False, before=asked)
     assert told[-1] == "Moved to other machines: moved (moved)."
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ((Gpu(id=GpuId("G0"), index=0),), "rn agent --detach && rn lend"),
+        (
+            (),
+            "rn agent --gpus 1 --detach && rn lend   (declares one: no GPU was found here)",
+        ),
+    ],
+)
+def test_the_next_step_that_up_names_works_where_no_gpu_is_found(
+    config: Config, monkeypatch: pytest.MonkeyPatch, found: tuple[Gpu, ...], said: str
+) -> None:
+    monkeypatch.setattr(find, "found", lambda: found)
+    assert up.how_to_lend(config) == said

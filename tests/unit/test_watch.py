@@ -174,7 +174,7 @@ def test_after_a_rehearsal_the_same_is_lent_unless_the_owner_has_spoken(
     job = replace(JOB, state=JobState.RUNNING)
     plan = rehearse.Plan(job=job, node=lab, gpus=(GPUS[1].id,), notice=SECOND, elsewhere=())
     stage = Stage(lab, refusals)
-    assert rehearse.run(stage, plan, lambda record, share: None).lent_again is lent
+    assert rehearse.run(stage, plan, lambda record, share: None, silent).lent_again is lent
     assert len(stage.asked) <= 2 + rehearse.REFUSALS
     assert stage.asked[-1] == LendRequest(
         which=(GPUS[1].id,),
@@ -185,6 +185,10 @@ def test_after_a_rehearsal_the_same_is_lent_unless_the_owner_has_spoken(
         maintenance=(),
         as_of=77,
     )
+
+
+def silent(text: str) -> None:
+    raise AssertionError(f"nobody has interrupted, but this was said: {text}")
 
 
 class Clock:
@@ -220,7 +224,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch, *seen: JobRecord) -> tuple[rehear
     gpus = (GPUS[0].id,)
     plan = rehearse.Plan(job=HERE, node=lab, gpus=gpus, notice=15 * SECOND, elsewhere=("office",))
     stage = Stage(lab, seen=seen)
-    return rehearse.run(stage, plan, lambda record, share: None), stage
+    return rehearse.run(stage, plan, lambda record, share: None, silent), stage
 
 
 @pytest.mark.parametrize(
@@ -309,6 +313,46 @@ def test_the_gpu_is_lent_again_before_the_standstill_is_counted(
     lab = Node(card=Card(node=LAB, gpus=GPUS[:1]))
     gpus = (GPUS[0].id,)
     plan = rehearse.Plan(job=HERE, node=lab, gpus=gpus, notice=15 * SECOND, elsewhere=("office",))
-    rehearse.run(Watched(lab, seen=(JOB, THERE)), plan, lambda record, share: None)
+    rehearse.run(Watched(lab, seen=(JOB, THERE)), plan, lambda record, share: None, silent)
     assert lent_at == [rehearse.POLL_S]
     assert clock.now_s >= rehearse.COUNT_S
+
+
+class Interrupted(Clock):
+    """Somebody presses Ctrl-C while they wait; and once more, if they are impatient."""
+
+    def __init__(self, *, times: int) -> None:
+        super().__init__()
+        self._left = times
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self._left:
+            self._left -= 1
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("impatient", [False, True])
+def test_who_interrupts_a_rehearsal_is_told_at_once_what_is_still_done(
+    monkeypatch: pytest.MonkeyPatch, impatient: bool
+) -> None:
+    monkeypatch.setattr(rehearse, "time", Interrupted(times=1 + impatient))
+    lab = Node(card=Card(node=LAB, gpus=GPUS[:1]))
+    gpus = (GPUS[0].id,)
+    plan = rehearse.Plan(job=HERE, node=lab, gpus=gpus, notice=15 * SECOND, elsewhere=())
+    stage = Stage(lab, 1, seen=(JOB,))
+    said: list[tuple[int, str]] = []
+
+    def say(text: str) -> None:
+        said.append((len(stage.asked), text))
+
+    with pytest.raises(KeyboardInterrupt):
+        rehearse.run(stage, plan, lambda record, share: None, say)
+    first, *more = said
+    assert first[0] == 1, "before anything else is asked"
+    assert "lab lends again what was taken back as soon as it can, in 1m14s" in first[1]
+    assert [text for _, text in more] == (
+        ["lab may not lend again what was taken back; `rn lend --node lab` sees to it."]
+        if impatient
+        else []
+    )

@@ -30,7 +30,7 @@ from reclaimnet.apps.live.serving import Serving
 from reclaimnet.apps.live.world import LiveWorld
 from reclaimnet.apps.membership import joined
 from reclaimnet.apps.owners_door import open_door
-from reclaimnet.apps.owners_word import FILE, NEVER, OwnersWord
+from reclaimnet.apps.owners_word import FILE, NEVER, OwnersWord, has_lent
 from reclaimnet.engine.body import Body
 from reclaimnet.engine.neighbourhood import LIVELY, Timing
 from reclaimnet.engine.node import Node
@@ -499,6 +499,7 @@ async def _body(settings: Settings, address: Address, *, room: int, guard: Guard
         shelf_bytes=room,
         timing=settings.timing,
         topology=settings.topology,
+        has_lent=has_lent(settings.folder / FILE),
         holds_slots=guard is not None and guard.holds_slots(),
         abilities=() if obstacle else (str(Saving.CRIU),),
         obstacles=(f"{Saving.CRIU}: {obstacle}",) if obstacle else (),

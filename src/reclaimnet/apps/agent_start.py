@@ -94,7 +94,7 @@ def main(options: Options, *, config: Config, detach: bool) -> int:
 
 
 def _node_of(name: str | None) -> NodeId:
-    node = NodeId(name or socket.gethostname().partition(".")[0])
+    node = NodeId(socket.gethostname().partition(".")[0] if name is None else name)
     if not NAME.fullmatch(node):
         raise UsageError(f"{cannot_be(node, 'a node')}: give one with --name, as lab-pc-7")
     return node
@@ -187,18 +187,18 @@ def _detached(
     argv = rn("--state", str(config.state), "agent")
     argv += ["--join", url, "--name", node, *options.argv()]
     env = {**os.environ, "RECLAIMNET_NATS__TOKEN": token}
-    (folder / "control.sock").unlink(missing_ok=True)
     with waiting("the agent joins the campus"):
         pid = daemon.spawn(
             argv,
             log=folder / "agent.log",
+            pid_file=folder / "agent.pid",
             ready=lambda: _answers(config, node),
             patience_s=READY_S,
             env=env,
         )
     # The agent has no file with its invitation, and we know of one.
     keep_start(folder, node, options)
-    sys.stderr.write(f"The agent for {node} runs (pid {pid}); `rn down` ends it.\n")
+    sys.stderr.write(f"The agent for {node} runs (pid {pid}); `{config.rn} down` ends it.\n")
     return 0
 
 

@@ -13,12 +13,12 @@ def parse_maintenance(text: str) -> Maintenance:
     expected = "expected FROM/TO, for example 2026-11-20 08:00/2026-11-20 12:00"
     if not slash:
         raise ValueError(f"{text!r} is no span of time; {expected}")
-    try:
-        times = [
-            datetime.fromisoformat(part.strip()).astimezone().timestamp() for part in (begins, ends)
-        ]
-    except ValueError as error:
-        raise ValueError(f"{text!r}: {error}; {expected}") from error
+    times: list[float] = []
+    for part in (begins, ends):
+        try:
+            times.append(datetime.fromisoformat(part.strip()).astimezone().timestamp())
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"{part!r} is no date and time; {expected}") from error
     if times[0] >= times[1]:
         raise ValueError(f"{text!r} ends before it begins; {expected}")
     first, last = (round(time * 1_000_000) * MICROSECOND for time in times)

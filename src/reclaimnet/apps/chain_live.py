@@ -207,7 +207,8 @@ def _detached(config: Config, folder: Path, tell: Tell) -> int:
     pid = daemon.spawn(
         rn("--state", str(config.state), "chain", "run", "--name", name),
         log=folder / "log",
-        ready=(folder / "keeper.pid").exists,
+        pid_file=folder / "keeper.pid",
+        ready=lambda: True,
         patience_s=READY_S,
     )
     tell(f"the chain {name} is kept in the background (pid {pid}); see `rn chain status {name}`")

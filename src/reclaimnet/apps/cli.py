@@ -47,8 +47,23 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # Not under nohup.
             signal.signal(number, end_as_by_hand)
-    code = run_command(sys.argv[1:])
-    sys.exit(SIGNALLED + told[0] if told and code == EXIT_INTERRUPTED else code)
+    try:
+        code = run_command(sys.argv[1:])
+    except KeyboardInterrupt:  # Once more, while we were on our way out.
+        code = EXIT_INTERRUPTED
+    if code == EXIT_INTERRUPTED:
+        _leave(SIGNALLED + told[0] if told else code)
+    sys.exit(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """At once: all is cleared up, and who cannot wait would stop the interpreter in the middle of
+    its own end, which looks as if we had been killed."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def run_command(arguments: list[str]) -> int:

@@ -242,7 +242,7 @@ class Sections(click.Group):
     "  rn ps                         see how it is doing",
 )
 @click.option("--gateway", metavar="URL", help="The gateway to talk to.")
-@click.option("--state", metavar="DIR", help="Where this machine keeps its state.")
+@click.option("--state", metavar="DIR", help="Where state is kept, and whose campus is meant.")
 @click.version_option(package_name="reclaimnet", message="rn %(version)s")
 @click.pass_context
 def cli(ctx: click.Context, gateway: str | None, state: str | None) -> None:

@@ -138,6 +138,8 @@ def run(
         raise UsageError("--detach and --wait exclude each other; choose one")
     if workdir and no_ship:
         raise UsageError("--workdir and --no-ship exclude each other; choose one")
+    if lasts == 0:
+        raise UsageError("--lasts 0s is no time; say how long, as in 10m, or leave it out")
     fields = {
         "name": _checked_name(name) if name is not None else _name_for(command_line),
         "command": list(command_line),

@@ -64,7 +64,8 @@ def up(
     """Start the campus here: NATS and the gateway.
 
     The address and the token are written into your configuration, so that every other command
-    finds them.
+    finds them. Beside it, `rn --state DIR up` starts one with a configuration of its own, in DIR:
+    commands find that one by `rn --state DIR`.
     """
     return app("up", "up")(
         config=configured(),

@@ -27,6 +27,7 @@ from reclaimnet.apps.client import (
     Gateway,
     ask_local,
     local_agents,
+    notice_without,
     reclaim_without,
     status_of,
 )
@@ -358,12 +359,19 @@ def ask_node(request: Request, node: str | None, as_json: bool) -> int:
 
 def _ask_here(config: Config, node: str, request: Request) -> Reply:
     all_now = isinstance(request, ReclaimRequest) and not request.gpus and request.grace == 0
-    if not all_now:
-        return ask_local(config, node, request)
+    if all_now:
+        try:
+            return ask_local(config, node, request, patience_s=AT_ONCE_S)
+        except Unavailable:
+            return reclaim_without(config, node)
     try:
-        return ask_local(config, node, request, patience_s=AT_ONCE_S)
+        return ask_local(config, node, request)
     except Unavailable:
-        return reclaim_without(config, node)
+        if isinstance(request, ReclaimRequest):
+            noted = notice_without(config, node, request)
+            if noted is not None:
+                return noted
+        raise
 
 
 def _ask_far(config: Config, node: str, request: Request) -> Reply:

@@ -66,7 +66,8 @@ def login() -> None:
     """
     given = getpass.getpass("Login: ") if sys.stdin.isatty() else sys.stdin.read(MAX_READ)
     known = app("login", "read_login")(given)
-    path = remember_gateway(url=known.url, token=known.token, ca=known.ca)
+    path = configured().file
+    remember_gateway(path, url=known.url, token=known.token, ca=known.ca)
     say(f"you are logged in at {known.url}; {path} remembers it.")
 
 

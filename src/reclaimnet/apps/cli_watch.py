@@ -164,7 +164,10 @@ def rehearse(notice: int | None, yes: bool, as_json: bool, job: str) -> int:
             return 1
     with progress() as tell:
         outcome = rehearsal.run(
-            gateway, plan, lambda record, share: tell(f"{record.spec.name} {record.state}", share)
+            gateway,
+            plan,
+            lambda record, share: tell(f"{record.spec.name} {record.state}", share),
+            say,
         )
     if as_json:
         print_json(outcome=outcome)

@@ -38,7 +38,7 @@ from reclaimnet.model.asking import (
     WithdrawRequest,
 )
 from reclaimnet.model.market import Card
-from reclaimnet.model.units import show_count
+from reclaimnet.model.units import show_count, show_duration
 from reclaimnet.model.work import JobRecord
 
 API: Final = "/api/v1"
@@ -485,6 +485,33 @@ def reclaim_without(config: Config, node: str) -> Reply:
         ok=False,
         text=f"{found}, but it could not be written down that all is yours again: say this once "
         "more when the agent runs",
+    )
+
+
+def notice_without(config: Config, node: str, request: ReclaimRequest) -> Reply | None:
+    """With notice, and without the agent, which is dead: minders end guests at the deadline, and
+    the next agent keeps it. None if that is for an agent to do: it may live and be slow, and would
+    keep another deadline when it comes to itself."""
+    from reclaimnet.adapters.linux.attempts.former import end_by
+    from reclaimnet.apps import daemon
+    from reclaimnet.apps.owners_word import FILE, give_notice
+
+    folder = config.agents / node
+    if request.gpus or request.change or daemon.running(folder / "agent.pid") is not None:
+        return None
+    until = time.monotonic_ns()
+    given = give_notice(folder / FILE, grace=request.grace, reason=request.reason)
+    if given is None:
+        return None
+    grace, written = given
+    count = end_by(folder / "run", until + grace)
+    guests = f"{show_count(count, 'guest')} will have ended in {show_duration(grace)} at the latest"
+    found = f"The agent of {node} does not run; without it, {guests if count else 'no guest does'}"
+    if written:
+        return Reply(ok=True, text=f"{found}, and nothing is lent then until you say `rn lend`.")
+    return Reply(
+        ok=False,
+        text=f"{found}, but that could not be written down: say this once more when it runs again",
     )
 
 

@@ -1,13 +1,15 @@
 """Configuration of the command line: one frozen object, read once, that knows its values' origins.
 
-Flag > environment > ./reclaimnet.toml > the user's file > the system's file > default.
+Flag > environment > the named state's own file > ./reclaimnet.toml > the user's file > the system's
+file > default.
 """
 
 import difflib
 import os
+import shlex
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +38,7 @@ it is RECLAIMNET_GATEWAY__URL."""
 ENV_PREFIX: Final = "RECLAIMNET_"
 PROJECT_FILE: Final = Path("reclaimnet.toml")
 SYSTEM_FILE: Final = Path("/etc/reclaimnet/config.toml")
+FILE: Final = "config.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,8 @@ class Config:
     nats_token: str | None
     state: Path
     """Where everything that is ours and lasts is kept: the server's store, agents, vaults."""
+    file: Path
+    """Where the address and token of a gateway are remembered."""
     notify_webhook: str | None = None
     """An address that is told of events by POST; it may carry a secret."""
     notify_command: str | None = None
@@ -62,6 +67,12 @@ class Config:
         """One directory for each agent of this machine, named like its node."""
         return self.state / "agents"
 
+    @property
+    def rn(self) -> str:
+        """How commands begin that are to find what is kept here."""
+        named = ["--state", str(self.state)] if self.origins.get("state") == "flag" else []
+        return shlex.join(["rn", *named])
+
 
 def load(
     *,
@@ -72,19 +83,22 @@ def load(
 ) -> Config:
     """Raises BadConfig for unknown keys and for files that cannot be read."""
     user = user_file(env)
+    flagged = [("flag", key, value) for key, value in (flags or {}).items() if value is not None]
+    said = [*_from_environment(env)]
+    filed = [*_from_file(project), *_from_file(user), *_from_file(system)]
+    filed.append(("default", "state", str(_xdg(env, "XDG_STATE_HOME", ".local/state"))))
+    own = _own_file(_state_in(flagged), _state_in([*said, *filed]))
+    owned = [*_from_file(own)] if own is not None else []
+    if any(key == "gateway.url" for _, key, _ in owned):
+        # What is known of another campus's gateway is of no use with this one.
+        filed = [each for each in filed if not each[1].startswith("gateway.")]
     values: dict[str, str] = {}
     origins: dict[str, str] = {}
-    for origin, key, value in (
-        *(("flag", key, value) for key, value in (flags or {}).items() if value is not None),
-        *_from_environment(env),
-        *_from_file(project),
-        *_from_file(user),
-        *_from_file(system),
-        ("default", "state", str(_xdg(env, "XDG_STATE_HOME", ".local/state"))),
-    ):
+    for origin, key, value in (*flagged, *said, *owned, *filed):
         if key not in values:
             values[key], origins[key] = value, origin
-    _refuse_borrowed_token(values, origins, project=project, user=user, system=system)
+    mine = [file for file in (own, user, system) if file is not None]
+    _refuse_borrowed_token(values, origins, project=project, mine=mine)
     return Config(
         gateway_url=values.get("gateway.url"),
         gateway_token=values.get("gateway.token"),
@@ -94,20 +108,32 @@ def load(
         notify_webhook=values.get("notify.webhook"),
         notify_command=values.get("notify.command"),
         notify_events=values.get("notify.events"),
-        state=Path(values["state"]).expanduser().absolute(),
+        state=_place(values["state"]),
+        file=own or user,
         origins=origins,
     )
 
 
+def _state_in(said: Iterable[tuple[str, str, str]]) -> Path | None:
+    return next((_place(value) for _, key, value in said if key == "state"), None)
+
+
+def _own_file(named: Path | None, usual: Path | None) -> Path | None:
+    """Who names another place than the usual one may have a campus in each: what is known of the
+    one there is kept there."""
+    return None if named is None or named == usual else named / FILE
+
+
+def _place(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
 def user_file(env: Mapping[str, str] = os.environ) -> Path:
-    return _xdg(env, "XDG_CONFIG_HOME", ".config") / "config.toml"
+    return _xdg(env, "XDG_CONFIG_HOME", ".config") / FILE
 
 
-def remember_gateway(
-    *, url: str, token: str, ca: str | None = None, env: Mapping[str, str] = os.environ
-) -> Path:
-    """Write them into the user's file, readable by no one else; keys of other things stay."""
-    path = user_file(env)
+def remember_gateway(path: Path, *, url: str, token: str, ca: str | None = None) -> None:
+    """Write them into the file, readable by no one else; keys of other things stay."""
     values = {key: value for _, key, value in _from_file(path)}
     values.pop("gateway.ca", None)
     values |= {"gateway.url": url, "gateway.token": token} | ({"gateway.ca": ca} if ca else {})
@@ -121,7 +147,6 @@ def remember_gateway(
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    return path
 
 
 def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
@@ -175,8 +200,7 @@ def _refuse_borrowed_token(
     origins: Mapping[str, str],
     *,
     project: Path,
-    user: Path,
-    system: Path,
+    mine: Collection[Path],
 ) -> None:
     """A directory someone else wrote must not have our token sent to a server of its choice."""
     if origins.get("gateway.ca") == str(project) != origins.get("gateway.url"):
@@ -184,9 +208,10 @@ def _refuse_borrowed_token(
             f"{project} says by which authority to know a gateway that is not its own; put "
             "gateway.url beside gateway.ca, or take it out"
         )
+    files = [str(file) for file in mine]
     for service in ("gateway", "nats"):
         url, token = f"{service}.url", f"{service}.token"
-        if origins.get(url) != str(project) or origins.get(token) not in (str(user), str(system)):
+        if origins.get(url) != str(project) or origins.get(token) not in files:
             continue
         own = {key: value for _, key, value in _from_file(Path(origins[token]))}
         if own.get(url) != values[url]:

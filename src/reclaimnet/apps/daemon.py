@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from reclaimnet.apps.notes import write_down
-from reclaimnet.errors import Unavailable, UsageError
+from reclaimnet.errors import ReclaimNetError, Unavailable, UsageError
 
 READY_POLL_S: Final = 0.05
 CHILD_END_S: Final = 10.0
 LOG_TAIL_BYTES: Final = 2000
+SAYS: Final = "rn: "
+"""So begins what `rn` tells a person."""
+NOTHING: Final = "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +67,16 @@ def spawn(
     argv: Sequence[str],
     *,
     log: Path,
+    pid_file: Path,
     ready: Callable[[], bool],
     patience_s: float,
     env: dict[str, str] | None = None,
 ) -> int:
-    """Start in a session of its own; returns the pid once it is ready.
+    """Start in a session of its own; returns the pid once it is the only one there and is ready.
 
-    Raises Unavailable with the end of its log if it exits or takes too long; then it is ended.
+    Raises UsageError in its own words if it was asked for what cannot be, as when another runs
+    there already, and Unavailable with the end of its log if it exits otherwise or takes too long;
+    then it is ended.
     """
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with log.open("ab") as output, _interrupts_noted() as interrupts:
@@ -86,7 +92,14 @@ def spawn(
     try:
         if interrupts:
             raise KeyboardInterrupt
-        _await_ready(child, ready, log=log, begin=begin, patience_s=patience_s)
+        _await_ready(
+            child,
+            # What answers may be another, which was faster.
+            lambda: _is_written_down(child.pid, pid_file) and ready(),
+            log=log,
+            begin=begin,
+            patience_s=patience_s,
+        )
     except BaseException:
         # Also when we are interrupted: nobody else knows of it yet.
         _end_child(child)
@@ -94,6 +107,11 @@ def spawn(
     # From here on it is known by its pid; whoever ends it may be another process.
     child.returncode = 0
     return child.pid
+
+
+def _is_written_down(pid: int, pid_file: Path) -> bool:
+    noted = running(pid_file)
+    return noted is not None and noted.pid == pid
 
 
 @contextlib.contextmanager
@@ -118,14 +136,23 @@ def _await_ready(
     until = time.monotonic() + patience_s
     while child.poll() is not None or not ready():
         if child.poll() is not None:
-            told = _tail(log, begin).removeprefix("rn: ").removesuffix(".")
-            raise Unavailable(f"it ended at once: {told} (its log is {log})")
+            raise _why_it_ended(child.returncode, log, begin)
         if time.monotonic() > until:
             raise Unavailable(
                 f"it was not ready after {patience_s:.0f} s; its log {log} ends with: "
-                f"{_tail(log, begin)}"
+                f"{(_tail(log, begin) or [NOTHING])[-1]}"
             )
         time.sleep(READY_POLL_S)
+
+
+def _why_it_ended(code: int, log: Path, begin: int) -> ReclaimNetError:
+    lines = _tail(log, begin)
+    # Others may write into the same log.
+    own = [line.removeprefix(SAYS) for line in lines if line.startswith(SAYS)]
+    told = (own or lines or [NOTHING])[-1].removesuffix(".")
+    if own and code == UsageError.exit_code:
+        return UsageError(told)
+    return Unavailable(f"it ended at once: {told} (its log is {log})")
 
 
 def _end_child(child: "subprocess.Popen[bytes]") -> None:
@@ -186,8 +213,7 @@ def _started(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def _tail(log: Path, begin: int) -> str:
+def _tail(log: Path, begin: int) -> list[str]:
     with log.open("rb") as file:
         file.seek(max(begin, log.stat().st_size - LOG_TAIL_BYTES))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "nothing"
+        return file.read().decode(errors="replace").strip().splitlines()

@@ -49,6 +49,7 @@ class NodeState(StrEnum):
     ALLOCATED = "ALLOCATED"
     DRAINING = "DRAINING"
     RECLAIMED = "RECLAIMED"
+    UNLENT = "UNLENT"
     UNREACHABLE = "UNREACHABLE"
 
 
@@ -458,7 +459,7 @@ def state_of(card: Card, age: int) -> NodeState:
     if age > UNREACHABLE_AFTER:
         return NodeState.UNREACHABLE
     if not card.gpus:
-        return NodeState.RECLAIMED
+        return NodeState.UNLENT if card.never_lent else NodeState.RECLAIMED
     if card.leaving:
         if card.jobs:
             return NodeState.DRAINING

@@ -247,7 +247,7 @@ class OwnersWord:
                 ev.ReclaimAsked(
                     request=self.mint(),
                     gpus=gpus,
-                    grace=max(self._left(notice, same_boot=same_boot), 0),
+                    grace=max(_left(notice, same_boot=same_boot, now=self._clock.now()), 0),
                     cause=Cause(notice["cause"]),
                     reason=str(notice["reason"]),
                 )
@@ -273,11 +273,6 @@ class OwnersWord:
         left = tuple(gpu for gpu in offer.gpus if gpu.id in known)
         return replace(offer, gpus=left) if left else None
 
-    def _left(self, notice: dict[str, Any], *, same_boot: bool) -> int:
-        if same_boot:
-            return int(notice["monotonic"]) - time.monotonic_ns()
-        return int(notice["deadline"]) - self._clock.now()
-
 
 def _read(file: Path) -> dict[str, Any]:
     state = json.loads(file.read_text())
@@ -302,6 +297,51 @@ def take_back(file: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def give_notice(file: Path, *, grace: int | None, reason: str) -> tuple[int, bool] | None:
+    """Where no agent lives: the owner wants all back by a deadline, which the next one keeps. None
+    grace means what was promised. How long guests have, and whether that could be written down;
+    None if nothing is lent, as far as is known."""
+    try:
+        state = _read(file)
+        offer = None if state["offer"] is None else msgspec.convert(state["offer"], Offer)
+        running = [_told_anew(notice, state.get("boot")) for notice in state["notices"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if offer is None:
+        return None
+    grace = offer.terms.notice if grace is None else grace
+    notice = {
+        "gpus": [gpu.id for gpu in offer.gpus],
+        "deadline": time.time_ns() + grace,
+        "monotonic": time.monotonic_ns() + grace,
+        "cause": Cause.RECLAIM,
+        "reason": reason,
+    }
+    told = {**state, "boot": boot_id(), "notices": [*running, notice], "said_at": time.time_ns()}
+    try:
+        write_down(file, json.dumps(told))
+    except OSError:
+        return grace, False
+    return grace, True
+
+
+def _told_anew(notice: dict[str, Any], boot: object) -> dict[str, Any]:
+    """With its deadline by the clocks of now: all of a file's notices are of one boot."""
+    same_boot = boot == boot_id()
+    left = _left(notice, same_boot=same_boot, now=time.time_ns())
+    return {
+        **notice,
+        "deadline": time.time_ns() + left,
+        "monotonic": time.monotonic_ns() + left,
+    }
+
+
+def _left(notice: dict[str, Any], *, same_boot: bool, now: int) -> int:
+    if same_boot:
+        return int(notice["monotonic"]) - time.monotonic_ns()
+    return int(notice["deadline"]) - now
 
 
 def is_taken_back(file: Path) -> bool:

@@ -128,8 +128,14 @@ def _state(job: JobRecord) -> str:
     return "was never saved; unless it can be saved in time, IT STARTS ANEW and all it did is lost"
 
 
-def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) -> Outcome:
-    """`tell` hears how the job is and what share of the notice has passed."""
+def run(
+    gateway: Gateway,
+    plan: Plan,
+    tell: Callable[[JobRecord, float], None],
+    say: Callable[[str], None],
+) -> Outcome:
+    """`tell` hears how the job is and what share of the notice has passed; `say` what is still done
+    when somebody does not want to wait."""
     before, card = plan.job, plan.node.card
     began = time.monotonic()
     request = ReclaimRequest(gpus=plan.gpus, grace=plan.notice, reason="a rehearsal")
@@ -149,9 +155,24 @@ def run(gateway: Gateway, plan: Plan, tell: Callable[[JobRecord, float], None]) 
                 break
             time.sleep(POLL_S)
         took = time.monotonic() - began
+    except KeyboardInterrupt:
+        left = max(0.0, deadline - time.monotonic()) + AFTER_S
+        say(
+            f"{card.node} lends again what was taken back as soon as it can, in "
+            f"{show_duration(round(left * SECOND))} at the latest; a second Ctrl-C leaves that to "
+            f"`rn lend --node {card.node}`."
+        )
+        raise
     finally:
         # Before we wait for a count: the GPU is not to lie idle meanwhile.
-        lent = _lend_again(gateway, plan, said_at, max(time.monotonic(), deadline) + AFTER_S)
+        try:
+            lent = _lend_again(gateway, plan, said_at, max(time.monotonic(), deadline) + AFTER_S)
+        except KeyboardInterrupt:
+            say(
+                f"{card.node} may not lend again what was taken back; "
+                f"`rn lend --node {card.node}` sees to it."
+            )
+            raise
     after = _counted(gateway, before, seen)
     still = after.downtime - before.downtime
     return Outcome(

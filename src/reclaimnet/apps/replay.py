@@ -113,6 +113,7 @@ class _Stage:
         self._records: dict[str, dict[str, Any]] = {}
         self._due: dict[str, int] = {}
         """When the GPUs under notice are back at the latest, by node."""
+        self._have_lent: set[str] = set()
 
     def play(self, entry: Mapping[str, Any]) -> None:
         at, node, event = int(entry["at"]), str(entry["node"]), entry["event"]
@@ -127,6 +128,7 @@ class _Stage:
                 card |= {"provider": offer["provider"], "gpus": list(offer["gpus"])}
                 card |= {"terms": offer["terms"], "leaving": [], "deadline": None}
                 self._due.pop(node, None)
+                self._have_lent.add(node)
                 changed = True
             case "ReclaimAsked":
                 ids = [gpu["id"] for gpu in card["gpus"]]
@@ -210,7 +212,8 @@ class _Stage:
         vacant = [gpu for gpu in ids if gpu not in held and gpu not in card["leaving"]]
         staying = len(ids) - len(card["leaving"])
         if not ids:
-            state = "RECLAIMED"
+            # What was before the journal began nobody knows, and "not lent" is true of both.
+            state = "RECLAIMED" if node in self._have_lent else "UNLENT"
         elif card["leaving"] and card["jobs"]:
             state = "DRAINING"
         elif len(vacant) == staying:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from OpenSSL import SSL
 
+from reclaimnet.adapters.gpu import find
 from reclaimnet.adapters.linux.attempts.reports import Exited
 from reclaimnet.adapters.linux.runner import Runner
 from reclaimnet.adapters.nats.access import CAMPUS_HOST, Key, new_key
@@ -90,7 +91,7 @@ def up(
         left = _left(config)
         raise UsageError(
             f"a campus runs here already (pid {running.pid}) at {left.get('gateway_url')}; "
-            "stop it first with `rn down`"
+            f"stop it first with `{config.rn} down`"
         )
     count = _server_count(config, servers)
     if foreground:
@@ -113,26 +114,38 @@ def up(
         daemon.spawn(
             argv,
             log=config.state / "up.log",
+            pid_file=pid_file,
             ready=lambda: _healthy(config),
             patience_s=READY_S * count,
             env=dict(os.environ),
         )
     left = _left(config)
+    ours = config.rn
     again = [_start_again(config, name) for name in lent_before(config)]
     link = page_link(left["gateway_url"], _secret(config.state / "gateway-token"))
     sys.stderr.write(
-        f"The campus is up at {left['gateway_url']}; `rn down` ends it.\n"
+        f"The campus is up at {left['gateway_url']}; `{ours} down` ends it.\n"
         f"See it in a browser:   {link}\n"
-        f"Lend this machine:     rn agent --detach && rn lend\n"
+        f"Lend this machine:     {how_to_lend(config)}\n"
         + "".join(f"It lent here before:   {start}\n" for start in again)
         + (
-            "Lend another machine:  start the campus with `rn up --listen ADDRESS` instead\n"
+            f"Lend another machine:  start the campus with `{ours} up --listen ADDRESS` instead\n"
             if listen in LOOPBACK
-            else "Lend another machine:  rn invite > lab1.token, and there: "
+            else f"Lend another machine:  {ours} invite > lab1.token, and there: "
             "rn agent --token-file lab1.token\n"
         )
     )
     return 0
+
+
+def how_to_lend(config: Config) -> str:
+    """The agent looks for GPUs as we do here, and refuses to start without any."""
+    if find.found():
+        return f"{config.rn} agent --detach && {config.rn} lend"
+    return (
+        f"{config.rn} agent --gpus 1 --detach && {config.rn} lend"
+        "   (declares one: no GPU was found here)"
+    )
 
 
 def down(
@@ -166,7 +179,7 @@ def down(
     welcome = [name for name in ours if not is_put_out(config, name)]
     if welcome:
         sys.stderr.write(
-            "Agents are not started by `rn up`; start them again, each as before: "
+            f"Agents are not started by `{config.rn} up`; start them again, each as before: "
             + "; ".join(_start_again(config, name) for name in welcome)
             + "\n"
         )
@@ -361,7 +374,7 @@ async def _serve(
                 gateway_url = f"{'https' if secure else 'http'}://{host}:{port}"
                 _leave(config, gateway_url=gateway_url, nats_url=url, nats_token=nats_token)
                 ca_text = authority_text if secure else None
-                remember_gateway(url=gateway_url, token=token, ca=ca_text)
+                remember_gateway(config.file, url=gateway_url, token=token, ca=ca_text)
                 _log.info("the gateway serves at %s, NATS at %s", gateway_url, url)
 
             await gateway.serve(

@@ -115,6 +115,7 @@ class Beats:
             short_of_memory=self._airlock.short,
             abilities=body.abilities,
             obstacles=body.obstacles,
+            never_lent=provider.said is None and not body.has_lent,
         )
 
     def _standing(self, dispatcher: Dispatcher | None) -> tuple[object, ...]:

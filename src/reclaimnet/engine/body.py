@@ -28,5 +28,7 @@ class Body:
     obstacles: tuple[str, ...] = ()
     topology: Topology | None = None
     """The plan of the campus, if there is one; else rates are learned from transfers."""
+    has_lent: bool = False
+    """Its owner had lent something before this agent lived."""
     holds_slots: bool = False
     """What a job here says can be kept to slots without its help."""

@@ -419,6 +419,8 @@ class Card:
     """When that key was made: what the node wrote before, nobody can check any more."""
     lease: int = 0
     """Not heard for so long, it may have lost its jobs by right; 0 if it does not say."""
+    never_lent: bool = False
+    """Its owner has not lent anything yet, so nothing was taken back either."""
 
     def but(self, **changes: Any) -> "Card":
         """Every beat is another one."""

@@ -205,6 +205,7 @@ export function words(seen) {
     ALLOCATED: "all busy",
     DRAINING: "leaving",
     RECLAIMED: "with its owner",
+    UNLENT: "not lent",
     UNREACHABLE: "not heard of",
   }[seen.state];
 }

@@ -102,21 +102,11 @@ def find_minder(directory: Path) -> tuple[int, int, int] | None:
 
 
 def end_at_once(root: Path) -> int:
-    """End all attempts below a run directory, whoever watches over them: to their minders, the page
-    is enough. How many were ended when this returns."""
+    """End all attempts below a run directory, whoever watches over them. How many were ended when
+    this returns."""
     leaving: list[int] = []
     try:
-        for file in sorted(root.glob(f"*/{DESCRIPTION}")):
-            words, alive = open_page(file.parent / "page"), find_minder(file.parent)
-            if alive is None:
-                continue
-            _, pidfd, _ = alive
-            leaving.append(pidfd)
-            if words is not None:
-                words[Word.END_AT] = AT_ONCE
-            for nudge in (signal.SIGUSR1, signal.SIGCONT):
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(pidfd, nudge)
+        leaving += _limited(root, AT_ONCE)
         give_up = time.monotonic() + END_PATIENCE / SECOND
         return sum(
             bool(select.select([pidfd], [], [], max(0.0, give_up - time.monotonic()))[0])
@@ -125,6 +115,30 @@ def end_at_once(root: Path) -> int:
     finally:
         for pidfd in leaving:
             os.close(pidfd)
+
+
+def end_by(root: Path, at_monotonic_ns: int) -> int:
+    """All attempts below a run directory end at that time or before, whoever watches over them. How
+    many there are."""
+    there = list(_limited(root, at_monotonic_ns))
+    for pidfd in there:
+        os.close(pidfd)
+    return len(there)
+
+
+def _limited(root: Path, at: int) -> Iterator[int]:
+    """The minders' pidfds: to them, the page is enough. An earlier end stays."""
+    for file in sorted(root.glob(f"*/{DESCRIPTION}")):
+        words, alive = open_page(file.parent / "page"), find_minder(file.parent)
+        if alive is None:
+            continue
+        _, pidfd, _ = alive
+        if words is not None:
+            words[Word.END_AT] = min(words[Word.END_AT] or at, at)
+        for nudge in (signal.SIGUSR1, signal.SIGCONT):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, nudge)
+        yield pidfd
 
 
 def found(attempt: Attempt, exited: Exited | None) -> Found:

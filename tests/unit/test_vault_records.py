@@ -8,9 +8,11 @@ import pytest
 from OpenSSL import SSL
 
 from reclaimnet.adapters.tls import ca
-from reclaimnet.adapters.vault.records import RECORD_BYTES, Records
+from reclaimnet.adapters.vault.records import Records
 
 AT_ONCE = 40_000
+RECORD_BYTES = 16 << 10
+"""What a record of TLS holds at the most."""
 Ends = tuple[Records, Records]
 
 

@@ -131,8 +131,8 @@ def hurry(nice: int) -> None:
 
 
 def yield_to_owner(nice: int) -> None:
-    """The guest takes what the processors have left. A desktop's kernel shares them between
-    sessions first, and the guest is a session of its own."""
+    """The guest takes what the processors have left. Many kernels share them between sessions
+    first, and the guest is one of its own; they may decline, if another was set a moment ago."""
     hurry(nice)
     write_control("/proc/self/autogroup", str(nice))
 

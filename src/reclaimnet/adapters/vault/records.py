@@ -5,12 +5,10 @@ pyOpenSSL keeps the connection; but where it would take memory for each record a
 OpenSSL itself is told where the bytes belong, by the very names that pyOpenSSL calls it by.
 """
 
+import mmap
 from typing import Any, Final
 
 from OpenSSL import SSL
-
-RECORD_BYTES: Final = 16 << 10
-"""What a record holds at the most."""
 
 _lib: Final[Any] = SSL._lib  # type: ignore[attr-defined]
 _ffi: Final[Any] = SSL._ffi  # type: ignore[attr-defined]
@@ -22,9 +20,10 @@ class Records(SSL.Connection):
     def __init__(self, context: SSL.Context, *, at_once: int) -> None:
         """So many sealed bytes are carried at once, at the most, either way."""
         super().__init__(context, None)
-        self.incoming = memoryview(bytearray(at_once))
+        # Each end mostly uses one of them, and mapped memory is there when it is used.
+        self.incoming = memoryview(mmap.mmap(-1, at_once))
         """Where what comes is to be put; not before all that was there has been opened."""
-        self._outgoing = memoryview(bytearray(at_once))
+        self._outgoing = memoryview(mmap.mmap(-1, at_once))
         self._incoming_at = _where(self.incoming)
         self._outgoing_at = _where(self._outgoing)
 
@@ -58,5 +57,5 @@ class Records(SSL.Connection):
 
 
 def _where(memory: memoryview) -> Any:
-    """For as long as somebody keeps it, the memory stays."""
+    """A pointer that OpenSSL can be given."""
     return _ffi.from_buffer("char[]", memory, require_writable=True)

@@ -28,7 +28,7 @@ GROWTH: Final = 64
 """Slots the file grows by: extending it holds up all who write."""
 SPARE: Final = 2048
 """Freed slots that keep their room on the disk, for what comes next, which takes them first. A disk
-that is told what is free, as those of most virtual machines, takes twice as long to write there."""
+that is told what is free, as those of most virtual machines, is slow to write there again."""
 Bytes = bytes | bytearray | memoryview
 
 _RECORD: Final = struct.Struct("<32sI12x")
@@ -58,6 +58,7 @@ class Slots:
         self._count = os.fstat(self._cached).st_size // SLOT_BYTES
         self._free: list[int] = []
         self._spare: list[int] = []
+        """As free, but zeroed instead of given back."""
         self._is_full = False
         """The disk had no room for something, and nothing has become durable since."""
 

@@ -22,6 +22,10 @@ from reclaimnet.model.work import JobSpec, Saving
 
 MAX_OOM_SCORE: Final = 1000
 MIN_OOM_SCORE: Final = 300
+GUEST_NICE: Final = 10
+"""By how much nicer than the agent: against anything of the owner's that wants the same processor a
+guest has a tenth of it, alone all of it."""
+NICEST: Final = 19
 OOM_SCORE_STEP: Final = 50
 """One step of priority: should the kernel choose after all, it chooses in our rank, but always a
 guest before anything of the owner's."""
@@ -45,11 +49,6 @@ class Task:
     resume: Path | None = None
     restarts: int = 0
     changed: Sequence[tuple[int, int]] | None = None
-
-
-GUEST_NICE: Final = 10
-"""By how much nicer than the agent: against anything of the owner's that wants the same processor a
-guest has a tenth of it, alone all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +117,7 @@ class Maker:
             "memory_limit": spec.memory_bytes,
             "pids": None,
             "sandbox": None,
-            "nice": min(self.nice + GUEST_NICE, 19),
+            "nice": min(self.nice + GUEST_NICE, NICEST),
             "oom_score": _oom_score(spec.priority),
             "boot": boot_id(),
             "words": {word.name: int(word) for word in Word},

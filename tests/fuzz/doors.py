@@ -138,7 +138,6 @@ class _Heard(Stream):
     def __init__(self, said: bytes) -> None:
         self._said = io.BytesIO(said)
         self.stall_s = 1.0
-        self.sending_s = 0.0
 
     peer = "node:n1"  # type: ignore[assignment]
     connection = socket.socket()

@@ -215,7 +215,6 @@ class ChunkServer:
                 self._vault,
                 stream,
                 bases={} if before is None else bases(manifest, before),
-                connections=lambda: len(sending.connections),
             )
             while True:
                 _, length = stream.receive_header(FROM_PULLER)

@@ -77,8 +77,6 @@ class Stream:
             self._tls.set_connect_state()
         self._wakes_at = 1
         """How many bytes must have come before a wait for them ends."""
-        self.sending_s = 0.0
-        """Time spent in sending and in keeping the pace: how slow the way to the peer is."""
 
     def hold_to(self, pace: Pace) -> None:
         """From now on, what is sent keeps this pace, too."""
@@ -111,7 +109,6 @@ class Stream:
 
     def send(self, kind: int, payload: bytes | memoryview = b"") -> None:
         """One whole frame."""
-        begun = time.monotonic()
         self._seal(memoryview(HEADER.pack(kind, len(payload))))
         view = memoryview(payload)
         if not view:
@@ -122,7 +119,6 @@ class Stream:
             for pace in self._paces:
                 pace.spend(len(piece), self._stopped)
             self._send(piece)
-        self.sending_s += time.monotonic() - begun
 
     def send_small(self, kind: int, payloads: Iterable[bytes]) -> None:
         """Several small frames of one kind at once: each piece that is sent wakes the peer."""

@@ -101,9 +101,12 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 def entries(now: int, node: NodeId, event: Event, orders: Sequence[Order]) -> list[Entry]:
     """None, one, or one for each job that it touched."""
     kind = type(event)
+    is_news = kind not in _NO_NEWS
+    if not orders and not is_news:
+        return []
     subject = _JOB_OF[kind](event)
     found: dict[JobId | None, Entry] = {}
-    if kind not in _NO_NEWS:
+    if is_news:
         found[subject] = Entry(now, node, subject, event, [])
     for order in orders:
         said = order.event if type(order) is Tell else order

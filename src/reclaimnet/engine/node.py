@@ -10,7 +10,8 @@ say in `Notice` what it means, and let whoever decides it ask with `ReclaimAsked
 notice, as the airlock and relief do. All of them end in `Attempt.leave`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, Final, assert_never
 
 from reclaimnet.engine.airlock import Airlock
@@ -41,8 +42,12 @@ from reclaimnet.policy.suite import Suite
 
 HINTS: Final = 2
 """How many others a refusal names that may have room."""
-ASIDE: Final = (ev.Written, ev.CopyAsked, ev.CopyHeld, ev.Pulled, ev.SnapshotTaken)
-"""What keeps checkpoints safe: frequent, and mostly of no consequence for anything else."""
+ASIDE: Final[Mapping[type[ev.Event], Callable[[Any], JobId]]] = {
+    **dict.fromkeys((ev.CopyAsked, ev.CopyHeld, ev.Pulled, ev.SnapshotTaken), attrgetter("job")),
+    ev.Written: attrgetter("record.id"),
+}
+"""What keeps checkpoints safe, and of which job: frequent, and mostly of no consequence for
+anything else."""
 PACED: Final = frozenset({ev.TransfersTold, ev.PacesTold})
 """Between conductors and senders; of no consequence for anything else."""
 SENT: Final = frozenset({ev.BytesSent, ev.SendingEnded})
@@ -99,7 +104,7 @@ class Node:
     def handle(self, event: ev.Event, now: int) -> list[Order]:
         self.stirred = False
         kind, beats_at, shelf_at = type(event), self.beats.next_at, self.shelf.check_at
-        if isinstance(event, ev.BeatHeard) and now < beats_at and self.dispatcher is None:
+        if type(event) is ev.BeatHeard and now < beats_at and self.dispatcher is None:
             # By far the most frequent event, and nothing here follows from it.
             self.around.heard(event.card, now)
             return []
@@ -114,11 +119,11 @@ class Node:
                 kind not in SLEEPS_ON
                 or self.beats.next_at != beats_at
                 or self.shelf.check_at != shelf_at
-                or (isinstance(event, ev.CopyHeld) and self._hastens(event.job))
+                or (type(event) is ev.CopyHeld and self._hastens(event.job))
             )
             return orders
         self.stirred = True
-        no_news = isinstance(event, ev.PressureRead) and not orders
+        no_news = kind is ev.PressureRead and not orders
         if no_news and self.beats.all_is_told(self.dispatcher, now):
             return []
         orders += self._sweep(now)
@@ -588,29 +593,30 @@ class Node:
     def _spares(self, event: ev.Event, now: int) -> bool:
         """Whether all that a sweep looks at is as the last one left it, but for what `_follow_up`
         sees to."""
-        guests, kind = self.guests, type(event)
         if self.airlock.holds:
             return False
-        if isinstance(event, ASIDE):
-            return not guests.gangs and not guests.seats and self._undisturbed(event)
+        kind = type(event)
+        job_of = ASIDE.get(kind)
+        if job_of is not None:
+            return self._undisturbed(job_of(event))
         if kind in PACED:
             return True
-        if self.saves.is_due(guests, now):
+        if self.saves.is_due(self.guests, now):
             return False
         if kind is ev.Woke:
             return self._steady
         if kind is ev.BeatAcked:
             return self.lease.lasted
         if kind in HEARD:
-            return not guests.gangs and not guests.seats
+            return not self.guests.gangs and not self.guests.seats
         return kind in SENT
 
-    def _undisturbed(
-        self, event: ev.CopyAsked | ev.CopyHeld | ev.Pulled | ev.SnapshotTaken | ev.Written
-    ) -> bool:
-        """The job that it is about is not here, or just runs on."""
-        job = event.record.id if isinstance(event, ev.Written) else event.job
-        attempt = self.guests.attempts.get(job)
+    def _undisturbed(self, job: JobId) -> bool:
+        """The job is not here, or just runs on."""
+        guests = self.guests
+        if guests.gangs or guests.seats:
+            return False
+        attempt = guests.attempts.get(job)
         if attempt is None:
             return self.dispatcher is None
         return attempt.is_steady() and self.lease.told(job)

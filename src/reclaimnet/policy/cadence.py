@@ -177,16 +177,12 @@ class Joint:
         price = self.byte_price(jobs, hazards, stage.uplink_bps)
         told_price = price * stage.uplink_bps
         changing = bool(outlook.by_age or outlook.by_hour)
-        walks: dict[bool, Walk] = {}
         found: list[Due] = []
         for job, hazard in zip(jobs, hazards, strict=True):
             fits = job.job in evacuable
             worth = pause(job) + price * job.size / job.weight
             if changing:
-                walk = walks.get(fits)
-                if walk is None:
-                    share = outlook.short if fits else 1.0
-                    walk = walks[fits] = _walk(jobs, stage, longest, share)
+                walk = _walk(stage, job.saved_at, longest, outlook.short if fits else 1.0)
                 span = reached(walk, job.saved_at, longest, worth)
             else:
                 span = round(_young(worth, hazard) * SECOND)
@@ -276,20 +272,13 @@ def reached(walk: Walk, origin: int, longest: int, worth: float) -> int:
     return longest
 
 
-def _walk(jobs: Sequence[Savable], stage: Stage, longest: int, share: float) -> Walk:
-    """From the oldest save on, if this share of reclaims costs work."""
-    first = last = jobs[0].saved_at
-    for job in jobs:
-        if job.saved_at < first:
-            first = job.saved_at
-        elif job.saved_at > last:
-            last = job.saved_at
-    last += longest
+def _walk(stage: Stage, saved_at: int, longest: int, share: float) -> Walk:
+    """From the last save on, if this share of reclaims costs work."""
     return _blocks(
         stage.outlook,
-        min(stage.lent_since, first),
-        first // COURSE,
-        -(-last // COURSE),
+        stage.lent_since if stage.lent_since < saved_at else saved_at,
+        saved_at // COURSE,
+        -(-(saved_at + longest) // COURSE),
         stage.crash_per_h,
         share,
     )

@@ -43,6 +43,8 @@ _SCAVENGER_SHARE: Final = 0.01
 # A burst of half a millisecond, within bounds at which HTB was measured exact to 0.1 %. With
 # more, short flows would pass a shaped link as if it were not there.
 _BURST_SECONDS: Final = 0.0005
+WIRE_BURST_SECONDS: Final = 0.000125
+"""Of an interface that stands for a wire, which forgives nothing: with less, HTB would be late."""
 _MIN_BURST: Final = 16 << 10
 _MAX_BURST: Final = 256 << 10
 # One small packet at a time: a class that borrows must not hold the link for long.
@@ -126,8 +128,9 @@ class Shaper:
         netns: Path | None = None,
         guests_only: bool = False,
         lower_effort: bool = False,
+        burst_seconds: float = _BURST_SECONDS,
     ) -> "Shaper":
-        """Hold the interface to `rate` bytes a second.
+        """Hold the interface to `rate` bytes a second, after a pause but for so much of a burst.
 
         With `guests_only`, unmarked packets are scavengers. With `lower_effort`, packets that
         carry that DSCP are, and those between are served by level, at this rate for good.
@@ -139,7 +142,7 @@ class Shaper:
             owner = check_free(interface, netns=netns)
             default = SCAVENGER if guests_only else BACKGROUND
             inside(netns, lambda: _replace_root(shaper._index, interface, default, owner))
-            shaper._frame(rate, _NLM_CREATE)
+            shaper._frame(rate, _NLM_CREATE, burst_seconds)
             for minor, limit in ((BACKGROUND, _BACKGROUND_QUEUE), (SCAVENGER, _SCAVENGER_QUEUE)):
                 shaper._bound_queue(minor, limit)
             if lower_effort:
@@ -222,9 +225,9 @@ class Shaper:
         )
         return self._message(_RTM_NEWTCLASS, flags, class_id(minor), class_id(ROOT), options)
 
-    def _frame(self, rate: int, flags: int) -> None:
+    def _frame(self, rate: int, flags: int, burst_seconds: float = _BURST_SECONDS) -> None:
         """The classes that are always there."""
-        burst = _burst(rate)
+        burst = _burst(rate, burst_seconds)
         root = self._options(rate=rate, ceil=rate, prio=0, quantum=_BACKGROUND_QUANTUM, burst=burst)
         background = self._options(
             rate=round(rate * _BACKGROUND_SHARE),
@@ -426,8 +429,8 @@ def _check_rate(interface: str, rate: int) -> None:
         raise UsageError(f"{interface}: a rate of {rate} bytes a second is too low to shape.")
 
 
-def _burst(rate: int) -> int:
-    return min(_MAX_BURST, max(_MIN_BURST, round(rate * _BURST_SECONDS)))
+def _burst(rate: int, seconds: float = _BURST_SECONDS) -> int:
+    return min(_MAX_BURST, max(_MIN_BURST, round(rate * seconds)))
 
 
 def _attribute(kind: int, value: bytes) -> bytes:

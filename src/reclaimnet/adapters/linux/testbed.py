@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from reclaimnet.adapters.linux import tc_netns
-from reclaimnet.adapters.linux.tc import Shaper
+from reclaimnet.adapters.linux.tc import WIRE_BURST_SECONDS, Shaper
 from reclaimnet.adapters.linux.tc_netns import IPRoute, NetlinkError, inside
 from reclaimnet.errors import BadConfig, Unavailable, UsageError
 
@@ -328,7 +328,13 @@ def _quieten() -> None:
 
 
 def _shape(interface: str, netns: Path, rate: int, campus: Campus) -> None:
-    Shaper.install(interface, netns=netns, rate=rate, lower_effort=campus.lower_effort).close()
+    Shaper.install(
+        interface,
+        netns=netns,
+        rate=rate,
+        lower_effort=campus.lower_effort,
+        burst_seconds=WIRE_BURST_SECONDS,
+    ).close()
 
 
 def _make_management(mark: str, core: Path, address: IPv4Address, network: IPv4Network) -> None:

@@ -40,7 +40,7 @@ CONGESTION: Final = ("cubic", "bbr")
 _ROUND_SECONDS: Final = 3.0
 _MOVES: Final = ((30_000_000, 1.2), (40_000_000, 2.0), (50_000_000, 2.8))
 """Bytes and deadline in seconds of each migration, from the start of its round."""
-_ROUNDS: Final = 8
+_ROUNDS: Final = 12
 _QUICK_ROUNDS: Final = 3
 _BULK_RATE: Final = 50_000_000
 """Of all bulk flows together."""

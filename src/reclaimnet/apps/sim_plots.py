@@ -3,16 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib.figure import Figure
 
 from reclaimnet.model.units import HOUR
 from reclaimnet.policy.hazard import AGE_EDGES, Experience, learn, pooled
 from reclaimnet.sim.reliability import reliability
 from reclaimnet.sim.run import Run
 from reclaimnet.sim.scenario import Kind, Scenario
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
 
 
 def plots(
@@ -28,12 +25,12 @@ def plots(
     for name, figure in figures.items():
         figure.tight_layout()
         figure.savefig(folder / f"sim-{name}.png", dpi=110)
-        pyplot.close(figure)
     return [folder / f"sim-{name}.png" for name in figures]
 
 
-def _timeline(scenario: Scenario) -> Any:
-    figure, axis = pyplot.subplots(figsize=(10, 2.5))
+def _timeline(scenario: Scenario) -> Figure:
+    figure = Figure(figsize=(10, 2.5))
+    axis = figure.subplots()
     node = scenario.nodes[0].id
     since: int | None = None
     loans: list[tuple[float, float]] = []
@@ -59,19 +56,21 @@ def _timeline(scenario: Scenario) -> Any:
     return figure
 
 
-def _lost(accounts: dict[str, dict[str, Any]]) -> Any:
-    figure, axis = pyplot.subplots(figsize=(7, 4))
+def _lost(accounts: dict[str, dict[str, Any]]) -> Figure:
+    figure = Figure(figsize=(7, 4))
+    axis = figure.subplots()
     axis.bar(list(accounts), [account["work_lost_gpu_h"] for account in accounts.values()])
     axis.set_ylabel("work lost, GPU-h")
     axis.tick_params(axis="x", rotation=45)
     return figure
 
 
-def _hazard(result: Run) -> Any:
+def _hazard(result: Run) -> Figure:
     minds = [m.mind for m in result.world.machines.values() if m.mind is not None]
     pool = pooled(mind.hazard.experience.row() for mind in minds)
     forecast = learn(Experience(), pool).outlooks[3]
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
+    figure = Figure(figsize=(10, 4))
+    axes = figure.subplots(1, 2)
     edges = [0.0, *(edge / HOUR for edge in AGE_EDGES)]
     axes[0].step(edges, forecast.by_age, where="post")
     axes[0].set_xlabel("age of the loan, h")
@@ -85,9 +84,10 @@ def _hazard(result: Run) -> Any:
     return figure
 
 
-def _reliability(scenario: Scenario) -> Any:
+def _reliability(scenario: Scenario) -> Figure:
     bins = reliability(scenario)
-    figure, axis = pyplot.subplots(figsize=(5, 5))
+    figure = Figure(figsize=(5, 5))
+    axis = figure.subplots()
     axis.plot([b.foretold for b in bins], [b.seen for b in bins], "o-")
     top = max([b.foretold for b in bins] + [b.seen for b in bins] + [1e-3])
     axis.plot([0, top], [0, top], ":", color="grey")

@@ -150,12 +150,10 @@ def _reactions(result: dict[str, Any]) -> str:
 
 
 def _plot(result: dict[str, Any]) -> None:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    axes = figure.subplots(1, 2)
     names = list(result["results"])
     for index, rank in enumerate(PRIORITIES):
         heights = [result["results"][name]["survived_by_priority"][rank] for name in names]
@@ -168,7 +166,6 @@ def _plot(result: dict[str, Any]) -> None:
     folder = Path("out")
     folder.mkdir(exist_ok=True)
     figure.savefig(folder / "airlock.svg")
-    pyplot.close(figure)
 
 
 def _say(text: str) -> None:

@@ -161,13 +161,11 @@ _SHOWN: Final = ("0", "2", "4", "6", "12", "24")
 def plot(report: Mapping[str, Any], folder: Path) -> Path:
     """Gap against overlap: the static leads as a line, everybody else as a point."""
     # Imported here: drawing is for people, and a run for --json should not need it.
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     results = report["results"]
-    figure, axes = pyplot.subplots(figsize=(7, 5))
+    figure = Figure(figsize=(7, 5))
+    axes = figure.subplots()
     static = [results[f"static_lead_{h}h"] for h in LEADS_H]
     axes.plot(
         [r["overlap_h"] for r in static], [r["gap_h"] for r in static], "o-", ms=3, color="0.6",
@@ -192,7 +190,6 @@ def plot(report: Mapping[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "bench-chain.png"
     figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
     return path
 
 

@@ -200,14 +200,12 @@ def render(result: dict[str, Any]) -> None:
 
 
 def _plot(result: dict[str, Any]) -> Path:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     path = Path("out") / "bench-loss.png"
     path.parent.mkdir(exist_ok=True)
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4))
+    figure = Figure(figsize=(13, 4))
+    axes = figure.subplots(1, 3)
     rows = result["results"]
     for axis, key in zip(axes, KEYS[:3], strict=True):
         axis.bar(
@@ -219,5 +217,4 @@ def _plot(result: dict[str, Any]) -> Path:
         axis.tick_params(axis="x", rotation=60)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
     return path

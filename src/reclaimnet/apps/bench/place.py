@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 from rich.table import Table
 
 from reclaimnet.apps import printing
@@ -33,9 +33,6 @@ from reclaimnet.sim.place_load import (
     offer_load,
 )
 from reclaimnet.sim.place_rivals import GROUP_NODES, RIVALS
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
 
 SIZES: Final = (1_000, 10_000, 100_000)
 LOADS: Final = (0.7, 0.8, 0.9, 0.95, 0.98)
@@ -214,7 +211,8 @@ def render(result: dict[str, Any]) -> None:
 
 
 def _plot(result: dict[str, Any]) -> Path:
-    figure, ((probes, wait, retry), (many, size, sent)) = pyplot.subplots(2, 3, figsize=(17, 9))
+    figure = Figure(figsize=(17, 9))
+    (probes, wait, retry), (many, size, sent) = figure.subplots(2, 3)
     for name, rows in result["results"].items():
         big = [row for row in rows if row["nodes"] == 100_000]
         loads = [row["load"] for row in big]
@@ -254,5 +252,4 @@ def _plot(result: dict[str, Any]) -> Path:
     path = OUT / "place.png"
     figure.tight_layout()
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
     return path

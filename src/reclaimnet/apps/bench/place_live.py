@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 from rich.table import Table
 
 from reclaimnet.adapters.nats.campus import Campus
@@ -33,9 +33,6 @@ from reclaimnet.model import orders as od
 from reclaimnet.model.market import JobId, NodeId
 from reclaimnet.model.units import SECOND
 from reclaimnet.model.work import JobRecord, JobSpec, Saving
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
 
 AGENTS: Final = (10, 25, 50)
 GPUS: Final = 4
@@ -341,7 +338,8 @@ def render(result: dict[str, Any]) -> None:
     console.print(table)
     console.print(result["bars"])
     console.print(f"[dim]{result['params']['assumptions']}[/]")
-    figure, axes = pyplot.subplots(figsize=(6, 4))
+    figure = Figure(figsize=(6, 4))
+    axes = figure.subplots()
     agents = [row["agents"] for row in rows]
     for key in ("sent_per_placement", "received_per_placement", "p50_ms"):
         axes.plot(agents, [row[key] for row in rows], "o-", label=key)
@@ -351,5 +349,4 @@ def render(result: dict[str, Any]) -> None:
     OUT.mkdir(exist_ok=True)
     figure.tight_layout()
     figure.savefig(OUT / "place_live.png", dpi=110)
-    pyplot.close(figure)
     console.print(f"plot: {OUT / 'place_live.png'}")

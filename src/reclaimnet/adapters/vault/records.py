@@ -29,6 +29,7 @@ class Records(SSL.Connection):
 
     def came(self, count: int) -> None:
         """So many bytes have come, and are read from where they are."""
+        assert count <= len(self.incoming), "nobody can have put more there than there is room for"
         bio = _lib.BIO_new_mem_buf(self._incoming_at, count)
         if bio == _ffi.NULL:
             raise MemoryError("there is no memory for TLS")

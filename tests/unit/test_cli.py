@@ -718,7 +718,8 @@ def test_options_are_handed_over_and_the_exit_code_handed_back(
     if module == "agent_start":
         words = [*words, "--token-file", "token"]
     assert person.types(*words) == 7
-    assert app.called == [call]
+    # A command may have looked at the words first, by the same module.
+    assert app.called[-1:] == [call]
 
 
 def test_an_agent_in_the_background_gets_the_options_that_were_given(

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -198,6 +199,19 @@ def test_who_keeps_a_connection_open_is_told_why_it_cannot_be_saved(nodes):
     assert "keeps a network connection open" in failed.reason
     # It was none the worse for it.
     assert not [report for report in node.reports if isinstance(report, Exited)]
+
+
+def test_a_program_that_only_the_agent_s_own_tmp_has_is_told_where_it_would_have_to_be(nodes):
+    node, _ = nodes
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        tool = Path(folder) / "tool"
+        tool.write_text("#!/bin/sh\n")
+        tool.chmod(0o755)
+        node.start(1, (str(tool),))
+        over = node.first(Exited)
+    assert over.code == 127
+    assert str(tool) in over.reason
+    assert "the job has a /tmp of its own" in over.reason
 
 
 def test_an_image_that_is_not_whole_is_refused_and_nothing_runs(nodes):

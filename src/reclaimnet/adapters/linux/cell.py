@@ -119,7 +119,11 @@ def run(attempt: dict[str, Any]) -> int:
         except OSError as error:
             if isinstance(error, PermissionError):
                 code = CANNOT_RUN
-            os.write(tell, f"{code} cannot {doing}: {error.strerror or error}".encode())
+            why = error.strerror or str(error)
+            for _, place in attempt["cell"]["covers"]:
+                if code == NO_SUCH_COMMAND and argv[0].startswith(f"{place}/"):
+                    why += f"; the job has a {place} of its own, so keep its programs elsewhere"
+            os.write(tell, f"{code} cannot {doing}: {why}".encode())
         finally:
             os._exit(code)
     os.close(tell)

@@ -47,6 +47,8 @@ PATIENT = dataclasses.replace(QUICK, lease=60 * SECOND)
 """Where nobody is to be given up: to start an agent or a server again may take longer than that."""
 WAIT_S = 60.0
 END_S = 15.0
+BARE_PYTHON = os.path.realpath(sys.executable)
+"""Of no environment: one that lies in /tmp is hidden from a job that has its own."""
 
 TRAIN = '''\
 """Every step depends on all before it, and is entered into a ledger outside of the job."""
@@ -293,7 +295,7 @@ class LiveCampus:
         fields = {
             "name": "train",
             "user": getpass.getuser(),
-            "command": [sys.executable, *arguments],
+            "command": [BARE_PYTHON if saving == "criu" else sys.executable, *arguments],
             "gpus": gpus,
             "nodes": nodes,
             "saving": saving,

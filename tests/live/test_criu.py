@@ -4,13 +4,12 @@ import asyncio
 import json
 import os
 import socket
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from tests.live.campus import live_campus
+from tests.live.campus import BARE_PYTHON, live_campus
 from tests.live.waiting import until
 
 from reclaimnet.adapters.linux import criu, memory
@@ -133,7 +132,7 @@ def counted(text: str) -> list[int]:
 
 def test_a_counter_that_knows_nothing_goes_on_elsewhere_without_losing_a_number(nodes):
     source, target = nodes
-    source.start(1, (sys.executable, "count.py", "400"))
+    source.start(1, (BARE_PYTHON, "count.py", "400"))
     source.first(Started)
     source.until_said("10")
     source.runner.save(JOB, 1, final=False)
@@ -147,7 +146,7 @@ def test_a_counter_that_knows_nothing_goes_on_elsewhere_without_losing_a_number(
     source.runner.end(JOB, 1)
     source.first(Exited)
 
-    target.start(2, (sys.executable, "count.py", "400"), resume=last.path)
+    target.start(2, (BARE_PYTHON, "count.py", "400"), resume=last.path)
     over = target.first(Exited)
     assert (over.code, over.killed) == (0, False), over
     assert counted(source.said() + target.said()) == list(range(400))
@@ -160,7 +159,7 @@ def test_a_counter_that_knows_nothing_goes_on_elsewhere_without_losing_a_number(
 
 def test_a_job_that_was_stopped_for_its_last_save_goes_on_in_place(nodes):
     node, _ = nodes
-    node.start(1, (sys.executable, "count.py", "300"))
+    node.start(1, (BARE_PYTHON, "count.py", "300"))
     node.until_said("5")
     node.runner.save(JOB, 1, final=True)
     node.first(Snapshot)
@@ -171,7 +170,7 @@ def test_a_job_that_was_stopped_for_its_last_save_goes_on_in_place(nodes):
 
 def test_an_agent_that_died_while_a_job_was_stopped_leaves_it_to_the_next(nodes, tmp_path):
     node, _ = nodes
-    node.start(1, (sys.executable, "count.py", "300"))
+    node.start(1, (BARE_PYTHON, "count.py", "300"))
     node.until_said("5")
     node.runner.save(JOB, 1, final=True)
     node.first(Snapshot)
@@ -192,7 +191,7 @@ def test_who_keeps_a_connection_open_is_told_why_it_cannot_be_saved(nodes):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         talk = f"import socket, time; s = socket.create_connection(('127.0.0.1', {port}))\n"
-        node.start(1, (sys.executable, "-uc", talk + "print('connected'); time.sleep(60)"))
+        node.start(1, (BARE_PYTHON, "-uc", talk + "print('connected'); time.sleep(60)"))
         node.until_said("connected")
         node.runner.save(JOB, 1, final=False)
         failed = node.first(SaveFailed)
@@ -216,13 +215,13 @@ def test_a_program_that_only_the_agent_s_own_tmp_has_is_told_where_it_would_have
 
 def test_an_image_that_is_not_whole_is_refused_and_nothing_runs(nodes):
     source, target = nodes
-    source.start(1, (sys.executable, "count.py", "1000"))
+    source.start(1, (BARE_PYTHON, "count.py", "1000"))
     source.until_said("5")
     source.runner.save(JOB, 1, final=True)
     image = source.first(Snapshot).path
     for file in (image / criu.MEMORY).glob("core-*.img"):
         file.write_bytes(file.read_bytes()[:100])
-    target.start(2, (sys.executable, "count.py", "1000"), resume=image)
+    target.start(2, (BARE_PYTHON, "count.py", "1000"), resume=image)
     over = target.first(Exited)
     assert over.killed
     assert not over.restored
@@ -230,7 +229,7 @@ def test_an_image_that_is_not_whole_is_refused_and_nothing_runs(nodes):
     (image / criu.META).write_text("{")
     target.runner.scrub(JOB, 2)
     target.reports.clear()
-    target.start(3, (sys.executable, "count.py", "1000"), resume=image)
+    target.start(3, (BARE_PYTHON, "count.py", "1000"), resume=image)
     assert not target.first(Exited).restored
 
 
@@ -339,7 +338,7 @@ class Told(OneNode):
 
 
 def _spec(name: str, script: str, priority: int, saving: Saving) -> JobSpec:
-    command = (sys.executable, "-uc", script)
+    command = (BARE_PYTHON, "-uc", script)
     return JobSpec(name=name, user="u", command=command, priority=priority, saving=saving)
 
 

@@ -79,17 +79,18 @@ def spawn(
     then it is ended.
     """
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with log.open("ab") as output, _interrupts_noted() as interrupts:
-        begin = output.tell()
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env=env,
-        )
+    child: subprocess.Popen[bytes] | None = None
     try:
+        with log.open("ab") as output, _interrupts_noted() as interrupts:
+            begin = output.tell()
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=env,
+            )
         if interrupts:
             raise KeyboardInterrupt
         _await_ready(
@@ -102,7 +103,8 @@ def spawn(
         )
     except BaseException:
         # Also when we are interrupted: nobody else knows of it yet.
-        _end_child(child)
+        if child is not None:
+            _end_child(child)
         raise
     # From here on it is known by its pid; whoever ends it may be another process.
     child.returncode = 0

@@ -441,9 +441,11 @@ def _undisturbed(work: Path, count: int) -> Iterator[list[Callable[[], str]]]:
                 children.append(child)
         yield [functools.partial(model, child) for child in children]
     finally:
-        for child in children:
-            child.kill()
-            child.communicate()
+        # Whoever cannot wait must not keep us from ending all of them.
+        with _unheard():
+            for child in children:
+                child.kill()
+                child.communicate()
 
 
 @contextlib.contextmanager
